@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import base64
 import html
+import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,6 +86,7 @@ def audit(
     weights: str | Path | None = None,
     decoys: str | None = None,
     initial: str | Path | None = None,
+    gradients: str | Path | None = None,
     fail_above: Sequence[str] = (),
     settings: Settings | None = None,
     device: Device = "auto",
@@ -93,11 +96,13 @@ def audit(
     which defence is worth its price.
 
     `data`, `decoys`: `folder:PATH` and the other sources of images. `recipe`: a YAML or JSON file,
-    or settings as a tree. `weights`: audit this network, whose training images `data` are.
+    or settings as a tree. `weights`: audit this network, whose training images `data` are, or with
+    `gradients` of a batch in it, the batch.
     `record["checks"]` has the outcome of every limit of `fail_above`. Raises ValueError and
     SourceError for what cannot be read or does not fit together, UnitsFailedError for work that
     failed, after the rest is done.
     """
+    _quiet()
     from flows.audit import AUDIT, given_settings, recipe_settings
     from flows.study import run_study
     from storage.documents import read_document
@@ -110,7 +115,8 @@ def audit(
         chosen["recipe"] = dict(recipe)
     elif recipe is not None:
         chosen |= recipe_settings(Path(recipe))
-    given = given_settings(data, weights=weights, decoys=decoys, initial=initial)
+    begun = {"initial": initial, "gradients": gradients}
+    given = given_settings(data, weights=weights, decoys=decoys, **begun)
     workers = Workers(device=device, n_workers=n_workers)
     page = run_study.renamed(AUDIT.flow)(
         "audit", folder, "given" if given else preset, chosen | given, workers=workers
@@ -138,6 +144,7 @@ def attack(
     and others of `tasks.families.weights.attack.WeightsJob`. Raises WeightsError for a file that
     cannot be used, ValueError where an attack cannot work.
     """
+    _quiet()
     from flows.cli.attack_file import default_folder
     from flows.families.weights import attack as flow
     from flows.families.weights.attack_plan import prepared_by
@@ -174,6 +181,7 @@ def restore(
     `model`: a trained restorer's folder, `nlm`, `tv`, `wavelet` or an ONNX file. Raises what
     `flows.restore.restore` raises.
     """
+    _quiet()
     from flows import restore as flow
     from flows.cli.options import store_location
     from tasks.restoring.folder import SHEET
@@ -185,6 +193,16 @@ def restore(
     facts = flow.summary(record)
     said = f"{facts['pictures']} pictures were restored by {facts['restorer']}."
     return Found(folder, record, said, [facts], None, folder / SHEET)
+
+
+def _quiet() -> None:
+    """Logs of workers and of Prefect off the screen, unless the environment says otherwise; the
+    product's own notices stay."""
+    from flows.cli.main import QUIET_PREFECT
+
+    for name, value in QUIET_PREFECT.items():
+        os.environ.setdefault(name, value)
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)
 
 
 def open_dataset(store: str | Path, *, split: Literal["train", "heldout"] = "train") -> Dataset:

@@ -86,7 +86,7 @@ class AuditStudy(UnitStudy[Audit, AuditPlan]):
             row = {"defence": cell["name"]}
             if cell["failed"] is not None:
                 row["accuracy"] = "-"
-            elif cell["accuracy"]["test"] is not None:
+            elif (cell["accuracy"] or {}).get("test") is not None:
                 row["accuracy"] = f"{cell['accuracy']['test']:.1%}"
             for attack in record["attacks"]:
                 found = cell["attacks"].get(attack["name"], {"status": "refused"})
@@ -129,7 +129,7 @@ def _options_of(weights: GivenWeights) -> list[str]:
     """Options of a network that is given, where they are not the defaults."""
     options: dict[str, Any] = {"weights": weights.file, "decoys": weights.decoys}
     plain = GivenWeights(file="", decoys="")
-    for name in ("initial", "arch", "activation", "leak", "mean"):
+    for name in ("gradients", "initial", "arch", "activation", "leak", "mean"):
         if (value := getattr(weights, name)) != getattr(plain, name):
             options[name] = value
     if weights.shape is not None:
@@ -167,8 +167,8 @@ def given_settings(
             "never saw: a count without decoys says nothing"
         )
     known = {name: value for name, value in facts.items() if value is not None}
-    if "initial" in known:
-        known["initial"] = str(Path(known["initial"]).absolute())
+    for name in {"initial", "gradients"} & known.keys():
+        known[name] = str(Path(known[name]).absolute())
     return {"weights": {"file": str(Path(weights).absolute()), "decoys": decoys, **known}}
 
 

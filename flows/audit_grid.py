@@ -135,7 +135,7 @@ def quick() -> Audit:
     return replace(
         made,
         preset="quick",
-        recipe=replace(made.recipe, n_images=24),
+        most_images=24,
         defences=some,
         n_victims=6,
         n_tests=400,

@@ -26,6 +26,9 @@ class GivenNetwork:
     weights: Annotated[Path | None, "Audit this network; --data: its training images."] = None
     decoys: Annotated[str | None, "folder:PATH of images that it never saw."] = None
     initial: Annotated[Path | None, "The weights that training started from, if known."] = None
+    gradients: Annotated[
+        Path | None, "Gradients of a batch in these weights; --data: that batch."
+    ] = None
     arch: Annotated[str | None, "mlp:3072-1000-1000-1 | conv:3x32:3072-1000-1; else inferred."] = (
         None
     )

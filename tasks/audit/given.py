@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from recon_core.victims.losses import Loss
@@ -15,11 +17,12 @@ from tasks.attack_file.pictures import Named
 from tasks.attack_file.record import check_std
 from tasks.audit.images import AuditImages, Pictures
 from tasks.audit.plan import AuditPlan
-from tasks.audit.settings import AttackName, Audit, Cell, GivenWeights
+from tasks.audit.settings import AttackName, Audit, Cell, Defence, GivenWeights
 from tasks.audit.units import Given, VictimsJob
 from tasks.families.weights.inputs import (
     Victim,
     binary_signs,
+    read_first_layer,
     read_mean,
     read_pictures,
     read_std,
@@ -37,8 +40,6 @@ NO_START = "the weights before training are not given: --initial"
 class GivenPlan(AuditPlan):
     """Attacks on one network, whose training images are known, beside decoys."""
 
-    subject = "weights"
-
     def __init__(self, study: Audit, root: Path, *, device: str) -> None:
         assert study.weights is not None
         weights = study.weights
@@ -54,6 +55,11 @@ class GivenPlan(AuditPlan):
         assert mean is not None
         self.mean, self.std = mean, torch.ones(shape[0], 1, 1) if std is None else std
         self.has_labels, self.labels = self._labels()
+        self.gradient = self._gradient(weights)
+        if self.gradient:
+            study = replace(
+                study, attacks=("gradient",), defences=tuple(map(_of_gradients, study.defences))
+            )
         images = AuditImages(_image_set(self.truth, "train"), _image_set(self.decoys, "heldout"))
         network, n_outputs = self.victim.architecture.network, self.victim.architecture.n_outputs
         recipe = replace(
@@ -66,6 +72,10 @@ class GivenPlan(AuditPlan):
             n_images=len(self.truth),
         )
         super().__init__(replace(study, recipe=recipe), images, root, device=device)
+
+    @property
+    def subject(self) -> Literal["recipe", "weights", "gradients"]:
+        return "gradients" if self.gradient else "weights"
 
     def why_not(self, cell: Cell, name: AttackName) -> str | None:
         if name == "likelihood_ratio":
@@ -84,7 +94,8 @@ class GivenPlan(AuditPlan):
             np.concatenate([pool.rows, others.rows]),
         )
         begun = self.victim.start
-        tests = others if self.has_labels else others.some(np.zeros(0, np.int64))
+        asked = self.has_labels and not self.gradient
+        tests = others if asked else others.some(np.zeros(0, np.int64))
         return VictimsJob(
             root=self.root,
             device=self.device,
@@ -100,6 +111,7 @@ class GivenPlan(AuditPlan):
                 start=() if begun is None else tuple(t.numpy() for t in begun.parameters.tensors()),
                 mean=self.mean[None].numpy(),
                 std=self.std.numpy(),
+                gradient=self.gradient,
             ),
         )
 
@@ -119,6 +131,22 @@ class GivenPlan(AuditPlan):
             found.append(Pictures(images.images, np.array(labels, np.int64), rows))
         return found[0], found[1]
 
+    def _gradient(self, weights: GivenWeights) -> tuple[npt.NDArray[np.float32], ...]:
+        """Gradients of a batch in the first layer; none where they are not given."""
+        if weights.gradients is None:
+            return ()
+        fix = "among the gradients: give those of this network, under its tensors' names"
+        found = read_first_layer(
+            Path(weights.gradients), self.victim.layers.layers[0], self.victim.parameters,
+            "--gradients", fix,
+        )  # fmt: skip
+        if not bool(found.parameters.isfinite()) or not float(found.parameters.squared_norm()):
+            raise ValueError(
+                f"--gradients {weights.gradients}: those of the first layer are zero or not "
+                "finite; give the gradients of a batch as they were computed"
+            )
+        return tuple(t.numpy() for t in found.parameters.tensors())
+
     def _labels(self) -> tuple[bool, tuple[list[int], list[int]]]:
         """Labels as the network has them, of its images and of the decoys; zeros where the folders
         do not tell them."""
@@ -137,6 +165,13 @@ class GivenPlan(AuditPlan):
         positive = dict(zip(self.truth.labels, (signs > 0).tolist(), strict=True))
         own = [int(positive[label]) for label in self.truth.labels]
         return True, (own, [int(positive[label]) for label in self.decoys.labels])
+
+
+def _of_gradients(defence: Defence) -> Defence:
+    """A release of weights, in words on gradients."""
+    name, about = (t.replace("weights", "gradients").replace("Weights", "Gradients")
+                   for t in (defence.name, defence.about))  # fmt: skip
+    return replace(defence, name=name, about=about)
 
 
 def read_given(weights: GivenWeights) -> Victim:

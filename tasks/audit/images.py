@@ -16,7 +16,7 @@ import numpy.typing as npt
 from recon_core.membership import complementary_halves
 from recon_core.types import seeded_generator
 from storage.sources.load import ImageSet, Split, load_images
-from tasks.audit.settings import FEWEST, MOST_IMAGES, Audit, VictimRecipe
+from tasks.audit.settings import FEWEST, Audit, VictimRecipe
 from tasks.study.images import Ids, Pixels
 
 _HELD: WeakValueDictionary[tuple[object, ...], ImageSet] = WeakValueDictionary()
@@ -52,7 +52,7 @@ def read_images(audit: Audit) -> AuditImages:
     has more than victims need, that: models of images, and restorers, may know the other. Raises
     SourceError if they cannot be read."""
     train, heldout = (_held(audit, "train"), _held(audit, "heldout"))
-    wanted = 8 * (audit.recipe.n_images or MOST_IMAGES)
+    wanted = 8 * (audit.recipe.n_images or audit.most_images)
     if len(heldout) >= min(len(train), wanted):
         return AuditImages(heldout, train)
     return AuditImages(train, heldout)
@@ -75,7 +75,7 @@ def resolved(audit: Audit, images: AuditImages) -> Audit:
     if audit.recipe.n_images is not None:
         return audit
     counts = _counts(audit.recipe, images.pool)
-    each = min(min(counts.values()) // 2, MOST_IMAGES // len(counts))
+    each = min(min(counts.values()) // 2, audit.most_images // len(counts))
     if each < FEWEST:
         label, n = min(counts.items(), key=lambda item: item[1])
         raise ValueError(

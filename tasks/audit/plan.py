@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -26,8 +26,6 @@ PUBLIC_PER_IMAGE = 2
 class AuditPlan:
     """The units of an audit in a folder. `refused`: why a cell has no victims, by its number."""
 
-    subject: ClassVar[Literal["recipe", "weights"]] = "recipe"
-
     def __init__(self, study: Audit, images: AuditImages, root: Path, *, device: str) -> None:
         self.study, self.images, self.device = study, images, device
         self.root, self.folder = str(root), Folder(root)
@@ -40,6 +38,11 @@ class AuditPlan:
                 if cell.is_base:
                     raise
                 self.refused[cell.number] = str(error)
+
+    @property
+    def subject(self) -> Literal["recipe", "weights", "gradients"]:
+        """The thing that is audited."""
+        return "recipe"
 
     @property
     def task(self) -> str:

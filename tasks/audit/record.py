@@ -109,7 +109,9 @@ def _described(plan: AuditPlan, cell: Cell, ended: Outcome) -> dict[str, Any]:
     arrays, facts = found
     if bool(arrays["diverged"].any()):
         about["failed"] = f"{int(arrays['diverged'].sum())} of the victims diverged in training"
-    about |= {"accuracy": _accuracy(arrays), "seconds": facts["seconds"]}
+    if plan.subject != "gradients":  # whose network was not trained on them
+        about["accuracy"] = _accuracy(arrays)
+    about["seconds"] = facts["seconds"]
     for name in plan.study.attacks:
         about["attacks"][name] = _attacked(plan, cell, name, arrays, ended.failed)
     return about | {"leak": _leak(about["attacks"], plan.study)}
@@ -234,7 +236,7 @@ def _compare(cells: Sequence[dict[str, Any]]) -> None:
     """Prices and the front, of cells that have numbers."""
     usable = [
         c for c in cells
-        if c["failed"] is None and c["leak"] is not None and c["accuracy"]["each"]
+        if c["failed"] is None and c["leak"] and (c["accuracy"] or {}).get("each")
     ]  # fmt: skip
     before = (cells[0]["accuracy"] or {}).get("each")
     for cell in usable:
@@ -341,7 +343,7 @@ def _by_class(
     members: npt.NDArray[np.bool_],
 ) -> list[dict[str, Any]]:
     """Shares of the images of each class that come back, the largest first."""
-    source, learned = plan.images.pool, members.any(0)
+    source, learned = plan.images.pool, np.any(members, axis=0)
     label = np.full(len(learned), -1)
     label[learned] = source.labels[job.pool.rows[learned]]
     found = []
@@ -359,8 +361,8 @@ def _by_class(
 
 
 def _checked(limit: Limit, base: Mapping[str, Any], made: Audit) -> dict[str, Any]:
-    """A limit, and the attack that comes nearest to it or exceeds it most; it fails if the whole
-    interval is above, and is undecided if a part is."""
+    """A limit, and the attack that comes nearest to it or exceeds it most; it fails if the share is
+    above, and is undecided if a part of its interval alone is."""
     key = "good_at" if limit.of == "good" else "found_at"
     shares = {
         name: base["attacks"][name][key][f"{limit.rate:g}"]

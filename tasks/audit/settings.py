@@ -28,13 +28,15 @@ from recon_core.victims.noisy_training import Noise
 from recon_core.victims.released import Released
 from recon_core.victims.training import Training
 
-AttackName = Literal["span", "span_known", "kkt", "loss", "likelihood_ratio"]
-RECONSTRUCTION: tuple[AttackName, ...] = ("span", "span_known", "kkt")
+AttackName = Literal["span", "span_known", "kkt", "gradient", "loss", "likelihood_ratio"]
+ON_WEIGHTS: tuple[AttackName, ...] = ("span", "span_known", "kkt")
+RECONSTRUCTION: tuple[AttackName, ...] = (*ON_WEIGHTS, "gradient")
 MEMBERSHIP: tuple[AttackName, ...] = ("loss", "likelihood_ratio")
 TITLES: dict[AttackName, tuple[str, str]] = {
     "span": ("span", "the weights"),
     "span_known": ("span, start known", "the weights, and those that training started from"),
     "kkt": ("KKT", "the weights"),
+    "gradient": ("gradients of a batch", "the batch's gradients, and the weights they are of"),
     "loss": ("membership, loss", "the images to be asked about, and answers for them"),
     "likelihood_ratio": (
         "membership, likelihood ratio",
@@ -44,8 +46,6 @@ TITLES: dict[AttackName, tuple[str, str]] = {
 """Title of each attack, and what its attacker has; all have the mean of the training images."""
 RATES = (0.0, 0.001, 0.01, 0.05)
 """False positive rates at which images are counted."""
-MOST_IMAGES = 100
-"""Images of a victim where there are more and no number is asked for."""
 FEWEST = 2
 """Images of a label that a victim needs."""
 MOST_CANDIDATES = 400
@@ -75,7 +75,7 @@ class Private(Strict):
 class VictimRecipe(Strict):
     """A network and how it is trained and given away.
 
-    `n_images`: None takes as many as the source has for it, up to 100. `n_classes`: 2 is one output
+    `n_images`: None takes as many as the source has for it, up to `Audit.most_images`. `n_classes`: 2 is one output
     and classes set against each other in two halves; more need `training.loss.kind` "ce".
     `views`: every image is learned in so many views, itself and others mirrored and moved by up to
     `moved` pixels. `dropout`, `private`: noise in training. `distilled`: what is given away is a
@@ -153,10 +153,13 @@ class VictimRecipe(Strict):
 @dataclass(frozen=True, kw_only=True)
 class GivenWeights(Strict):
     """A network that is audited as it is: the file, what its shapes do not tell, and the images to
-    tell its training images from. All as in `palimpsest attack weights`."""
+    tell its training images from. All as in `palimpsest attack weights`. `gradients`: a file of the
+    gradients of a batch in these weights, as a client of federated learning sends them; then that
+    batch is what comes back."""
 
     file: str
     decoys: str
+    gradients: str | None = None
     initial: str | None = None
     arch: str | None = None
     shape: tuple[int, int, int] | None = None
@@ -241,7 +244,8 @@ class Audit(Strict):
 
     `data`: images, of whose larger split victims learn; with `weights`, the training images of that
     network. `span` and `kkt`: settings of the attacks. `n_victims`: an even number, since they come
-    in pairs that share a pool of images, half each. `n_tests`: held-out images that accuracy is
+    in pairs that share a pool of images, half each. `most_images`: those of a victim, where the recipe names no number.
+    `n_tests`: held-out images that accuracy is
     measured on, at most. `rate`: the false positive rate of headlines. `fail_above`: limits on the
     network as it is, `good>0.05@fpr=0.01` or, for membership too, `found>...`. `left_out`: what was
     left out, in words.
@@ -255,10 +259,11 @@ class Audit(Strict):
     weights: GivenWeights | None = None
     recipe: VictimRecipe = field(default_factory=VictimRecipe)
     defences: tuple[Defence, ...] = ()
-    attacks: tuple[AttackName, ...] = (*RECONSTRUCTION, *MEMBERSHIP)
+    attacks: tuple[AttackName, ...] = (*ON_WEIGHTS, *MEMBERSHIP)
     span: SpanAttack = field(default_factory=SpanAttack)
     kkt: KKTAttack = field(default_factory=KKTAttack)
     n_victims: int = 12
+    most_images: int = 100
     n_tests: int = 1000
     good_threshold: float = 0.4
     rate: float = 0.01
@@ -271,6 +276,7 @@ class Audit(Strict):
 
     def __post_init__(self) -> None:
         self._at_least(1, "threads", "n_tests")
+        self._at_least(2, "most_images")
         self._within("[0, 1)", "good_threshold")
         self._check_given()
         if self.weights is None and (self.n_victims < 4 or self.n_victims % 2):

@@ -42,12 +42,14 @@ ROWS = 2000
 class Given:
     """A network that is there already: its tensors (1, ...), those of the first layer that training
     began with, if known, what was subtracted from its images (1, c, h, w), and what they were then
-    divided by (c, 1, 1)."""
+    divided by (c, 1, 1). `gradient`: those of a batch in the first layer, which are what is given
+    away; its start is then the layer itself."""
 
     weights: tuple[npt.NDArray[np.float32], ...]
     start: tuple[npt.NDArray[np.float32], ...]
     mean: npt.NDArray[np.float32]
     std: npt.NDArray[np.float32]
+    gradient: tuple[npt.NDArray[np.float32], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +74,8 @@ class VictimsJob(Job):
         recipe, members = asdict(self.recipe), hash_of(self.members)
         body = ["audit victims", recipe, images, public, members, self.noise, self.seed]
         if (given := self.given) is not None:
-            body.append(hash_of(*given.weights, *given.start, given.mean, given.std))
+            tensors = (*given.weights, *given.start, *given.gradient)
+            body.append(hash_of(*tensors, given.mean, given.std))
         return key_of(body)
 
     @property
@@ -87,7 +90,9 @@ class VictimsJob(Job):
         started, device = time.perf_counter(), torch.device(self.device)
         with float32_arithmetic("float32", device):
             made = self._made(device, progress) if self.given is None else self._read(device)
-            given = self.recipe.released.of(made.parameters, self._drawn("released weights"))
+            given = made.parameters
+            if self.given is None or not self.given.gradient:
+                given = self.recipe.released.of(given, self._drawn("released weights"))
             found = self._asked(given, made.mean)
         arrays = {f"weights/{k}": t for k, t in enumerate(given.tensors())}
         arrays |= {f"start/{k}": t for k, t in enumerate(made.start)}
@@ -113,6 +118,12 @@ class VictimsJob(Job):
         start = tuple(torch.from_numpy(a.copy()).to(device) for a in self.given.start)
         like = self.architecture.initial([torch.Generator()], dtype=torch.float32)
         mean, diverged = torch.from_numpy(self.given.mean.copy()), torch.tensor([False])
+        if gradient := [torch.from_numpy(a.copy()).to(device) for a in self.given.gradient]:
+            given = self.recipe.released.of(
+                first_layer(like).like(gradient), self._drawn("released weights")
+            )
+            start = tuple(weights[: len(gradient)])
+            weights[: len(gradient)] = _stepped(start, given.tensors())
         return Made(like.like(weights), start, mean, diverged)
 
     @property
@@ -296,6 +307,14 @@ def best_matches(
 def first_layer(parameters: Parameters) -> Parameters:
     """The first layer alone."""
     return Parameters(parameters.weights[:1], parameters.biases[:1])
+
+
+def _stepped(weights: Sequence[Tensor], gradient: Sequence[Tensor]) -> list[Tensor]:
+    """Weights after a step along a gradient that is as large as they are: a start and an end whose
+    difference is the gradient to float32, however small it was."""
+    sizes = [torch.cat([t.flatten() for t in some]).norm() for some in (weights, gradient)]
+    scale = sizes[0] / sizes[1].clamp_min(torch.finfo(torch.float32).tiny)
+    return [w + scale * g for w, g in zip(weights, gradient, strict=True)]
 
 
 def unit_pictures(some: Pictures) -> Float[Tensor, "n c h w"]:

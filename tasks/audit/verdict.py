@@ -21,7 +21,8 @@ def verdict_of(record: Record) -> dict[str, Any]:
     if leak is None:
         return {
             "level": "nothing found",
-            "sentence": "No attack that gives images back could be made on this network.",
+            "sentence": "No attack that gives images back could be made on this network"
+            + (f": {base['failed']}." if base["failed"] else "."),
             "base_leak": None,
             "defence": None,
         }
@@ -35,6 +36,9 @@ def verdict_of(record: Record) -> dict[str, Any]:
         f"{share(leak['mean'])} of {record['n_images']} training images come back well "
         f"({low.removesuffix(' %')} to {high}; {rate} false positives) from the weights alone"
     )
+    if leak["attack"] == "gradient":
+        head = head.replace("training images", "images of the batch")
+        head = head.replace("the weights alone", "its gradients and the weights")
     if leak["attack"] == "span_known":
         head = head.replace("the weights alone", "the weights and those that training began with")
     if level == "nothing found":
@@ -45,6 +49,8 @@ def verdict_of(record: Record) -> dict[str, Any]:
     n_victims = record["n_victims"]
     over = f", over {n_victims} networks" if n_victims > 1 else ""
     sentence = f"{head}, by the attack {title}{over}."
+    if base["failed"]:
+        sentence += f" But {base['failed']}."
     defence = best_defence(record)
     if defence is not None:
         sentence += " " + _said_of(defence)

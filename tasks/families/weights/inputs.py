@@ -99,12 +99,18 @@ def read_victim(
     )
     state = {name: torch.from_numpy(a) for name, a in layers.in_order(file.tensors).items()}
     parameters = architecture.from_state_dict(state).map(lambda t: t.to(DTYPES[dtype]).clone())
-    start = None if initial is None else _read_start(initial, layers.layers[0], parameters)
+    start = None
+    if initial is not None:
+        fix = "as it was before this training: give the same network's first save"
+        start = read_first_layer(initial, layers.layers[0], parameters, "--initial", fix)
     return Victim(file, layers, architecture, parameters, start)
 
 
-def _read_start(path: Path, first: Layer, parameters: Parameters) -> Start:
-    """The first layer in a file: by its name, or the only tensor of its shape."""
+def read_first_layer(
+    path: Path, first: Layer, parameters: Parameters, option: str, fix: str
+) -> Start:
+    """The first layer in a file of `option`: by its name, or the only tensor of its shape. Raises
+    WeightsError, of which `fix` is the end, if there is none."""
     file = read_weights(path)
 
     def named(name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
@@ -115,8 +121,7 @@ def _read_start(path: Path, first: Layer, parameters: Parameters) -> Start:
         if found is None or found.shape != shape:
             what = "has none" if found is None else f"has {name} {found.shape}"
             raise WeightsError(
-                f"--initial {path} {what}; expected the first layer's {name} {shape} as it was "
-                "before this training: give the same network's first save"
+                f"{option} {path} {what}; expected the first layer's {name} {shape} {fix}"
             )
         return torch.from_numpy(found).to(like.dtype).clone().reshape(like.shape)
 

@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+from safetensors.torch import save_file
+
+from flows.audit_grid import given
+from storage.errors import StorageError
+from tasks.audit.given import NO_LABELS, NO_START, SHADOWS, GivenPlan
+from tasks.audit.record import describe_audit
+from tasks.audit.settings import Audit, GivenWeights
+from tasks.audit.units import _stepped
+from tasks.study.executor import Outcome
+from tests.tasks.audit.networks import Files, N, trained
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    return trained(tmp_path_factory.mktemp("network"))
+
+
+def audit_of(files: Files, *, attacks: Any = None, **weights: Any) -> Audit:
+    made = given()
+    facts = {"file": str(files.weights), "decoys": files.decoys} | weights
+    return dataclasses.replace(
+        made,
+        data=files.data,
+        weights=GivenWeights(**facts),
+        defences=made.defences[:1],
+        attacks=attacks or made.attacks,
+    )
+
+
+def described(plan: GivenPlan) -> dict[str, Any]:
+    """The record's entries, after every unit was made here."""
+    units = plan.first_units()
+    for unit in units:
+        unit.run(unit.job, lambda _fraction: None)
+        for more in plan.more_units(unit, {}):
+            more.run(more.job, lambda _fraction: None)
+    return describe_audit(plan, Outcome({}, {}))
+
+
+def test_images_come_back_from_a_given_network_and_its_start(files: Files, tmp_path: Path) -> None:
+    made = audit_of(files, initial=str(files.initial), attacks=("span", "span_known", "loss"))
+    plan = GivenPlan(made, tmp_path, device="cpu")
+    record = described(plan)
+    assert (record["subject"], record["n_victims"], record["n_images"]) == ("weights", 1, N)
+    base = record["cells"][0]
+    known = base["attacks"]["span_known"]
+    assert known["good_at"]["0.01"]["mean"] > 0.8
+    assert known["n_good_decoys"] == 0
+    assert base["attacks"]["span"]["good_at"]["0.01"]["mean"] < 0.2  # the standard start hides them
+    assert base["leak"]["attack"] == "span_known"
+    assert base["accuracy"]["train"] == 1.0
+    low, high = base["leak"]["interval"]
+    assert low < base["leak"]["mean"] <= high
+    assert record["verdict"]["level"] == "leaks"
+    assert {entry["n_in"] for entry in record["exposed"]} == {1}
+    assert len(record["exposed"]) == N
+
+
+def test_the_weights_that_are_attacked_are_those_of_the_file(files: Files, tmp_path: Path) -> None:
+    plan = GivenPlan(audit_of(files, attacks=("loss",)), tmp_path, device="cpu")
+    _ = described(plan)
+    arrays = plan.folder.product(plan.jobs[0].key)
+    assert arrays is not None
+    stored = load_file(files.weights)
+    np.testing.assert_array_equal(arrays[0]["weights/0"][0], stored["1.weight"])
+    noisy = plan.folder.product(plan.jobs[1].key)
+    assert noisy is not None
+    step = noisy[0]["weights/0"] - arrays[0]["weights/0"]
+    size = np.sqrt(np.square(arrays[0]["weights/0"]).mean())
+    assert np.std(step) == pytest.approx(0.1 * size, rel=0.03)
+
+
+def test_a_batch_comes_back_from_its_gradients(files: Files, tmp_path: Path) -> None:
+    made = audit_of(files, file=str(files.initial), gradients=str(files.gradients))
+    plan = GivenPlan(made, tmp_path, device="cpu")
+    record = described(plan)
+    assert (record["subject"], [a["name"] for a in record["attacks"]]) == (
+        "gradients",
+        ["gradient"],
+    )
+    base = record["cells"][0]
+    assert base["attacks"]["gradient"]["good_at"]["0.01"]["mean"] > 0.8
+    assert base["attacks"]["gradient"]["n_good_decoys"] == 0
+    assert base["accuracy"] is None
+    assert "its gradients" in record["verdict"]["sentence"]
+    assert record["cells"][1]["name"] == "noise of 10 % on the gradients"
+
+
+def test_a_small_gradient_is_not_lost_to_rounding() -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight, gradient = (torch.randn(1, 20, 30, generator=generator) for _ in range(2))
+    (stepped,) = _stepped([weight], [1e-9 * gradient])
+    difference = (stepped - weight).double().flatten()
+    alike = torch.nn.functional.cosine_similarity(difference, gradient.double().flatten(), dim=0)
+    assert float(alike) > 1 - 1e-9
+
+
+def test_attacks_that_cannot_be_made_say_why(files: Files, tmp_path: Path) -> None:
+    plan = GivenPlan(audit_of(files), tmp_path, device="cpu")
+    (base, *_others) = plan.study.cells
+    assert plan.why_not(base, "likelihood_ratio") == SHADOWS
+    assert plan.why_not(base, "span_known") == NO_START
+    assert plan.why_not(base, "loss") is None
+
+
+def test_folders_that_are_no_classes_leave_accuracy_out(files: Files, tmp_path: Path) -> None:
+    flat = tmp_path / "flat"
+    for name in ("images", "decoys"):
+        for path in sorted((files.weights.parent / name).rglob("*.png")):
+            (flat / name).mkdir(parents=True, exist_ok=True)
+            (flat / name / path.name).write_bytes(path.read_bytes())
+    made = dataclasses.replace(
+        audit_of(files, decoys=f"folder:{flat / 'decoys'}", attacks=("span", "loss")),
+        data=f"folder:{flat / 'images'}",
+    )
+    plan = GivenPlan(made, tmp_path / "store", device="cpu")
+    assert plan.why_not(plan.study.cells[0], "loss") == NO_LABELS
+    record = described(plan)
+    assert record["cells"][0]["accuracy"]["test"] is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "match"),
+    [
+        ({"decoys": "DATA"}, "training images, too"),
+        ({"file": "DECOYS/nothing.safetensors"}, "nothing.safetensors"),
+        ({"std": (0.2, 0.2)}, "2 numbers for 3 channels"),
+        ({"arch": "mlp:3072-10-1"}, "--arch says"),
+    ],
+)
+def test_facts_that_do_not_fit_are_refused(
+    files: Files, tmp_path: Path, changed: dict[str, Any], match: str
+) -> None:
+    places = {"DATA": files.data, "DECOYS": str(tmp_path)}
+    changed = {
+        name: value.replace("DECOYS", places["DECOYS"]) if name == "file" else value
+        for name, value in changed.items()
+    }
+    if changed.get("decoys") == "DATA":
+        changed["decoys"] = files.data
+    with pytest.raises((ValueError, StorageError), match=match):
+        GivenPlan(audit_of(files, **changed), tmp_path, device="cpu")
+
+
+def test_gradients_of_zero_are_refused(files: Files, tmp_path: Path) -> None:
+    path = tmp_path / "zero.safetensors"
+    save_file(
+        {name: torch.from_numpy(a) * 0 for name, a in load_file(files.gradients).items()}, path
+    )
+    with pytest.raises(ValueError, match="zero or not finite"):
+        GivenPlan(audit_of(files, gradients=str(path)), tmp_path, device="cpu")
+
+
+def test_a_given_network_is_not_trained(files: Files) -> None:
+    made = audit_of(files)
+    with pytest.raises(ValueError, match="n_victims=4"):
+        dataclasses.replace(made, n_victims=4)
+    from flows.audit_grid import defences
+
+    with pytest.raises(ValueError, match="which need training"):
+        dataclasses.replace(made, defences=defences())

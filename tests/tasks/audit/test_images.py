@@ -1,0 +1,144 @@
+"""Images of an audit: who learns what, what nobody sees, and sources that have too few."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recon_core.victims.losses import Loss
+from recon_core.victims.training import Training
+from tasks.audit.images import (
+    AuditImages,
+    members_of,
+    pool_of,
+    public_of,
+    read_images,
+    resolved,
+    tests_of as held_out,
+)
+from tasks.audit.settings import VictimRecipe
+from tests.tasks.audit.small import audit, defence, images_of, noise, plan_of, recipe
+
+FOUR = ("a", "b", "c", "d")
+CE = Training(epochs=10, loss=Loss(kind="ce"))
+
+
+def test_pools_of_cells_lie_in_each_other_and_are_balanced() -> None:
+    images = images_of(200, classes=FOUR)
+    small, large = (pool_of(recipe(n_images=n), images, seed=3) for n in (8, 32))
+    assert (len(small), len(large)) == (16, 64)
+    assert small.rows.tolist() == large.rows[:16].tolist()
+    for pool in (small, large):
+        assert np.bincount(pool.labels).tolist() == [len(pool) // 2] * 2
+        assert len(set(pool.rows.tolist())) == len(pool)
+        assert (pool.images == images.pool.images[pool.rows]).all()
+        assert (pool.labels == images.pool.labels[pool.rows] // 2).all()  # a, b against c, d
+    again, other = (pool_of(recipe(n_images=8), images, seed=seed) for seed in (3, 4))
+    assert again.rows.tolist() == small.rows.tolist()
+    assert other.rows.tolist() != small.rows.tolist()
+
+
+def test_a_victim_of_classes_has_images_of_each_of_them_alone() -> None:
+    images = images_of(200, classes=FOUR)
+    three = recipe(n_images=9, n_classes=3, training=CE)
+    pool = pool_of(three, images, seed=0)
+    assert np.bincount(pool.labels).tolist() == [6, 6, 6]
+    assert (pool.labels == images.pool.labels[pool.rows]).all()
+    assert set(held_out(three, images, 60, seed=0).labels.tolist()) == {0, 1, 2}
+
+
+def test_victims_come_in_pairs_with_the_halves_of_a_pool() -> None:
+    pool = pool_of(recipe(n_images=8), images_of(60), seed=0)
+    members = members_of(pool, 6, seed=5)
+    assert members.shape == (6, 16)
+    assert (members[::2] == ~members[1::2]).all()
+    for own in members:
+        assert np.bincount(pool.labels[own]).tolist() == [4, 4]
+    assert members.sum(0).tolist() == [3] * 16
+    assert (members_of(pool, 6, seed=5) == members).all()
+    assert (members_of(pool, 4, seed=5) == members[:4]).all()  # more victims change none
+    assert (members_of(pool, 6, seed=6) != members).any()
+
+
+def test_tests_and_public_images_are_seen_by_no_victim_and_not_twice() -> None:
+    images, made = images_of(60, n_others=50), recipe(n_images=8)
+    tests = held_out(made, images, 20, seed=1)
+    public = public_of(made, images, 20, n=16, seed=1)
+    assert (len(tests), len(public)) == (20, 16)
+    assert not set(tests.rows.tolist()) & set(public.rows.tolist())
+    for some in (tests, public):
+        assert (some.images == images.others.images[some.rows]).all()
+        assert (some.labels == images.others.labels[some.rows]).all()
+    pool = pool_of(made, images, seed=1)
+    learned = {image.tobytes() for image in pool.images}
+    assert not learned & {image.tobytes() for image in (*tests.images, *public.images)}
+
+
+def test_a_source_with_few_others_gives_what_it_has() -> None:
+    images, made = images_of(60, n_others=30), recipe(n_images=8)
+    assert len(held_out(made, images, 1000, seed=1)) == 30
+    assert len(public_of(made, images, 20, n=16, seed=1)) == 10
+    for n_tests in (29, 30, 1000):
+        with pytest.raises(ValueError, match="lower n_tests, or give more images"):
+            public_of(made, images, n_tests, n=16, seed=1)
+
+
+def test_few_others_are_shared_by_tests_and_students(tmp_path: Path) -> None:
+    images = images_of(60, n_others=24)
+    student = defence("student", set={"distilled": True})
+    plan = plan_of(audit(defences=(student,)), tmp_path, images)
+    job = plan.jobs[1]
+    assert job.public is not None
+    assert (len(job.tests), len(job.public)) == (12, 12)
+    assert plan.refused == {}
+    assert len(plan_of(audit(), tmp_path, images).jobs[0].tests) == 24
+    few = replace(images, others=noise(2, seed=9))
+    refused = plan_of(audit(defences=(student,)), tmp_path, few).refused
+    assert "a student needs public images beside the 1 that" in refused[1]
+
+
+def test_an_audit_takes_as_many_images_as_there_are() -> None:
+    made = audit(recipe=recipe(n_images=None))
+    few, many = images_of(50), images_of(2 * made.most_images + 40)
+    assert resolved(made, few).recipe.n_images == 24  # of 25 of a label, 12 for each of two
+    assert resolved(made, many).recipe.n_images == made.most_images
+    asked = audit(recipe=recipe(n_images=6))
+    assert resolved(asked, many) is asked
+    of_classes = audit(recipe=recipe(n_images=None, n_classes=3, training=CE))
+    assert resolved(of_classes, images_of(400, classes=FOUR)).recipe.n_images == 99
+    uneven = noise(60, seed=1)
+    uneven = replace(uneven, labels=(np.arange(60) < 10).astype(np.int64))
+    assert resolved(made, AuditImages(uneven, few.others)).recipe.n_images == 10
+
+
+def test_too_few_images_are_refused_with_the_fix(tmp_path: Path) -> None:
+    made = audit(data="folder:own", recipe=recipe(n_images=None))
+    with pytest.raises(ValueError, match="folder:own has 3 images of label 0 for two victims") as e:
+        resolved(made, images_of(6))
+    assert "at least 4 are needed: give more images" in str(e.value)
+    with pytest.raises(ValueError, match="need a pool of 8 of each label, but the source has 6 of"):
+        pool_of(recipe(n_images=8), images_of(12), seed=0)
+    absent = replace(noise(40, seed=1), labels=np.zeros(40, np.int64))
+    with pytest.raises(ValueError, match="has 0 images of label 1"):
+        resolved(made, AuditImages(absent, absent))
+    more = defence("more", scale={"n_images": 4})
+    plan = plan_of(audit(defences=(more,)), tmp_path, images_of(40))
+    assert list(plan.refused) == [1]
+    assert "lower recipe.n_images" in plan.refused[1]
+    with pytest.raises(ValueError, match=r"lower recipe\.n_images"):  # the base is not left out
+        plan_of(audit(recipe=recipe(n_images=32)), tmp_path, images_of(40))
+
+
+def test_victims_learn_the_held_out_split_where_that_is_enough() -> None:
+    small = read_images(audit(data="digits", recipe=recipe(n_images=8)))
+    assert (small.pool.split, small.others.split) == ("heldout", "train")
+    large = read_images(audit(data="digits", recipe=recipe(n_images=60)))
+    assert (large.pool.split, large.others.split) == ("train", "heldout")
+    unasked = read_images(audit(data="digits", recipe=VictimRecipe()))
+    assert unasked.pool.split == "train"
+    assert small.pool is large.others  # read once while somebody holds them
+    grey = read_images(audit(data="digits", channels=1))
+    assert grey.pool.images.shape[1:] == (1, 32, 32)

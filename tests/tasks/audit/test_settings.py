@@ -1,0 +1,271 @@
+"""Settings of an audit: defences as changes by name, limits in words, and what is refused."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from flows.audit_grid import PRESETS, QUICK, defences
+from recon_core.attacks.kkt.objective import KKTAttack
+from recon_core.attacks.span.settings import SpanAttack
+from recon_core.victims.losses import Loss
+from recon_core.victims.released import Released
+from recon_core.victims.training import Training
+from tasks.audit.settings import (
+    MOST_CANDIDATES,
+    Audit,
+    GivenWeights,
+    Private,
+    VictimRecipe,
+    adapter,
+    limit_of,
+)
+from tests.tasks.audit.small import audit, defence, recipe
+
+PLAIN = VictimRecipe()
+CE = Training(epochs=10, loss=Loss(kind="ce"))
+EXPECTED: dict[str, dict[str, Any]] = {
+    "a tenth of the epochs": {"training.epochs": 300},
+    "a hundredth of the epochs": {"training.epochs": 30},
+    "weight decay 0.001": {"training.weight_decay": 0.001},
+    "weight decay 0.01": {"training.weight_decay": 0.01},
+    "2 times the images": {"n_images": 48},
+    "4 times the images": {"n_images": 96},
+    "batches of 16": {"training.batch_size": 16, "training.epochs": 600},
+    "augmentation": {"views": 8},
+    "standard start": {"victim.init_std_first": None},
+    "dropout": {"dropout": 0.5, "victim.init_std_first": None, "training.epochs": 300},
+    **{
+        f"DP-SGD, epsilon {epsilon}": {
+            "private": {"epsilon": float(epsilon), "delta": 1e-5, "clip": 1.0},
+            "training.epochs": 60, "training.optimiser.lr": 0.1, "victim.init_std_first": None,
+        }
+        for epsilon in (1, 8, 50)
+    },
+    "noise of 10 % on the weights": {"released.noise": 0.1},
+    "noise of 50 % on the weights": {"released.noise": 0.5},
+    "weights in float16": {"released.precision": "float16"},
+    "weights in int8": {"released.precision": "int8"},
+    "distillation": {"distilled": True},
+}  # fmt: skip
+"""Every value of the grid, for a recipe of 24 images."""
+
+
+def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Single settings by dotted name; `private` stands as a whole."""
+    found = {}
+    for key, value in tree.items():
+        if isinstance(value, dict) and key != "private":
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[prefix + key] = value
+    return found
+
+
+def tree_of(made: VictimRecipe) -> dict[str, Any]:
+    return flat(adapter(VictimRecipe).dump_python(made, mode="json"))
+
+
+def test_a_defence_of_the_grid_changes_what_it_names_and_nothing_else() -> None:
+    base = VictimRecipe(n_images=24)
+    before = tree_of(base)
+    assert [d.name for d in defences()] == list(EXPECTED)
+    for one in defences():
+        after = tree_of(one.of(base))
+        changed = {name: value for name, value in after.items() if value != before[name]}
+        assert changed == EXPECTED[one.name], one.name
+        assert {name.partition(".")[0] for name in one.names} == {
+            name.partition(".")[0] for name in changed
+        }
+    assert set(QUICK) <= set(EXPECTED)
+
+
+def test_a_defence_sets_and_scales_by_dotted_name() -> None:
+    of_all = defence(
+        "all",
+        set={"training.weight_decay": 0.5, "released.precision": "int8", "victim.widths": [8, 8]},
+        scale={"training.epochs": 0.0004, "training.optimiser.lr": 2, "n_images": 3},
+    )
+    made = of_all.of(recipe())
+    assert made.training.weight_decay == 0.5
+    assert made.released == Released(precision="int8")
+    assert made.victim.widths == (8, 8)
+    assert made.training.epochs == 1  # a whole number, and at least one
+    assert made.training.optimiser.lr == 0.4
+    assert made.n_images == 24
+    left = defence("left to the source", scale={"n_images": 4, "training.batch_size": 2})
+    assert left.of(PLAIN) == PLAIN
+    assert of_all.names == (*of_all.set, *of_all.scale)
+    private = defence("private", set={"private": {"epsilon": 3}}).of(PLAIN)
+    assert private.private == Private(epsilon=3.0)
+    again = defence("less", set={"private.clip": 0.5}, scale={"private.epsilon": 2}).of(private)
+    assert again.private == Private(epsilon=6.0, clip=0.5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"set": {"training.epoch": 3}}, "sets 'training.epoch', which no recipe has; it has dist"),
+        ({"set": {"epochs": 3}}, "sets 'epochs', which no recipe has"),
+        ({"scale": {"victim.widths.first": 3}}, "'victim.widths.first', which no recipe has"),
+        ({"set": {"private.epsilon": 3}}, "sets 'private.epsilon', which no recipe has"),
+        ({"set": {"training.epochs": 0}}, "training: epochs=0 must be at least 1"),
+        ({"set": {"training.epochs": "many"}}, "training.epochs: Input should be a valid int"),
+        ({"set": {"dropout": 1}}, "dropout=1.0 is outside [0, 1)"),
+        ({"set": {"private": {"epsilon": 0}}}, "private: epsilon=0.0 must be positive"),
+        ({"set": {"private": {"epsilon": 1, "eps": 1}}}, "private.eps: Unexpected keyword argument"),
+        ({"set": {"n_images": 7}}, "n_images=7 is not a multiple of n_classes=2"),
+        ({"scale": {"training.span": 2}}, "scales 'training.span', which is 'auto' and no number"),
+        ({"scale": {"victim.widths": 2}}, "scales 'victim.widths', which is"),
+        ({"scale": {"distilled": 2}}, "scales 'distilled', which is False and no number; set it"),
+        ({"scale": {"training": 2}}, "scales 'training', which is {"),
+    ],
+)
+def test_a_defence_that_cannot_be_is_refused_by_its_name(changes: Any, said: str) -> None:
+    one = defence("own one", **changes)
+    with pytest.raises(ValueError, match=re.escape(said)) as refusal:
+        one.of(PLAIN)
+    assert "defence 'own one'" in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+    with pytest.raises(ValueError, match="defence 'own one'"):
+        audit(recipe=PLAIN, defences=(one,))
+    if "which no recipe has" in said:
+        assert all(name in str(refusal.value) for name in ("training.epochs", "released.noise"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"n_victims": 5}, "n_victims=5 must be even"),
+        ({"n_victims": 2}, "at least 4, since the others are shadows"),
+        ({"rate": 0.02}, "rate=0.02 is none of [0.0, 0.001, 0.01, 0.05]"),
+        ({"attacks": ()}, "attacks is empty; name some of ['span', 'span_known', 'kkt'"),
+        ({"attacks": ("span", "loss", "span")}, "['span', 'loss', 'span'] names one twice"),
+        ({"defences": (defence("a"), defence("a"))}, "two defences are named 'a'"),
+        ({"defences": (defence("as it is"),)}, "two defences are named 'as it is'"),
+        ({"fail_above": ("leaks",)}, "--fail-above 'leaks' is not a limit as good>0.05@fpr=0.01"),
+        ({"good_threshold": 1.0}, "good_threshold=1.0 is outside [0, 1)"),
+        ({"n_tests": 0}, "n_tests=0 must be at least 1"),
+        ({"weights": GivenWeights(file="a", decoys="b")}, "set n_victims to 1"),
+    ],
+)
+def test_an_audit_that_cannot_be_is_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        audit(**changes)
+
+
+def test_a_given_network_has_releases_alone() -> None:
+    weights = GivenWeights(file="a", decoys="b")
+    noisy = defence("noisy", set={"released.noise": 0.1})
+    made = audit(weights=weights, n_victims=1, defences=(noisy,))
+    assert [cell.name for cell in made.cells] == ["as it is", "noisy"]
+    longer = defence("longer", set={"released.noise": 0.1, "training.epochs": 5})
+    with pytest.raises(ValueError, match=r"defences \['longer'\], which need training"):
+        audit(weights=weights, n_victims=1, defences=(noisy, longer))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"n_images": 0}, "n_images=0 must be at least 2"),
+        ({"n_images": 9}, "n_images=9 is not a multiple of n_classes=2"),
+        ({"n_images": 8, "n_classes": 3, "training": CE}, "not a multiple of n_classes=3"),
+        ({"n_classes": 3}, "n_classes=3 with training.loss.kind='bce'; more than two classes need"),
+        ({"n_classes": 1}, "n_classes=1 must be at least 2"),
+        ({"views": 0}, "views=0 must be at least 1"),
+        ({"moved": -1}, "moved=-1 must be at least 0"),
+        ({"dropout": 1.0}, "dropout=1.0 is outside [0, 1)"),
+        ({"views": 2, "private": Private(epsilon=8)}, "private with views=2, each of which"),
+    ],
+)
+def test_a_recipe_that_cannot_be_is_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        VictimRecipe(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"epsilon": 0.0}, "epsilon=0.0 must be positive"),
+        ({"epsilon": 1.0, "delta": 1.0}, "delta=1.0 is outside (0, 1); less than one over the"),
+        ({"epsilon": 1.0, "clip": 0.0}, "clip=0.0 must be positive"),
+    ],
+)
+def test_a_promise_that_cannot_be_is_refused(changes: dict[str, float], said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        Private(**changes)
+
+
+def test_a_recipe_has_an_output_per_class_and_the_condition_of_its_loss() -> None:
+    assert (PLAIN.n_outputs, PLAIN.condition, PLAIN.is_noisy) == (1, "binary", False)
+    many = VictimRecipe(n_classes=4, training=CE)
+    assert (many.n_outputs, many.condition) == (4, "multiclass")
+    squared = VictimRecipe(training=replace(CE, loss=Loss(kind="mse")))
+    assert (squared.n_outputs, squared.condition) == (1, "regression")
+    assert VictimRecipe(dropout=0.1).is_noisy
+    private = VictimRecipe(private=Private(epsilon=1, clip=0.3))
+    assert private.is_noisy
+    assert private.noise(2.5).clip == 0.3
+    assert private.noise(2.5).noise_multiplier == 2.5
+    assert PLAIN.noise(0.0).is_off
+    assert many.architecture((3, 8, 8)).n_outputs == 4
+
+
+def test_limits_are_read() -> None:
+    limit = limit_of("good>0.05@fpr=0.01")
+    assert (limit.of, limit.limit, limit.rate) == ("good", 0.05, 0.01)
+    spaced = limit_of(" found > .5 @ fpr = 0.050 ")
+    assert (spaced.of, spaced.limit, spaced.rate) == ("found", 0.5, 0.05)
+    assert limit_of("good>0@fpr=0").rate == 0
+    assert limit_of("good>1@fpr=0.001").limit == 1
+    assert [one.of for one in audit(fail_above=("good>0@fpr=0", "found>1@fpr=0")).limits] == [
+        "good", "found",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "good", "good>0.05", "good<0.05@fpr=0.01", "good>5%@fpr=0.01", "good>0.05@fpr=0.02",
+        "good>1.5@fpr=0.01", "good>-0.1@fpr=0.01", "good>=0.05@fpr=0.01", "leak>0.05@fpr=0.01",
+        "good>0.05@fpr=0.01,found>0.1@fpr=0.01", "good>0.05@fpr=1%", "good>1.@fpr=0.01",
+        "good>nan@fpr=0.01", "good>0.05@fpr=0.01\n",
+    ],
+)  # fmt: skip
+def test_what_is_no_limit_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is not a limit as good>0.05@fpr=0.01.* 0, 0.001, 0.01"):
+        limit_of(text)
+
+
+def test_attacks_have_the_settings_of_their_victims() -> None:
+    made = audit(span=SpanAttack(n_fine=9, n_learned=33), kkt=KKTAttack(alpha=7.0))
+    span = made.attack("span", made.recipe, 8)
+    assert span == SpanAttack(n_fine=0, n_learned=33, start="unknown")
+    known = made.attack("span_known", made.recipe, 8)
+    assert known == SpanAttack(n_fine=9, n_learned=33, start="known")
+    kkt = made.attack("kkt", made.recipe, 8)
+    assert kkt == KKTAttack(alpha=7.0, condition="binary", n_candidates=16)
+    many = made.attack("kkt", recipe(n_classes=4, training=CE), 300)
+    assert many == KKTAttack(alpha=7.0, condition="multiclass", n_candidates=MOST_CANDIDATES)
+
+
+def test_cells_are_the_recipe_and_then_its_defences_in_order() -> None:
+    made = audit(defences=(defence("b", set={"dropout": 0.5}), defence("a", set={"views": 3})))
+    assert [(c.number, c.name, c.is_base) for c in made.cells] == [
+        (0, "as it is", True), (1, "b", False), (2, "a", False),
+    ]  # fmt: skip
+    assert made.cells[0].recipe == made.recipe
+    assert made.cells[1].recipe == replace(made.recipe, dropout=0.5)
+    assert made.cells[2].recipe == replace(made.recipe, views=3)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_an_audit_that_survives_json(name: str) -> None:
+    made = PRESETS[name]()
+    assert made.preset == name
+    again = adapter(Audit).validate_python(adapter(Audit).dump_python(made, mode="json"))
+    assert again == made
+    assert made.cells[0].recipe == made.recipe
