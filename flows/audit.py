@@ -39,6 +39,10 @@ class AuditStudy(UnitStudy[Audit, AuditPlan]):
     products = frozenset({"products", JUNIT, CARD, CONTROL_FILE})
     flow = "audit"
 
+    @property
+    def work(self) -> str:
+        return "Audit"
+
     def size(self, made: Audit) -> str:
         n = len(made.defences)
         networks = "one network" if made.n_victims == 1 else f"{made.n_victims} networks each"

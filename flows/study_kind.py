@@ -68,6 +68,11 @@ class StudyKind(ABC, Generic[S, P]):
     """Costs are upper bounds, each of a unit that one worker does alone."""
 
     @property
+    def work(self) -> str:
+        """Title of the work on a screen."""
+        return f"Study {self.name}"
+
+    @property
     def record(self) -> str:
         return f"{self.page.name}.json"
 
@@ -232,7 +237,7 @@ class UnitStudy(StudyKind[S, U], Generic[S, U]):
         write_json(store / SETTINGS, self.to_json(plan.study))
         if notice := resume_if_stopped(open_place(str(store))):
             log_notice(notice)
-        return make_products(plan, self.rounds, f"Study {self.name}", workers)
+        return make_products(plan, self.rounds, self.work, workers)
 
 
 @task(name="make products")

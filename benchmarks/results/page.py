@@ -32,9 +32,12 @@ PAGES = {
     "mixcon": "MixCon paper",
     "instahide": "InstaHide paper",
 }
+AUDIT = "audit"
+"""The page of what attacks get and defences cost, which no paper claims."""
 """Title of each page, by its name, which is that of its claims."""
 """Pages by the numbers that records give papers."""
 APPENDIX = "benchmarks"
+TITLES = {AUDIT: "Audit: attacks and defences", APPENDIX: "Benchmarks"}
 INTRODUCTION = """# Results
 
 These pages are rebuilt by `make results` from the JSON files beside them. Every number was measured
@@ -58,7 +61,7 @@ def build_pages(files: Mapping[str, str]) -> dict[str, str]:
     Raises:
         ValueError: a file is malformed, or belongs to no page; the message names it.
     """
-    parts: dict[str, dict[str, list[str]]] = {name: {} for name in (*PAGES, APPENDIX)}
+    parts: dict[str, dict[str, list[str]]] = {name: {} for name in (*PAGES, AUDIT, APPENDIX)}
     counts: dict[str, Counter[Outcome]] = {name: Counter() for name in PAGES}
     for name, text in sorted(files.items()):
         folder, _slash, rest = name.partition("/")
@@ -80,7 +83,7 @@ def build_pages(files: Mapping[str, str]) -> dict[str, str]:
         parts[page].setdefault(heading, []).append(part)
     pages = {"README.md": _index(counts)}
     for name, sections in parts.items():
-        lines = [f"# {PAGES.get(name, 'Benchmarks')}\n"]
+        lines = [f"# {TITLES.get(name) or PAGES[name]}\n"]
         for heading in sorted(sections, reverse=True):  # studies, runs, claims
             lines += [heading, *sections[heading]] if heading else sections[heading]
         if not sections:
@@ -95,13 +98,16 @@ def _index(counts: Mapping[str, Counter[Outcome]]) -> str:
         for name, title in PAGES.items()
     ]
     header = ("claims of the page", *OUTCOMES)
-    appendix = f"Times and sizes beside a reference: [benchmarks]({APPENDIX}.md).\n"
+    appendix = (
+        f"What every attack gets under every defence: [audit]({AUDIT}.md). Times and sizes beside "
+        f"a reference: [benchmarks]({APPENDIX}.md).\n"
+    )
     return "\n".join([INTRODUCTION, _table(header, rows), appendix])
 
 
 def _page_of_study(stem: str) -> str:
     study, _slash, kind = stem.partition("/")
-    page = {"recovery": "autoencoder", "inversion": "mixcon"}.get(kind, "kkt")
+    page = {"recovery": "autoencoder", "inversion": "mixcon", "audit": AUDIT}.get(kind, "kkt")
     return "span" if study == "span" else page
 
 

@@ -7,6 +7,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from tasks.audit.page import AUDIT_PAGE
+from tasks.audit.settings import TITLES
+from tasks.audit.tables import points, share
 from tasks.families.autoencoder.study.figure_specs import at_lowest
 from tasks.families.autoencoder.study.page import RECOVERY_PAGE
 from tasks.families.inversion.study.page import INVERSION_PAGE
@@ -21,6 +24,12 @@ HEADER = (
 RECOVERY_HEADER = (
     *("network", "images", "train loss", "method", "accurate", "approximate", "mean PSNR in dB"),
     *("test images, accurate", "test images, approximate"),
+)
+
+AUDIT_ATTACKS = tuple(name for name in TITLES if name != "gradient")
+AUDIT_HEADER = (
+    *("defence", "images each", "test accuracy", "its change, points", "epsilon"),
+    *(f"{TITLES[name][0]}, %" for name in AUDIT_ATTACKS),
 )
 
 Reader = Callable[..., tuple[list[str], list[Sequence[str]]]]
@@ -71,6 +80,46 @@ def inversion_table(text: str, *, name: str) -> tuple[list[str], list[Sequence[s
     shown = [c for c in record["cells"] if c["seeds"] and (c["roles"] or not c["in_grid"])]
     lines = _heading(record, name, "inversion.html", "")
     return lines, [_inverted(cell) for cell in shown]
+
+
+def audit_table(text: str, *, name: str) -> tuple[list[str], list[Sequence[str]]]:
+    """(what stands above the table of an audit, the rows of that table): every cell, and what each
+    attack gets at the headline's rate. Raises ValueError as `study_rows` does."""
+    record = _read(text, name, AUDIT_PAGE)
+    folder, rate = name.rpartition("/")[0], f"{record['rate']:g}"
+    widths = record["settings"]["recipe"]["victim"]["widths"]
+    lines = [
+        f"### Width {widths[0]:,}\n",
+        f"{record['verdict']['sentence']}\n",
+        f"Shares are of training images, at {100 * record['rate']:g} % false positives, with 95 % "
+        f"intervals over {record['n_victims']} networks a row: of the attacks on weights those "
+        f"that come back well, of membership those that are told. Record: [{folder}]({folder}).\n",
+        f"`{record['command']}` leaves it and the page with all figures, `audit.html`; "
+        f"{sum(record['seconds'].values()):.0f} s of work on {record['machine']}.\n",
+    ]
+    return lines, [_audited(cell, rate) for cell in record["cells"]]
+
+
+def _audited(cell: Mapping[str, Any], rate: str) -> Sequence[str]:
+    accuracy = cell["accuracy"] or {}
+    test = accuracy.get("test")
+    return (
+        cell["name"],
+        str(cell["n_images"]),
+        cell["failed"] or ("" if test is None else f"{test:.1%}"),
+        "" if accuracy.get("change") is None else points(accuracy["change"]),
+        "" if cell["epsilon"] is None else f"{cell['epsilon']:g}",
+        *(_share(cell["attacks"].get(name), rate) for name in AUDIT_ATTACKS),
+    )
+
+
+def _share(found: Mapping[str, Any] | None, rate: str) -> str:
+    """A share of images in percent and its interval; `-` of an attack that was not made."""
+    if found is None or found["status"] != "ran":
+        return "-"
+    shares = found["good_at"] or found["found_at"]
+    each = (share(x).removesuffix(" %") for x in shares[rate]["interval"])
+    return f"{share(shares[rate]['mean']).removesuffix(' %')} [{', '.join(each)}]"
 
 
 def _inverted(cell: Mapping[str, Any]) -> Sequence[str]:
@@ -174,5 +223,6 @@ KINDS: dict[str, tuple[Reader, Sequence[str]]] = {
     "study": (study_rows, HEADER),
     "recovery": (recovery_table, RECOVERY_HEADER),
     "inversion": (inversion_table, INVERSION_HEADER),
+    "audit": (audit_table, AUDIT_HEADER),
 }
 """How the record of each kind of study is read, by the name of its file."""

@@ -15,9 +15,11 @@ from torch import nn
 from benchmarks.results import run_summary
 from benchmarks.results.page import RESULTS, main
 from benchmarks.results.run_summary import Ranked, RunSummary, parse_run, summarise_run
+from tasks.audit.tables import share
 from tasks.evaluation.evaluate import Evaluation, evaluate
 from tests.benchmarks.pages import build_page
 from tests.benchmarks.test_record import CLAIM, MEASUREMENT
+from tests.tasks.audit import records
 from tests.tasks.evaluation.evaluations import Blender, image_set, planted_store, weights
 from tests.tasks.families.weights.study import study_records
 
@@ -195,3 +197,21 @@ def test_something_else_is_not_summed_up() -> None:
     empty = evaluation() | {"methods": {}}
     with pytest.raises(ValueError, match="methods is empty"):
         summarise_run(empty, name="x", command="x", seconds={})
+
+
+def test_an_audit_has_its_page_with_every_attack_beside_every_defence() -> None:
+    made, _pictures = records.audit()
+    made["settings"]["recipe"] = {"victim": {"widths": [200, 200]}}
+    page = build_page({"studies/audit/audit.json": json.dumps(made)})
+    assert "# Audit: attacks and defences" in page
+    assert made["verdict"]["sentence"] in page
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| DP-SGD, ε = 8 ")]
+    found = made["cells"][6]["attacks"]
+    assert [row[4] for row in rows] == ["8"]
+    assert len(rows[0]) == 10
+    assert rows[0][5].startswith(share(found["span"]["good_at"]["0.01"]["mean"])[:-2])
+    convolution = next(line for line in page.splitlines() if "| a convolution first " in line)
+    assert convolution.count(" - ") == 2
+    made["version"] = 0
+    with pytest.raises(ValueError, match=r"studies/audit/audit\.json is"):
+        build_page({"studies/audit/audit.json": json.dumps(made)})
