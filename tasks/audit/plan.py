@@ -81,7 +81,7 @@ class AuditPlan:
             for v, job in enumerate(self.attacks(cell, name))
         ]
 
-    @property
+    @cached_property
     def n_units(self) -> int:
         return len(self.jobs) + sum(
             self.study.n_victims
@@ -93,17 +93,7 @@ class AuditPlan:
     def attacks(self, cell: Cell, name: AttackName) -> list[AttackJob]:
         """The attack on every victim of a cell."""
         job, attack = self.jobs[cell.number], self.attack(cell, name)
-        return [
-            AttackJob(
-                root=self.root,
-                device=self.device,
-                victims=job,
-                victim=v,
-                attack=attack,
-                keeps_pictures=cell.is_base,
-            )
-            for v in range(self.study.n_victims)
-        ]
+        return AttackJob.on(job, attack, keeps_pictures=cell.is_base)
 
     def attack(self, cell: Cell, name: AttackName) -> Attack:
         recipe = self.jobs[cell.number].recipe

@@ -170,7 +170,7 @@ def _attacked(
         "mean_ssim": None,
         "mean_ssim_decoys": None,
         "auc": _auc(scores, members),
-        "p_value": exchangeable_p(scores, members, generator=rng),
+        "p_value": _p_value(scores, members, rate=made.rate, generator=rng),
     }
     if name in RECONSTRUCTION:
         least = made.good_threshold
@@ -219,6 +219,28 @@ def _auc(scores: Floats, members: npt.NDArray[np.bool_]) -> float:
         not_above = np.searchsorted(order, own[member], side="right")
         each.append((below + not_above).mean() / (2 * len(order)))
     return float(np.mean(each))
+
+
+def _p_value(
+    scores: Floats,
+    members: npt.NDArray[np.bool_],
+    *,
+    rate: float,
+    generator: np.random.Generator,
+) -> float:
+    """The p-value of "nothing leaks": of mean ranks; of one network, whose interval does not know
+    that its threshold is the score of one of few decoys, twice the lesser of that and of the chance
+    that as many members as here stand above this many decoys."""
+    p = exchangeable_p(scores, members, generator=generator)
+    if len(scores) > 1:
+        return p
+    from scipy import stats  # half a second, which a front does without
+
+    decoys = scores[~members]
+    n_allowed = int(np.floor(rate * len(decoys) + 1e-9))
+    n_above = int((scores[members] > threshold_for(decoys, rate)).sum())
+    tail = stats.hypergeom.cdf(n_allowed, scores.size, len(decoys), n_above + n_allowed)
+    return float(min(1.0, 2 * min(p, tail)))
 
 
 def _leak(attacks: Mapping[str, Any], made: Audit) -> dict[str, Any] | None:

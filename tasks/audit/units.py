@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -239,9 +240,14 @@ class Made:
 
 @dataclass(frozen=True, kw_only=True)
 class AttackJob(Job):
-    """An attack on one victim of a cell; `keeps_pictures` of all images."""
+    """An attack on one of the victims whose product has `victims_key`; `keeps_pictures` of all
+    images. It carries the pool alone: hundreds of them wait at once."""
 
-    victims: VictimsJob
+    victims_key: str
+    recipe: VictimRecipe
+    pool: Pictures
+    std: Float[Tensor, "c 1 1"] | float
+    seed: int
     victim: int
     attack: Attack
     keeps_pictures: bool
@@ -249,24 +255,32 @@ class AttackJob(Job):
     @property
     def key(self) -> str:
         attack = asdict(self.attack)
-        return key_of(["audit attack", self.victims.key, self.victim, attack, self.keeps_pictures])
+        return key_of(["audit attack", self.victims_key, self.victim, attack, self.keeps_pictures])
+
+    @classmethod
+    def on(cls, job: VictimsJob, attack: Attack, *, keeps_pictures: bool) -> list[AttackJob]:
+        """The attack on each of a cell's victims."""
+        key, made = job.key, partial(cls, root=job.root, device=job.device, recipe=job.recipe)
+        made = partial(made, pool=job.pool, std=job.std, seed=job.seed, victims_key=key)
+        made = partial(made, attack=attack, keeps_pictures=keeps_pictures)
+        return [made(victim=victim) for victim in range(len(job.members))]
 
     def make(self, progress: Progress) -> tuple[Arrays, dict[str, Any]]:
         """Scores against the whole pool: members and decoys. Raises ValueError if the victim is not
         there."""
-        started, job, device = time.perf_counter(), self.victims, torch.device(self.device)
-        made = self.folder.product(job.key)
+        started, device = time.perf_counter(), torch.device(self.device)
+        made = self.folder.product(self.victims_key)
         if made is None:
             raise ValueError("the victims are not there; run the audit again")
         arrays, _about = made
         mean = torch.from_numpy(arrays["mean"][self.victim].copy())
-        pool = unit_pictures(job.pool)
+        pool = unit_pictures(self.pool)
         with float32_arithmetic("float32", device):
             x = self._candidates(arrays, device, share_of(progress, 0.0, 0.9))
-            x = x.cpu().float().unflatten(1, shape_of(job.pool))
-            pictures = fit_to_range(x * job.std, mean)
+            x = x.cpu().float().unflatten(1, shape_of(self.pool))
+            pictures = fit_to_range(x * self.std, mean)
             pictures = pictures[pictures.isfinite().flatten(1).all(1)]
-            row, ssim = best_matches(pictures, pool, mirrored=job.recipe.views > 1)
+            row, ssim = best_matches(pictures, pool, mirrored=self.recipe.views > 1)
         found: Arrays = {"ssim": ssim.numpy().astype(np.float32)}
         if self.keeps_pictures:
             found["pictures"] = _kept(pictures, row)
@@ -276,17 +290,17 @@ class AttackJob(Job):
     def _candidates(
         self, arrays: Arrays, device: torch.device, progress: Progress
     ) -> Float[Tensor, "m d"]:
-        job, span = self.victims, span_of(self.attack)
-        like = job.architecture.initial([torch.Generator()], dtype=torch.float32)
+        span, architecture = span_of(self.attack), self.recipe.architecture(shape_of(self.pool))
+        like = architecture.initial([torch.Generator()], dtype=torch.float32)
         parameters = like.like(_tensors(arrays, "weights", self.victim, device))
         start = None
         if span is not None and span.start == "known":
             start = first_layer(like).like(_tensors(arrays, "start", self.victim, device))
         if not bool(parameters.isfinite()):
-            return torch.empty(0, job.architecture.d)
-        inputs = torch.empty(1, 0, job.architecture.d, device=device)
-        victim = Victim(job.architecture, parameters, start, inputs)
-        drawn = seeded_generator(job.seed, self.victim, "audit attack")
+            return torch.empty(0, architecture.d)
+        inputs = torch.empty(1, 0, architecture.d, device=device)
+        victim = Victim(architecture, parameters, start, inputs)
+        drawn = seeded_generator(self.seed, self.victim, "audit attack")
         (left,) = attack_stack(self.attack, victim, [drawn], progress)
         return left.x[-1]
 

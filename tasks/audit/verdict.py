@@ -26,9 +26,9 @@ def verdict_of(record: Record) -> dict[str, Any]:
             "base_leak": None,
             "defence": None,
         }
-    attack = base["attacks"][leak["attack"]]
+    attack, n_victims = base["attacks"][leak["attack"]], record["n_victims"]
     level = "leaks" if leak["mean"] > LITTLE else "leaks little"
-    if attack["p_value"] > SIGNIFICANT and leak["interval"][0] == 0:
+    if attack["p_value"] > SIGNIFICANT and (n_victims == 1 or leak["interval"][0] == 0):
         level = "nothing found"
     title = next(a["title"] for a in record["attacks"] if a["name"] == leak["attack"])
     low, high = (share(end) for end in leak["interval"])
@@ -46,7 +46,6 @@ def verdict_of(record: Record) -> dict[str, Any]:
             f"Of {record['n_images']} training images none could be told to come back: "
             f"{share(leak['mean'])}, at most {high}, at {rate} false positives"
         )
-    n_victims = record["n_victims"]
     over = f", over {n_victims} networks" if n_victims > 1 else ""
     sentence = f"{head}, by the attack {title}{over}."
     if base["failed"]:
