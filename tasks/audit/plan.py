@@ -121,6 +121,12 @@ class AuditPlan:
         assert recipe.n_images is not None
         pool = pool_of(recipe, self.images, seed=made.seed)
         n_tests = self.n_tests
+        tests = tests_of(recipe, self.images, n_tests, seed=made.seed)
+        if recipe.private is not None and not len(tests):
+            raise ValueError(
+                "a private network is centred by the mean of images that none learns, and the "
+                "source has no others; give more images"
+            )
         public = None
         if recipe.distilled:
             n = PUBLIC_PER_IMAGE * recipe.n_images
@@ -131,7 +137,7 @@ class AuditPlan:
             recipe=recipe,
             pool=pool,
             members=members_of(pool, made.n_victims, seed=made.seed),
-            tests=tests_of(recipe, self.images, n_tests, seed=made.seed),
+            tests=tests,
             public=public,
             noise_multiplier=noise_multiplier_of(recipe, recipe.n_images),
             seed=made.seed,

@@ -16,9 +16,15 @@ ACCOUNTANT = "rdp"
 
 def noise_multiplier_of(recipe: VictimRecipe, n_images: int) -> float:
     """The noise, in units of the clip, with which a recipe's training on `n_images` is private; 0
-    without `recipe.private`. Raises ValueError if no noise is enough."""
+    without `recipe.private`. Raises ValueError if no noise is enough, and for views, each of which
+    is clipped by itself."""
     if recipe.private is None:
         return 0.0
+    if recipe.views > 1:
+        raise ValueError(
+            f"private with views={recipe.views}: every view is clipped by itself, so that an image "
+            "counts several times and epsilon would be more than is said; set views to 1"
+        )
     rate, n_steps = schedule_of(recipe, n_images)
     with _quiet():
         from opacus.accountants.utils import get_noise_multiplier

@@ -75,8 +75,9 @@ class Private(Strict):
 class VictimRecipe(Strict):
     """A network and how it is trained and given away.
 
-    `n_images`: None takes as many as the source has for it, up to `Audit.most_images`. `n_classes`: 2 is one output
-    and classes set against each other in two halves; more need `training.loss.kind` "ce".
+    `n_images`: None takes as many as the source has for it, up to `Audit.most_images`. `n_classes`:
+    2 is one output and classes set against each other in two halves; more need
+    `training.loss.kind` "ce".
     `views`: every image is learned in so many views, itself and others mirrored and moved by up to
     `moved` pixels. `dropout`, `private`: noise in training. `distilled`: what is given away is a
     student, which learned the network's answers on public images and nothing else. `released`: in
@@ -108,11 +109,6 @@ class VictimRecipe(Strict):
             raise ValueError(
                 f"n_classes={self.n_classes} with training.loss.kind={self.training.loss.kind!r}; "
                 "more than two classes need 'ce'"
-            )
-        if self.private is not None and self.views > 1:
-            raise ValueError(
-                f"private with views={self.views}, each of which is clipped by itself, so that an "
-                "image counts several times and epsilon is more than is said; set views to 1"
             )
         if self.n_images is not None and self.n_images % self.n_classes:
             raise ValueError(
@@ -244,11 +240,11 @@ class Audit(Strict):
 
     `data`: images, of whose larger split victims learn; with `weights`, the training images of that
     network. `span` and `kkt`: settings of the attacks. `n_victims`: an even number, since they come
-    in pairs that share a pool of images, half each. `most_images`: those of a victim, where the recipe names no number.
-    `n_tests`: held-out images that accuracy is
-    measured on, at most. `rate`: the false positive rate of headlines. `fail_above`: limits on the
-    network as it is, `good>0.05@fpr=0.01` or, for membership too, `found>...`. `left_out`: what was
-    left out, in words.
+    in pairs that share a pool of images, half each. `most_images`: those of a victim, where the
+    recipe names no number. `n_tests`: held-out images that accuracy is measured on, at most.
+    `rate`: the false positive rate of headlines. `fail_above`: limits on the network as it is,
+    `good>0.05@fpr=0.01` or, for membership too, `found>...`. `left_out`: what was left out, in
+    words.
     """
 
     name: Literal["audit"] = "audit"

@@ -55,9 +55,12 @@ class Given:
 
 @dataclass(frozen=True, kw_only=True)
 class VictimsJob(Job):
-    """The victims of a cell. `members` (victims, pool): what each learns of the pool;
-    `public`: what students learn. Victim 2k and 2k + 1 share the pool, half each. `given`: the one
-    victim, which is not trained."""
+    """The victims of a cell, centred by the mean of their images; private ones by the tests'.
+
+
+    `members` (victims, pool): what each learns of the pool, of which victims 2k and 2k + 1 have
+    half each; `public`: what students learn; `given`: the one victim, which is not trained.
+    """
 
     recipe: VictimRecipe
     pool: Pictures
@@ -74,6 +77,8 @@ class VictimsJob(Job):
         public = None if self.public is None else hash_of(self.public.images, self.public.labels)
         recipe, members = asdict(self.recipe), hash_of(self.members)
         body = ["audit victims", recipe, images, public, members, self.noise, self.seed]
+        if self.recipe.private is not None:
+            body.append("centred by the tests' mean")
         if (given := self.given) is not None:
             tensors = (*given.weights, *given.start, *given.gradient)
             body.append(hash_of(*tensors, given.mean, given.std))
@@ -157,6 +162,8 @@ class VictimsJob(Job):
         progress: Progress,
     ) -> tuple[Trained, Float[Tensor, "r c h w"]]:
         recipe, mean = self.recipe, images.mean(1)
+        if recipe.private is not None:  # which no mean of private images may enter
+            mean = unit_pictures(self.tests).mean(0).expand_as(mean)
         x = (images - mean[:, None]).flatten(2).to(device)
         y = labels.to(device)
         y = y if recipe.n_outputs > 1 else y.to(x) * 2 - 1
