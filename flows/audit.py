@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from flows.audit_grid import PRESETS
 from flows.settings import replace_setting
 from flows.study_kind import UnitStudy
+from recon_core.victims.network import Conv
 from storage.files import text_bytes, write_file
 from tasks.audit.cost import costs_of
 from tasks.audit.documents import junit, model_card
@@ -27,7 +29,7 @@ from tasks.study.executor import Outcome
 from tasks.study.products import npz_of
 
 PRIVATE = ("epsilon", "delta", "clip")
-OF_DP = "recipe.private."
+OF_DP, OF_CONV = "recipe.private.", "recipe.victim.conv."
 JUNIT, CARD = "audit-junit.xml", "model-card.md"
 
 
@@ -52,10 +54,17 @@ class AuditStudy(UnitStudy[Audit, AuditPlan]):
         """`recipe` is a tree of its own, of which all or some settings are given."""
         for name, value in settings.items():
             if name in ("recipe", "weights"):
-                _merge(tree.setdefault(name, {}), value)
+                if not isinstance(value, Mapping):
+                    raise ValueError(
+                        f"{name}={value!r} is not settings; set single ones, as {name}.NAME=VALUE"
+                    )
+                tree[name] = tree[name] or {}
+                _merge(tree[name], value)
                 continue
             if name.startswith(OF_DP) and tree["recipe"]["private"] is None:
                 tree["recipe"]["private"] = dict.fromkeys(PRIVATE) | {"delta": 1e-5, "clip": 1.0}
+            if name.startswith(OF_CONV) and tree["recipe"]["victim"]["conv"] is None:
+                tree["recipe"]["victim"]["conv"] = asdict(Conv())
             replace_setting(tree, name, value)
 
     def plan(self, made: Audit, store: Path, device: str) -> AuditPlan:

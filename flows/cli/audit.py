@@ -67,7 +67,7 @@ def audit(
         Literal["quick", "cpu", "wide"] | None,
         "The size; default: that of the store, else cpu. quick: some minutes; wide: width 1,000.",
     ] = None,
-    quick: Annotated[bool, "--quick", "--preset quick."] = False,
+    quick: Annotated[bool, "--quick", "The same as --preset quick."] = False,
     given: GivenNetwork,
     store: Annotated[Path, "--out", "--store", "Folder of the results."] = Path(
         "palimpsest-runs/audit"

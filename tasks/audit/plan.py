@@ -7,8 +7,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from recon_core.attacks.kkt.attacks import check_pictures
 from recon_core.attacks.kkt.settings import Attack, span_of
 from recon_core.attacks.kkt.span_coordinates import check_dense_first
@@ -38,6 +36,7 @@ class AuditPlan:
                 if cell.is_base:
                     raise
                 self.refused[cell.number] = str(error)
+        self._check_limits()
 
     @property
     def subject(self) -> Literal["recipe", "weights", "gradients"]:
@@ -116,6 +115,19 @@ class AuditPlan:
             return str(error)
         return None
 
+    def _check_limits(self) -> None:
+        """Raises ValueError for a limit that no attack on the base could be held against."""
+        base = self.study.cells[0]
+        for limit in self.study.limits:
+            asked = RECONSTRUCTION if limit.of == "good" else self.study.attacks
+            why = {name: self.why_not(base, name) for name in self.study.attacks if name in asked}
+            if None not in why.values():
+                reasons = "; ".join(f"{name}: {text}" for name, text in why.items())
+                raise ValueError(
+                    f"{limit.text} can be held against no attack ({reasons or 'none is chosen'}); "
+                    "choose attacks that can be made, or leave the limit out"
+                )
+
     def _job(self, cell: Cell) -> VictimsJob:
         made, recipe = self.study, cell.recipe
         assert recipe.n_images is not None
@@ -145,9 +157,9 @@ class AuditPlan:
 
     @cached_property
     def n_tests(self) -> int:
-        """Images that accuracy is measured on: where there are few others, half of them, so that
-        there are public ones for a student."""
-        n_others = int(np.sum(self.study.recipe.labels_of(
-            self.images.others.labels, self.images.others.class_names)[0] >= 0))  # fmt: skip
-        wants_public = any(cell.recipe.distilled for cell in self.study.cells)
-        return min(self.study.n_tests, n_others // 2 if wants_public else n_others)
+        """Images that accuracy is measured on: where there are few others, two of three, so that
+        there are public ones for a student, whether a cell has students or not."""
+        others = self.images.others
+        labels, _task = self.study.recipe.labels_of(others.labels, others.class_names)
+        n_others = int((labels >= 0).sum())
+        return min(self.study.n_tests, n_others - n_others // 3)

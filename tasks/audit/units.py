@@ -57,7 +57,6 @@ class Given:
 class VictimsJob(Job):
     """The victims of a cell, centred by the mean of their images; private ones by the tests'.
 
-
     `members` (victims, pool): what each learns of the pool, of which victims 2k and 2k + 1 have
     half each; `public`: what students learn; `given`: the one victim, which is not trained.
     """

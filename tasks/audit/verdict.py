@@ -48,6 +48,8 @@ def verdict_of(record: Record) -> dict[str, Any]:
         )
     over = f", over {n_victims} networks" if n_victims > 1 else ""
     sentence = f"{head}, by the attack {title}{over}."
+    if level != "nothing found" and leak["mean"] == 0:
+        sentence += f" They score above decoys all the same (p = {attack['p_value']:.3g})."
     if base["failed"]:
         sentence += f" But {base['failed']}."
     defence = best_defence(record)

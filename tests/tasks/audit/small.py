@@ -1,4 +1,4 @@
-"""Small audits: of made-up images or of photographs, with products that are made here or made up."""
+"""Small audits: of noise or of photographs, with products that are made here or made up."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def put_attack(plan: AuditPlan, ssim: Scores, number: int = 0, name: Any = "span
     for job, own in zip(plan.attacks(cell, name), ssim, strict=True):
         arrays: dict[str, npt.NDArray[Any]] = {"ssim": own.astype(np.float32)}
         if job.keeps_pictures:
-            arrays["pictures"] = np.full(job.victims.pool.images.shape, 255, np.uint8)
+            arrays["pictures"] = np.full(job.pool.images.shape, 255, np.uint8)
         plan.folder.put(job.key, arrays, {"seconds": 2.0, "n_pictures": len(own)})
 
 

@@ -17,6 +17,8 @@ from tasks.audit.images import (
     public_of,
     read_images,
     resolved,
+)
+from tasks.audit.images import (
     tests_of as held_out,
 )
 from tasks.audit.settings import VictimRecipe
@@ -92,7 +94,9 @@ def test_few_others_are_shared_by_tests_and_students(tmp_path: Path) -> None:
     plan = plan_of(audit(defences=(student,)), tmp_path, images)
     job = plan.jobs[1]
     assert job.public is not None
-    assert (len(job.tests), len(job.public)) == (12, 12)
+    assert (len(job.tests), len(job.public)) == (16, 8)
+    alone = plan_of(audit(), tmp_path, images)
+    assert alone.jobs[0].key == plan.jobs[0].key  # whatever else is asked for
     assert plan.refused == {}
     assert len(plan_of(audit(), tmp_path, images).jobs[0].tests) == 24
     few = replace(images, others=noise(2, seed=9))

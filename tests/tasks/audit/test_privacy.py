@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from scipy import optimize, stats
 from recon_core.victims.noisy_training import poisson_sample
 from tasks.audit.privacy import epsilon_of, noise_multiplier_of, schedule_of
 from tasks.audit.settings import Private, VictimRecipe
-from tests.tasks.audit.small import recipe
+from tests.tasks.audit.small import audit, defence, images_of, plan_of, recipe
 
 
 def private(epsilon: float, *, epochs: int = 60, batch_size: int | None = None) -> VictimRecipe:
@@ -139,3 +140,15 @@ def test_a_promise_that_no_noise_keeps_is_refused_with_the_fix() -> None:
         noise_multiplier_of(made, 100)
     with pytest.raises(ValueError, match="fewer epochs, or allow a larger epsilon"):
         noise_multiplier_of(made, 100)
+
+
+def test_views_of_a_private_recipe_are_refused_and_not_miscounted(tmp_path: Path) -> None:
+    made = replace(private(8), views=2)
+    with pytest.raises(ValueError, match="every view is clipped by itself"):
+        noise_multiplier_of(made, 100)
+    own = audit(
+        recipe=replace(private(8), n_images=8), defences=(defence("views", set={"views": 2}),)
+    )
+    plan = plan_of(own, tmp_path, images_of(60))
+    assert plan.jobs[0].noise_multiplier == noise_multiplier_of(own.recipe, 8) > 0
+    assert "set views to 1" in plan.refused[1]

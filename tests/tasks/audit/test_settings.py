@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from tasks.audit.settings import (
     adapter,
     limit_of,
 )
-from tests.tasks.audit.small import audit, defence, recipe
+from tests.tasks.audit.small import audit, defence, images_of, plan_of, recipe
 
 PLAIN = VictimRecipe()
 CE = Training(epochs=10, loss=Loss(kind="ce"))
@@ -116,7 +117,10 @@ def test_a_defence_sets_and_scales_by_dotted_name() -> None:
         ({"set": {"training.epochs": "many"}}, "training.epochs: Input should be a valid int"),
         ({"set": {"dropout": 1}}, "dropout=1.0 is outside [0, 1)"),
         ({"set": {"private": {"epsilon": 0}}}, "private: epsilon=0.0 must be positive"),
-        ({"set": {"private": {"epsilon": 1, "eps": 1}}}, "private.eps: Unexpected keyword argument"),
+        (
+            {"set": {"private": {"epsilon": 1, "eps": 1}}},
+            "private.eps: Unexpected keyword argument",
+        ),
         ({"set": {"n_images": 7}}, "n_images=7 is not a multiple of n_classes=2"),
         ({"scale": {"training.span": 2}}, "scales 'training.span', which is 'auto' and no number"),
         ({"scale": {"victim.widths": 2}}, "scales 'victim.widths', which is"),
@@ -178,7 +182,6 @@ def test_a_given_network_has_releases_alone() -> None:
         ({"views": 0}, "views=0 must be at least 1"),
         ({"moved": -1}, "moved=-1 must be at least 0"),
         ({"dropout": 1.0}, "dropout=1.0 is outside [0, 1)"),
-        ({"views": 2, "private": Private(epsilon=8)}, "private with views=2, each of which"),
     ],
 )
 def test_a_recipe_that_cannot_be_is_refused(changes: dict[str, Any], said: str) -> None:
@@ -269,3 +272,12 @@ def test_a_preset_is_an_audit_that_survives_json(name: str) -> None:
     again = adapter(Audit).validate_python(adapter(Audit).dump_python(made, mode="json"))
     assert again == made
     assert made.cells[0].recipe == made.recipe
+
+
+def test_a_limit_that_no_attack_could_exceed_is_refused(tmp_path: Path) -> None:
+    images = images_of(40)
+    asked = audit(attacks=("loss",), fail_above=("good>0.05@fpr=0.01",))
+    with pytest.raises(ValueError, match=r"good>0\.05@fpr=0\.01 can be held against no attack"):
+        plan_of(asked, tmp_path, images)
+    told = audit(attacks=("loss",), fail_above=("found>0.05@fpr=0.01",))
+    assert plan_of(told, tmp_path, images).refused == {}

@@ -76,11 +76,11 @@ def test_products_are_the_same_bits_in_another_folder_and_order(
 
 def test_attacks_are_the_same_bits_again(plan: AuditPlan, tmp_path: Path, made: Any) -> None:
     one = plan.attacks(plan.study.cells[0], "span")[1]
-    there = replace(one, root=str(tmp_path), victims=replace(one.victims, root=str(tmp_path)))
-    there.victims.run()
+    there = replace(one, root=str(tmp_path))
+    replace(plan.jobs[0], root=str(tmp_path)).run()
     assert there.key == one.key
     assert same(product(there), product(one))
-    assert product(one)["pictures"].shape == one.victims.pool.images.shape
+    assert product(one)["pictures"].shape == one.pool.images.shape
 
 
 def test_a_product_has_what_a_record_is_made_of(plan: AuditPlan, made: dict[str, Arrays]) -> None:
@@ -101,6 +101,15 @@ def test_a_product_has_what_a_record_is_made_of(plan: AuditPlan, made: dict[str,
     pool = unit_pictures(job.pool).numpy()
     for own, mean in zip(job.members, base["mean"], strict=True):
         np.testing.assert_allclose(mean, pool[own].mean(0), atol=1e-6)
+
+
+def test_a_private_network_is_centred_by_images_that_it_never_saw(
+    plan: AuditPlan, made: dict[str, Arrays]
+) -> None:
+    job = plan.jobs[plan.numbers["private"]]
+    public = unit_pictures(job.tests).numpy().mean(0)
+    for mean in made["private"]["mean"]:
+        np.testing.assert_allclose(mean, public, atol=1e-6)
 
 
 def test_cells_start_alike_and_releases_are_of_the_same_networks(made: dict[str, Arrays]) -> None:
@@ -141,7 +150,9 @@ def test_a_student_is_another_network_that_answers_as_its_teacher(
         return np.asarray(job.architecture.forward(parameters, x).output[..., 0] > 0)
 
     assert (answers(student) == answers(teacher)).mean() > 0.99
-    first = [np.linalg.norm(a["weights/0"] - a["start/0"], axis=2).max() for a in (student, teacher)]
+    first = [
+        np.linalg.norm(a["weights/0"] - a["start/0"], axis=2).max() for a in (student, teacher)
+    ]
     assert min(first) > 0.01  # the start that is kept is that of the network that is given away
 
 
@@ -304,8 +315,7 @@ def test_a_given_network_is_attacked_as_it_is(plan: AuditPlan, made: Any, tmp_pa
     halved = replace(given, given=replace(one, weights=scaled, std=2 * one.std))
     assert halved.key != given.key
     np.testing.assert_allclose(product(halved)["margin"], arrays["margin"], rtol=1e-4)
-    attack = AttackJob(root=str(tmp_path), device="cpu", victims=given, victim=0,
-                       attack=SpanAttack(start="known"), keeps_pictures=True)  # fmt: skip
+    (attack,) = AttackJob.on(given, SpanAttack(start="known"), keeps_pictures=True)
     found = product(attack)["ssim"]
     assert found[given.members[0]].mean() > found[~given.members[0]].mean() + 0.2
 
