@@ -21,6 +21,7 @@ from recon_core.summary import proportion_interval, t_interval, threshold_for
 from tasks.audit.plan import AuditPlan
 from tasks.audit.settings import (
     MEMBERSHIP,
+    ON_WEIGHTS,
     RATES,
     RECONSTRUCTION,
     TITLES,
@@ -64,7 +65,7 @@ def describe_audit(plan: AuditPlan, ended: Outcome) -> dict[str, Any]:
         "cells": cells,
         **_exposure(plan, base),
         "checks": [_checked(limit, base, made) for limit in made.limits],
-        "left_out": list(made.left_out),
+        "left_out": [*made.left_out, *_not_tried(plan)],
         "seconds": {
             "train": made.n_victims * sum(cell["seconds"] for cell in cells),
             "attack": made.n_victims
@@ -75,6 +76,14 @@ def describe_audit(plan: AuditPlan, ended: Outcome) -> dict[str, Any]:
     body["does_not_cover"] = does_not_cover(body)
     plain: dict[str, Any] = rounded(body, DIGITS)
     return plain
+
+
+def _not_tried(plan: AuditPlan) -> list[str]:
+    """Attacks that were not chosen, in words."""
+    if plan.subject == "gradients":  # which the others are not about
+        return []
+    others = (name for name in (*ON_WEIGHTS, *MEMBERSHIP) if name not in plan.study.attacks)
+    return [f"the attack {TITLES[name][0]}" for name in others]
 
 
 def _about(name: AttackName) -> dict[str, str]:
