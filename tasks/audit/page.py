@@ -29,6 +29,7 @@ from tasks.audit.tables import (
     share,
     side_of,
 )
+from tasks.audit.verdict import does
 from tasks.page.charts import letter
 from tasks.page.files import Arrays, Record
 from tasks.page.formats import brackets, fixed, plural
@@ -118,7 +119,7 @@ def _defence(record: Record) -> dict[str, str] | None:
         return None
     for cell in others:
         if cell["name"] == name:
-            what = f"are left with {name}, the cheapest defence that halves the leak: "
+            what = f"are left with {name}, the cheapest defence that {does(cell)}: "
             return _left(cell, what)
     least = min(others, key=lambda cell: float(cell["leak"]["mean"]))
     among = plural(len(others), "defence", "defences")

@@ -64,26 +64,33 @@ def verdict_of(record: Record) -> dict[str, Any]:
 
 
 def best_defence(record: Record) -> Mapping[str, Any] | None:
-    """The defence on the front that takes off at least half of the leak at the least price; None
-    where the network leaks nothing or none does."""
+    """The defence on the front that leaves little at the least price, or, if none does, that takes
+    off at least half of the leak; None where the network leaks nothing or no defence does that."""
     base = record["cells"][0]
     if base["leak"] is None or base["leak"]["mean"] <= 0:
         return None
     half = base["leak"]["mean"] / 2
-    worth = [
-        cell
-        for cell in record["cells"][1:]
-        if cell["on_front"] and cell["leak"]["mean"] <= half and cell["failed"] is None
-    ]
-    return max(worth, key=lambda cell: cell["accuracy"]["test"], default=None)
+    usable = [c for c in record["cells"][1:] if c["on_front"] and c["failed"] is None]
+    for most in (min(LITTLE, half), half):
+        worth = [cell for cell in usable if cell["leak"]["mean"] <= most]
+        if worth:
+            cheapest: Record = max(worth, key=lambda cell: float(cell["accuracy"]["test"]))
+            return cheapest
+    return None
+
+
+def does(cell: Record) -> str:
+    """Effect of the defence that is named."""
+    little = cell["leak"]["mean"] <= LITTLE
+    return f"leaves at most {rate_text(LITTLE)}" if little else "halves the leak"
 
 
 def _said_of(cell: Record) -> str:
     change = cell["accuracy"]["change"]
     price = f"accuracy changes by {points(change)} points"
     return (
-        f"The cheapest defence that halves this is {cell['name']}: {share(cell['leak']['mean'])} "
-        f"come back, and {price}."
+        f"The cheapest defence that {does(cell)} is {cell['name']}: "
+        f"{share(cell['leak']['mean'])} come back, and {price}."
     )
 
 

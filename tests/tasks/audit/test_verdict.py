@@ -107,12 +107,19 @@ def cell(name: str, leak: float | None, accuracy: float, *, front: bool = True,
             "epsilon": None, "attacks": {}}  # fmt: skip
 
 
-def test_the_best_defence_is_the_cheapest_that_halves_the_leak() -> None:
+def test_the_best_defence_is_the_cheapest_that_leaves_little() -> None:
+    made = record(0.6, (0.5, 0.7))
+    made["cells"] += [cell("half", 0.3, 0.9), cell("most", 0.05, 0.7), cell("all", 0.0, 0.65)]
+    assert verdict_of(made)["defence"] == "most"
+    assert "that leaves at most 5 % is most: 5.0 % come back" in verdict_of(made)["sentence"]
+
+
+def test_else_the_best_defence_is_the_cheapest_that_halves_the_leak() -> None:
     made = record(0.6, (0.5, 0.7))
     defences = [
         cell("little", 0.31, 0.9),
         cell("half", 0.3, 0.7),
-        cell("most", 0.0, 0.6),
+        cell("most", 0.06, 0.6),
         cell("beaten", 0.3, 0.75, front=False),
         cell("failed", 0.0, 0.95, failed="1 of the victims diverged in training"),
         cell("refused", None, 0.95, front=False),
@@ -124,7 +131,7 @@ def test_the_best_defence_is_the_cheapest_that_halves_the_leak() -> None:
     found = verdict_of(made)
     assert found["defence"] == "half"
     assert found["sentence"].endswith(
-        "over 12 networks. The cheapest defence that halves this is half: 30 % come back, and "
+        "over 12 networks. The cheapest defence that halves the leak is half: 30 % come back, and "
         "accuracy changes by −10.0 points."
     )
     made["cells"][3] = cell("free", 0.1, 0.82)
