@@ -286,7 +286,7 @@ def test_a_defence_is_priced_victim_by_victim(tmp_path: Path) -> None:
     assert cheap["accuracy"]["change_interval"] == pytest.approx([-2 / n_tests] * 2)
     assert dear["accuracy"]["change"] == pytest.approx(-20 / n_tests)
     assert [cell["on_front"] for cell in record["cells"]] == [True, True, True, False]
-    assert record["verdict"]["defence"] == "cheap"
+    assert record["verdict"]["defence"] == "dear"  # the only one that leaves little
     assert useless["leak"]["mean"] == base["leak"]["mean"]
     low, high = base["accuracy"]["test_interval"]
     assert low < base["accuracy"]["test"] < high
