@@ -42,6 +42,7 @@ def test_an_attack_finds_images_and_restores_them(files: Files, tmp_path: Path) 
     assert better.sheet.exists()
 
 
+@pytest.mark.slow
 def test_an_audit_of_a_given_network_says_what_it_leaks(files: Files, tmp_path: Path) -> None:
     found = audit(
         files.data,

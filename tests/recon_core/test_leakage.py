@@ -122,6 +122,7 @@ def coverage(simulated: Callable[[np.random.Generator], Share], truth: float, n:
     return covered / n
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("truth", "spread"),
     [
@@ -151,6 +152,7 @@ def test_intervals_cover_the_share_that_victims_have_on_average(
     assert coverage(simulated, truth, 200) >= 0.93
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("gain", "n"),
     [(2.5, 40), *(pytest.param(gain, 100, marks=pytest.mark.slow) for gain in (1.0, 2.5, 4.0))],

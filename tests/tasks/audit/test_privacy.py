@@ -49,6 +49,7 @@ def exact(noise: float, n_steps: int, delta: float) -> float:
     return float(optimize.brentq(excess, 0, 500))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [None, 10, 33])
 @pytest.mark.parametrize("epsilon", [1.0, 8.0, 50.0])
 def test_noise_keeps_to_the_epsilon_that_is_asked_for(

@@ -116,6 +116,7 @@ def alarms(root: Path, n_seeds: int, **changes: Any) -> list[dict[str, Any]]:
     return records
 
 
+@pytest.mark.slow
 def test_networks_that_leak_nothing_raise_few_alarms(tmp_path: Path) -> None:
     """100 audits: p-values are uniform, and the share at 1 % false positives is 1 %."""
     records = alarms(tmp_path, 100, fail_above=("good>0.2@fpr=0.01",))
