@@ -1,4 +1,5 @@
-"""The `palimpsest` command. Exit codes: 0 done, 1 the job failed, 2 bad usage.
+"""The `palimpsest` command. Exit codes: 0 done, 1 the job failed, 2 bad usage,
+3 an audit found more than a limit allows.
 
 Every command works on one folder, the store (`--store`), and takes its settings from a preset, from
 what an earlier command left there, and from `--set name=value`, in that order.

@@ -330,3 +330,12 @@ def test_a_whole_audit_is_units_that_follow_from_each_other(tmp_path: Path) -> N
         *(f"train {name}" for name in ("as it is", "private")),
         *(f"attack {n}, span, victim {v}" for n in ("as it is", "private") for v in range(4)),
     }
+
+
+def test_no_mean_of_private_images_is_given_away(tmp_path: Path) -> None:
+    made = noise_plan(tmp_path, (defence("private", set=PRIVATE),))
+    plain, private = (made.jobs[k] for k in range(2))
+    tests = private.tests.images.astype(np.float64).mean(0) / 255
+    np.testing.assert_allclose(product(private)["mean"], np.stack([tests] * 4), atol=1e-6)
+    own = plain.pool.images[plain.members[0]].astype(np.float64).mean(0) / 255
+    np.testing.assert_allclose(product(plain)["mean"][0], own, atol=1e-6)
