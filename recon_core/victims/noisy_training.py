@@ -37,7 +37,7 @@ from recon_core.types import Progress, no_progress
 from recon_core.victims.losses import Loss
 from recon_core.victims.network import Architecture, Parameters, Pass
 from recon_core.victims.stack import inputs_of
-from recon_core.victims.training import REPORTS, Trained, Training
+from recon_core.victims.training import REPORTS, Trained, Training, check_victims
 
 Masks = tuple[Tensor, ...]
 """Factors (R, n, width) of the units of every hidden layer: 0 or 1 / (1 - p); empty: all 1."""
@@ -97,7 +97,12 @@ def train_with_noise(
     do not fit together, for `training.span=True`, which these steps do not have, and for a rule of
     stopping with `noise.clip`: the training loss would tell of the images past the noise.
     """
-    _check(architecture, parameters, x, generators)
+    check_victims(architecture, parameters, x)
+    if len(generators) != len(x):
+        raise ValueError(
+            f"{len(generators)} generators for {len(x)} victims; give each its own, to draw its "
+            "images, masks and noise from"
+        )
     training.loss.check(y, architecture.n_outputs)
     _check_privacy(training, noise)
     everyone = torch.arange(len(x), device=x.device)
@@ -221,11 +226,9 @@ class _Course:
             self.stack = stack.without(ended)
 
     def trained(self) -> Trained:
-        return Trained(
-            parameters=self.rules.layout.like(self.final),
+        return Trained.ended(
+            self.rules.layout.like(self.final),
             loss=self.loss,
-            accuracy=(self.margins > 0).to(self.margins.dtype).mean(1),
-            margin_min=self.margins.amin(1),
             margins=self.margins,
             epochs_done=self.epochs_done,
             diverged=self.diverged,
@@ -389,29 +392,6 @@ def _kernel_gradients(
 ) -> Float[Tensor, "r n c k"]:
     """Every image's gradient of a convolution's kernels."""
     return torch.einsum("rncp,rnkp->rnck", maps, patches)
-
-
-def _check(
-    architecture: Architecture,
-    parameters: Parameters,
-    x: Float[Tensor, "r n d"],
-    generators: Sequence[torch.Generator],
-) -> None:
-    if parameters.n_runs != len(x) or x.shape[2] != architecture.d:
-        raise ValueError(
-            f"{parameters.n_runs} victims of {architecture.d} inputs came with images of shape "
-            f"{tuple(x.shape)}; expected (victims, images, inputs)"
-        )
-    kinds = {(tensor.dtype, tensor.device) for tensor in (*parameters.tensors(), x)}
-    if len(kinds) > 1:
-        raise ValueError(
-            f"weights and images are {sorted(map(str, kinds))}; make them all the same"
-        )
-    if len(generators) != len(x):
-        raise ValueError(
-            f"{len(generators)} generators for {len(x)} victims; give each its own, to draw its "
-            "images, masks and noise from"
-        )
 
 
 def _check_privacy(training: Training, noise: Noise) -> None:

@@ -74,6 +74,27 @@ class Trained:
     epochs_done: Int64[Tensor, " r"]
     diverged: Bool[Tensor, " r"]
 
+    @classmethod
+    def ended(
+        cls,
+        parameters: Parameters,
+        *,
+        loss: Float[Tensor, " r"],
+        margins: Float[Tensor, "r n"],
+        epochs_done: Int64[Tensor, " r"],
+        diverged: Bool[Tensor, " r"],
+    ) -> Trained:
+        """Victims of which loss and margins are known."""
+        return cls(
+            parameters=parameters,
+            loss=loss,
+            accuracy=(margins > 0).to(margins.dtype).mean(1),
+            margin_min=margins.amin(1),
+            margins=margins,
+            epochs_done=epochs_done,
+            diverged=diverged,
+        )
+
     def tensors(self) -> dict[str, Tensor]:
         """As named tensors on the CPU, which safetensors can hold."""
         named = {f"parameters.{i}": t for i, t in enumerate(self.parameters.tensors())}
@@ -112,7 +133,8 @@ def train(
     layer with that number from 1, by default the last. Raises ValueError for arguments that do not
     fit together.
     """
-    _check(architecture, parameters, x, y, training)
+    check_victims(architecture, parameters, x)
+    training.loss.check(y, architecture.n_outputs)
     in_span = uses_span(training.span, architecture, training.optimiser, x.shape[1])
     span = Span(parameters.weights[0], x) if in_span else None
     problem = Problem(
@@ -211,24 +233,20 @@ class _Course:
             for run, ended in self.ended.items():
                 value[run] = ended[i]
             values.append(value)
-        return Trained(
-            parameters=self.problem.parameters(values),
+        return Trained.ended(
+            self.problem.parameters(values),
             loss=self.loss,
-            accuracy=(self.margins > 0).to(self.margins.dtype).mean(1),
-            margin_min=self.margins.amin(1),
             margins=self.margins,
             epochs_done=self.epochs_done,
             diverged=self.diverged,
         )
 
 
-def _check(
-    architecture: Architecture,
-    parameters: Parameters,
-    x: Float[Tensor, "r n d"],
-    y: Shaped[Tensor, "r n"],
-    training: Training,
+def check_victims(
+    architecture: Architecture, parameters: Parameters, x: Float[Tensor, "r n d"]
 ) -> None:
+    """Raises ValueError for images that are not as many victims' or not of their inputs, and for
+    tensors of several kinds."""
     if parameters.n_runs != len(x) or x.shape[2] != architecture.d:
         raise ValueError(
             f"{parameters.n_runs} victims of {architecture.d} inputs came with images of shape "
@@ -239,4 +257,3 @@ def _check(
         raise ValueError(
             f"weights and images are {sorted(map(str, kinds))}; make them all the same"
         )
-    training.loss.check(y, architecture.n_outputs)
