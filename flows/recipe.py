@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, Literal
-from weakref import WeakValueDictionary
 
 from pydantic import BeforeValidator
 
@@ -15,15 +14,13 @@ from recon_core.restore import Restorer
 from recon_core.restore import Training as RestorerTraining
 from recon_core.sampling import Phase, Sampling
 from storage.pairs.layout import Encoding
-from storage.sources.load import ImageSet, Split, load_images
+from storage.sources.load import ImageSet, Split, held_images
 from tasks.campaign.plan import Campaign
 from tasks.evaluation.settings import Evaluation, check_span
 from tasks.training.log import TensorBoard
 from tasks.training.validation import Validation
 
 FORBID = {"extra": "forbid"}
-_held: WeakValueDictionary[tuple[object, ...], ImageSet] = WeakValueDictionary()
-"""The images that somebody in this process works with, by what they were read from."""
 HELDOUT_SEED_OFFSET = 1_000_003
 """Victims that are evaluated start from other weights than those the restorers learned from."""
 
@@ -102,12 +99,8 @@ class Recipe:
     def images(self, split: Split) -> ImageSet:
         """The images of one split, near copies included (`flows.generate` leaves them out); read
         once for as long as somebody holds them. Raises SourceError if they cannot be read."""
-        key = (self.data, split, self.skip_corrupt, self.channels)
-        if (held := _held.get(key)) is None:
-            skip = self.skip_corrupt
-            held = load_images(self.data, split=split, skip_corrupt=skip, channels=self.channels)
-            _held[key] = held
-        return held
+        skip, channels = self.skip_corrupt, self.channels
+        return held_images(self.data, split=split, skip_corrupt=skip, channels=channels)
 
     def campaign(self, split: Split) -> Campaign:
         """The campaign of one split. Held-out victims see unaugmented images, and every candidate

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import typer
 from rich.markup import escape
@@ -33,6 +33,10 @@ Out = Annotated[
 NETWORK_WEIGHTS = "safetensors, a state dict of torch.save, TorchScript, or a .pt2 of torch.export."
 SkipPictures = Annotated[bool, "--skip-corrupt", "Leave out pictures that cannot be read."]
 Shape = Annotated[str | None, "Of the images: 3x32x32."]
+Arch = Annotated[str | None, "mlp:3072-1000-1000-1 | conv:3x32:3072-1000-1; else inferred."]
+Activated = Annotated[Literal["relu", "leaky_relu", "gelu"], "It cannot be read from weights."]
+Mean = Annotated[str | None, "What was subtracted: .npy | picture | 0.49,0.48,0.45 | none."]
+Std = Annotated[str | None, "What inputs were then divided by, as 0.25,0.24,0.26 or 1."]
 Leak = Annotated[float, "Slope of leaky_relu below 0."]
 Trust = Annotated[
     bool, "Load and run a TorchScript or .pt2 file, which may do anything you can do."

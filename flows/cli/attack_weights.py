@@ -14,12 +14,16 @@ from typing import Annotated, Any, Literal
 import typer
 
 from flows.cli.attack_file import (
+    Activated,
+    Arch,
     Attempt,
     Leak,
+    Mean,
     Out,
     Shape,
     Show,
     SkipPictures,
+    Std,
     assignments,
     attack,
     default_folder,
@@ -38,13 +42,9 @@ class Classifier:
     """Place of results, and facts that a file of weights lacks."""
 
     target: Out = None
-    arch: Annotated[str | None, "mlp:3072-1000-1000-1 | conv:3x32:3072-1000-1; else inferred."] = (
-        None
-    )
+    arch: Arch = None
     shape: Shape = None
-    activation: Annotated[
-        Literal["relu", "leaky_relu", "gelu"], "It cannot be read from weights."
-    ] = "relu"
+    activation: Activated = "relu"
     leak: Leak = 0.01
 
 
@@ -56,10 +56,8 @@ class Known:
         None
     )
     decoys: Annotated[str | None, "folder:PATH of images it never saw."] = None
-    mean: Annotated[str | None, "What was subtracted: .npy | picture | 0.49,0.48,0.45 | none."] = (
-        None
-    )
-    std: Annotated[str | None, "What inputs were then divided by, as 0.25,0.24,0.26 or 1."] = None
+    mean: Mean = None
+    std: Std = None
     skip_corrupt: SkipPictures = False
     seed: int = 0
     dtype: Literal["float32", "float64"] = "float32"

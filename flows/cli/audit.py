@@ -11,7 +11,16 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.markup import escape
 
-from flows.cli.attack_file import Leak, Shape, numbers, parse_shape
+from flows.cli.attack_file import (
+    Activated,
+    Arch,
+    Leak,
+    Mean,
+    Shape,
+    Std,
+    numbers,
+    parse_shape,
+)
 from flows.cli.options import Computed, Data, FreshStore, SkipFiles, command, out, start_over
 from flows.cli.study import show_costs, show_rows
 
@@ -29,18 +38,12 @@ class GivenNetwork:
     gradients: Annotated[
         Path | None, "Gradients of a batch in these weights; --data: that batch."
     ] = None
-    arch: Annotated[str | None, "mlp:3072-1000-1000-1 | conv:3x32:3072-1000-1; else inferred."] = (
-        None
-    )
+    arch: Arch = None
     shape: Shape = None
-    activation: Annotated[
-        Literal["relu", "leaky_relu", "gelu"], "It cannot be read from weights."
-    ] = "relu"
+    activation: Activated = "relu"
     leak: Leak = 0.01
-    mean: Annotated[str | None, "What was subtracted: .npy | picture | 0.49,0.48,0.45 | none."] = (
-        None
-    )
-    std: Annotated[str | None, "What inputs were then divided by, as 0.25,0.24,0.26 or 1."] = None
+    mean: Mean = None
+    std: Std = None
 
     def settings(self, data: str | None) -> dict[str, Any]:
         """Settings of the audit; ValueError for options that do not go together."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +36,7 @@ __all__ = [
     "HELDOUT_ONE_IN",
     "ImageSet",
     "Split",
+    "held_images",
     "load_images",
 ]
 
@@ -44,6 +46,8 @@ HELDOUT_FOLDERS = ("test", "heldout", "val")
 HELDOUT_ONE_IN = 5
 """Of a folder without split folders, the images whose hash is 0 modulo this are held out."""
 
+_held: WeakValueDictionary[tuple[object, ...], ImageSet] = WeakValueDictionary()
+"""The images that somebody in this process works with, by what they were read from."""
 EMBEDDED = ("photos", "digits")
 
 
@@ -101,6 +105,15 @@ class ImageSet:
         return replace(
             self, images=self.images[kept], labels=self.labels[kept], notes=(*self.notes, note)
         )
+
+
+def held_images(source: str, *, split: Split, skip_corrupt: bool, channels: int) -> ImageSet:
+    """The same as `load_images`, read once for as long as somebody in this process has them."""
+    key = (source, split, skip_corrupt, channels)
+    if (held := _held.get(key)) is None:
+        held = load_images(source, split=split, skip_corrupt=skip_corrupt, channels=channels)
+        _held[key] = held
+    return held
 
 
 def load_images(

@@ -8,18 +8,16 @@ a decoy that is a training image elsewhere. If nothing leaks the two cannot be t
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
 
 from recon_core.membership import complementary_halves
 from recon_core.types import seeded_generator
-from storage.sources.load import ImageSet, Split, load_images
+from storage.sources.load import ImageSet, held_images
 from tasks.audit.settings import FEWEST, Audit, VictimRecipe
 from tasks.study.images import Ids, Pixels
 
-_HELD: WeakValueDictionary[tuple[object, ...], ImageSet] = WeakValueDictionary()
 Members = npt.NDArray[np.bool_]
 
 
@@ -51,22 +49,15 @@ def read_images(audit: Audit) -> AuditImages:
     """Both splits, victims from the larger one. Where they are equally large, or the held-out one
     has more than victims need, that: models of images, and restorers, may know the other. Raises
     SourceError if they cannot be read."""
-    train, heldout = (_held(audit, "train"), _held(audit, "heldout"))
+    skip, channels = audit.skip_corrupt, audit.channels
+    train, heldout = (
+        held_images(audit.data, split=split, skip_corrupt=skip, channels=channels)
+        for split in ("train", "heldout")
+    )
     wanted = 8 * (audit.recipe.n_images or audit.most_images)
     if len(heldout) >= min(len(train), wanted):
         return AuditImages(heldout, train)
     return AuditImages(train, heldout)
-
-
-def _held(audit: Audit, split: Split) -> ImageSet:
-    """Images of a split, read once for as long as somebody in this process has them."""
-    key = (audit.data, split, audit.skip_corrupt, audit.channels)
-    if (held := _HELD.get(key)) is None:
-        held = load_images(
-            audit.data, split=split, skip_corrupt=audit.skip_corrupt, channels=audit.channels
-        )
-        _HELD[key] = held
-    return held
 
 
 def resolved(audit: Audit, images: AuditImages) -> Audit:
