@@ -16,12 +16,13 @@ from recon_core.victims.network import Conv
 from storage.files import text_bytes, write_file
 from tasks.audit.cost import costs_of
 from tasks.audit.documents import junit, model_card
+from tasks.audit.exposure import pictures_of
 from tasks.audit.figures import describe_figures
 from tasks.audit.given import GivenPlan
 from tasks.audit.images import read_images, resolved
 from tasks.audit.page import AUDIT_PAGE
 from tasks.audit.plan import AuditPlan
-from tasks.audit.record import describe_audit, pictures_of
+from tasks.audit.record import describe_audit
 from tasks.audit.settings import Audit, GivenWeights
 from tasks.campaign.state import CONTROL_FILE
 from tasks.cluster.batch_systems import read_yaml

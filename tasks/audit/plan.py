@@ -7,6 +7,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
+
 from recon_core.attacks.kkt.attacks import check_pictures
 from recon_core.attacks.kkt.settings import Attack, span_of
 from recon_core.attacks.kkt.span_coordinates import check_dense_first
@@ -93,6 +96,18 @@ class AuditPlan:
         """The attack on every victim of a cell."""
         job, attack = self.jobs[cell.number], self.attack(cell, name)
         return AttackJob.on(job, attack, keeps_pictures=cell.is_base)
+
+    def ssim(self, cell: Cell, name: AttackName) -> tuple[npt.NDArray[np.float64], float]:
+        """(victims, pool) SSIM of the best pictures, and seconds of an attack. Raises ValueError if
+        one is not there."""
+        rows, seconds = [], []
+        for job in self.attacks(cell, name):
+            found = self.folder.product(job.key)
+            if found is None:
+                raise ValueError(f"{cell.name}, {name}: not there; run the same command again")
+            rows.append(found[0]["ssim"].astype(np.float64))
+            seconds.append(found[1]["seconds"])
+        return np.stack(rows), float(np.mean(seconds))
 
     def attack(self, cell: Cell, name: AttackName) -> Attack:
         recipe = self.jobs[cell.number].recipe

@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from recon_core.duplicates import THRESHOLD, most_alike
 from recon_core.leakage import Share, exchangeable_p, paired_difference, pareto_front, share_found
 from recon_core.membership import likelihood_ratio
 from recon_core.summary import proportion_interval, t_interval, threshold_for
+from tasks.audit.exposure import exposure
 from tasks.audit.plan import AuditPlan
 from tasks.audit.settings import (
     MEMBERSHIP,
@@ -30,16 +30,12 @@ from tasks.audit.settings import (
     Cell,
     Limit,
 )
-from tasks.audit.units import VictimsJob
 from tasks.audit.verdict import does_not_cover, verdict_of
 from tasks.evaluation.record import rounded
 from tasks.study.executor import Outcome
 from tasks.study.products import Arrays
 
 DIGITS = 6
-N_EXPOSED, N_DECOYS = 24, 8
-NEAR_MARGIN = 0.25
-"""Quantile of the margins below which an image is near the boundary."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -63,7 +59,7 @@ def describe_audit(plan: AuditPlan, ended: Outcome) -> dict[str, Any]:
         "source": {"victims": plan.images.pool.facts, "others": plan.images.others.facts},
         "attacks": [_about(name) for name in made.attacks],
         "cells": cells,
-        **_exposure(plan, base),
+        **exposure(plan, base),
         "checks": [_checked(limit, base, made) for limit in made.limits],
         "left_out": [*made.left_out, *_not_tried(plan)],
         "seconds": {
@@ -165,7 +161,7 @@ def _attacked(
         units = [f"attack {cell.name}, {name}, victim {v}" for v in range(made.n_victims)]
         if lost := [unit for unit in units if unit in failed]:
             return {"status": "refused", "why": f"failed: {failed[lost[0]]}"}
-        scores, seconds = _ssim(plan, cell, name)
+        scores, seconds = plan.ssim(cell, name)
     rng = np.random.default_rng((made.seed, cell.number, made.attacks.index(name)))
     about: dict[str, Any] = {
         "status": "ran",
@@ -201,18 +197,6 @@ def _membership(name: AttackName, arrays: Arrays, members: npt.NDArray[np.bool_]
         return np.where(np.isfinite(sure), sure, -np.inf)
     found = likelihood_ratio(torch.from_numpy(sure), torch.from_numpy(members))
     return np.asarray(found.numpy(), np.float64)
-
-
-def _ssim(plan: AuditPlan, cell: Cell, name: AttackName) -> tuple[Floats, float]:
-    """(victims, pool) SSIM of the best pictures, and seconds of an attack."""
-    rows, seconds = [], []
-    for job in plan.attacks(cell, name):
-        found = plan.folder.product(job.key)
-        if found is None:
-            raise ValueError(f"{cell.name}, {name}: not there; run the same command again")
-        rows.append(found[0]["ssim"].astype(np.float64))
-        seconds.append(found[1]["seconds"])
-    return np.stack(rows), float(np.mean(seconds))
 
 
 def _share(share: Share) -> dict[str, Any]:
@@ -284,113 +268,6 @@ def _compare(cells: Sequence[dict[str, Any]]) -> None:
         cell["on_front"] = on_front
 
 
-def _exposure(plan: AuditPlan, base: Mapping[str, Any]) -> dict[str, Any]:
-    """Images of the base that come back most often, and what they have in common."""
-    leak, job = base["leak"], plan.jobs[0]
-    nothing: dict[str, Any] = {"exposed": [], "classes_exposed": [], "decoys_shown": []}
-    made = plan.folder.product(job.key)
-    if leak is None or made is None:
-        return nothing
-    scores, _seconds = _ssim(plan, plan.study.cells[0], leak["attack"])
-    members, arrays = job.members, made[0]
-    threshold = _threshold(scores, members, plan.study)
-    back = (scores > threshold) & members
-    mean = np.where(members, scores, 0.0).sum(0) / np.maximum(1, members.sum(0))
-    order = np.lexsort((-mean, -back.sum(0)))
-    order = order[np.any(members[:, order], axis=0)]
-    classes = _by_class(plan, job, back, members)
-    return {
-        "exposed": [
-            _of_image(plan, job, int(row), (back, mean, arrays, classes))
-            for row in order[:N_EXPOSED]
-        ],
-        "classes_exposed": classes,
-        "decoys_shown": [
-            {"image_id": int(job.pool.rows[row]), "victim": v, "ssim": float(scores[v, row])}
-            for v, row in nearest_decoys(scores, members)
-        ],
-    }
-
-
-def nearest_decoys(scores: Floats, members: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """(victim, row) of the decoys that score best, each once."""
-    decoy = np.where(members, -np.inf, scores)
-    best = decoy.argmax(0)
-    order = np.argsort(-decoy.max(0), kind="stable")[:N_DECOYS]
-    return [(int(best[row]), int(row)) for row in order]
-
-
-def _threshold(scores: Floats, members: npt.NDArray[np.bool_], made: Audit) -> float:
-    return max(threshold_for(scores[~members], made.rate), made.good_threshold)
-
-
-def _of_image(
-    plan: AuditPlan,
-    job: VictimsJob,
-    row: int,
-    known: tuple[npt.NDArray[np.bool_], Floats, Arrays, list[dict[str, Any]]],
-) -> dict[str, Any]:
-    back, mean, arrays, classes = known
-    images, source = job.pool, plan.images.pool
-    inside = job.members[:, row]
-    counts = job.members & np.isfinite(arrays["margin"])  # not of victims that diverged
-    own = arrays["margin"][counts[:, row], row]
-    margin = float(own.mean()) if own.size else np.nan
-    near = float(np.quantile(arrays["margin"][counts], NEAR_MARGIN)) if own.size else np.nan
-    label = int(source.labels[images.rows[row]])
-    n_copies = _copies(images.images, row)
-    name = source.class_names[label]
-    reasons = [
-        *([f"{n_copies} near copies of it are in the pool"] if n_copies else []),
-        *(["it lies near the boundary"] if margin <= near else []),
-        *(["its class leaks most"] if classes and classes[0]["class"] == name else []),
-    ]
-    return {
-        "image_id": int(images.rows[row]),
-        "row": row,
-        "label": label,
-        "class": name,
-        "n_in": int(inside.sum()),
-        "n_back": int(back[:, row].sum()),
-        "mean_ssim": float(mean[row]),
-        "margin": margin,
-        "n_copies": n_copies,
-        "why": "; ".join(reasons),
-    }
-
-
-def _copies(images: npt.NDArray[np.uint8], row: int) -> int:
-    """Near copies of an image among the others."""
-    own = torch.from_numpy(images[row : row + 1])
-    others = torch.from_numpy(np.delete(images, row, 0))
-    found = most_alike(others, own)
-    return int((found.correlation > THRESHOLD).sum())
-
-
-def _by_class(
-    plan: AuditPlan,
-    job: VictimsJob,
-    back: npt.NDArray[np.bool_],
-    members: npt.NDArray[np.bool_],
-) -> list[dict[str, Any]]:
-    """Shares of the images of each class that come back, the largest first."""
-    source, learned = plan.images.pool, np.any(members, axis=0)
-    label = np.full(len(learned), -1)
-    label[learned] = source.labels[job.pool.rows[learned]]
-    found = []
-    for number, name in enumerate(source.class_names):
-        own = label == number
-        some = members[:, own].any(1)
-        if not some.any():
-            continue
-        # and a decoy that does not come back, as a class may have none
-        hits, inside = (np.pad(a[some][:, own], ((0, 0), (0, 1))) for a in (back, members))
-        share = share_found(hits.astype(np.float64), inside, rate=0.0, least=0.5)
-        n = int(members[:, own].sum())
-        found.append({"class": name, "n": n, "share": share.mean, "interval": share.interval})
-    return sorted(found, key=lambda entry: -entry["share"])
-
-
 def _checked(limit: Limit, base: Mapping[str, Any], made: Audit) -> dict[str, Any]:
     """A limit, and the attack that comes nearest to it or exceeds it most; it fails if the share is
     above, and is undecided if a part of its interval alone is."""
@@ -416,25 +293,3 @@ def _checked(limit: Limit, base: Mapping[str, Any], made: Audit) -> dict[str, An
         "limit": limit.limit,
         "outcome": outcome,
     }
-
-
-def pictures_of(plan: AuditPlan, record: Mapping[str, Any]) -> dict[str, npt.NDArray[np.uint8]]:
-    """Pictures of the most exposed images and of the nearest decoys, beside what came back."""
-    base, job = record["cells"][0], plan.jobs[0]
-    if base["leak"] is None:
-        return {}
-    jobs = plan.attacks(plan.study.cells[0], base["leak"]["attack"])
-    made = [plan.folder.product(one.key) for one in jobs]
-    kept = [m[0] for m in made if m is not None]
-    ssim = np.stack([arrays["ssim"] for arrays in kept])
-    exposed = [entry["row"] for entry in record["exposed"]]
-    best = [(int(np.where(job.members[:, row], ssim[:, row], -1).argmax()), row) for row in exposed]
-    decoys = nearest_decoys(ssim.astype(np.float64), job.members)
-    arrays = {}
-    for name, places in (("exposed", best), ("decoys", decoys)):
-        rows = np.array([row for _v, row in places], np.int64)
-        arrays[f"{name}/original"] = job.pool.images[rows]
-        found = [kept[v]["pictures"][row] for v, row in places]
-        blank = np.zeros(job.pool.images.shape[1:], np.uint8)
-        arrays[f"{name}/reconstruction"] = np.stack([p if p.size else blank for p in found])
-    return arrays

@@ -17,9 +17,9 @@ from scipy import stats
 
 from recon_core.leakage import share_found
 from storage.sources.load import ImageSet
+from tasks.audit.exposure import nearest_decoys, pictures_of
 from tasks.audit.images import AuditImages, read_images
 from tasks.audit.plan import AuditPlan
-from tasks.audit.record import nearest_decoys, pictures_of
 from tests.tasks.audit.small import (
     Scores,
     audit,
