@@ -338,6 +338,18 @@ def test_the_most_exposed_image_is_the_planted_one_and_its_copy_is_named(tmp_pat
     assert len(pictures["decoys/original"]) == len(record["decoys_shown"]) == 8
 
 
+def test_an_image_that_a_network_never_saw_does_not_come_back_from_it(tmp_path: Path) -> None:
+    plan = fabricated(tmp_path, images_of(100), n_victims=6)
+    members = plan.jobs[0].members
+    scores = np.random.default_rng(3).uniform(0, 0.35, members.shape)
+    scores[members[:, 5], 5] = 0.9
+    scores[np.flatnonzero(~members[:, 5])[0], 5] = 0.9  # a decoy there: 1 % of 120 allow one
+    put_victims(plan)
+    put_attack(plan, scores)
+    worst = record_of(plan)["exposed"][0]
+    assert (worst["row"], worst["n_in"], worst["n_back"]) == (5, 3, 3)
+
+
 def replace_pool(images: AuditImages, pixels: Any) -> AuditImages:
     pool = images.pool
     made = ImageSet(name=pool.name, split=pool.split, images=pixels, labels=pool.labels,

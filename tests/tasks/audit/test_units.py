@@ -339,3 +339,19 @@ def test_no_mean_of_private_images_is_given_away(tmp_path: Path) -> None:
     np.testing.assert_allclose(product(private)["mean"], np.stack([tests] * 4), atol=1e-6)
     own = plain.pool.images[plain.members[0]].astype(np.float64).mean(0) / 255
     np.testing.assert_allclose(product(plain)["mean"][0], own, atol=1e-6)
+
+
+@pytest.mark.parametrize(("views", "found"), [(1, False), (2, True)])
+def test_a_mirrored_picture_counts_where_mirrored_images_were_learned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, views: int, found: bool
+) -> None:
+    job = plan_of(audit(recipe=recipe(views=views)), tmp_path, images_of(80, 120)).jobs[0]
+    mean = torch.from_numpy(product(job)["mean"][0])
+    mirrored = (unit_pictures(job.pool).flip(3) - mean).flatten(1)
+    monkeypatch.setattr(AttackJob, "_candidates", lambda *_given: mirrored)
+    first = AttackJob.on(job, SpanAttack(), keeps_pictures=True)[0]
+    arrays = product(first)
+    assert bool((arrays["ssim"] > 0.9).all()) == found
+    if found:  # and the pictures are those that are alike
+        alike = np.abs(arrays["pictures"].astype(float) - job.pool.images) / 255
+        assert alike.mean() < 0.1
