@@ -99,9 +99,9 @@ class AuditStudy(UnitStudy[Audit, AuditPlan]):
         for cell in record["cells"]:
             row = {"defence": cell["name"]}
             if cell["failed"] is not None:
-                row["accuracy"] = "-"
+                row[record["price"]] = "-"
             elif (cell["accuracy"] or {}).get("test") is not None:
-                row["accuracy"] = f"{cell['accuracy']['test']:.1%}"
+                row[record["price"]] = f"{cell['accuracy']['test']:.1%}"
             for attack in record["attacks"]:
                 found = cell["attacks"].get(attack["name"], {"status": "refused"})
                 row[attack["title"]] = "-"

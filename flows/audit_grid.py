@@ -8,11 +8,14 @@ from typing import Any
 
 from flows.papers import gradient_descent
 from recon_core.attacks.kkt.objective import KKTAttack
-from tasks.audit.settings import Audit, Defence, GivenWeights
+from tasks.audit.recipe import AutoencoderRecipe
+from tasks.audit.settings import MEMBERSHIP, Audit, Defence, GivenWeights
 
 EPSILONS = (1.0, 8.0, 50.0)
 PRIVATE_EPOCHS, PRIVATE_RATE = 60, 0.1
 """Steps of the whole batch and their rate: more steps need more noise."""
+MIXCON = ((1.0, 1e-4), (10.0, 1e-4), (100.0, 1e-4))
+"""(lambda, beta) of MixCon; the first is the MixCon paper's choice, table 3."""
 QUICK = ("a tenth of the epochs", "weight decay 0.01", "standard start", "DP-SGD, epsilon 8",
          "weights in int8", "noise of 50 % on the weights")  # fmt: skip
 """Defences of the quick size."""
@@ -109,6 +112,55 @@ def _defences() -> Iterator[Defence]:
     )
 
 
+def split_defences() -> tuple[Defence, ...]:
+    """Defences of a network that is cut after its first hidden layer."""
+    return tuple(_split_defences())
+
+
+def _split_defences() -> Iterator[Defence]:
+    for lam, beta in MIXCON:
+        yield Defence(
+            name=f"MixCon {lam:g}, {beta:g}",
+            group="MixCon",
+            about="Features of images of different classes are drawn together in training.",
+            set={"mixcon": {"lam": lam, "beta": beta}},
+        )
+    yield Defence(
+        name="cut after the second layer",
+        group="deeper cut",
+        about="Clients compute one layer more, and send what comes out of that.",
+        set={"cut": 2},
+    )
+    same = {"noise on the weights": "noise on the features", "precision": "precision"}
+    for defence in defences():
+        if defence.group in same:
+            yield replace(
+                defence,
+                name=defence.name.replace("weights", "features"),
+                group=same[defence.group],
+                about=defence.about.replace("the weights before they are given away", "features")
+                .replace("Weights are given away", "Features are sent")
+                .replace("a neuron", "an image"),
+            )
+    kept = ("weight decay", "more images", "augmentation", "standard start", "dropout")
+    yield from (defence for defence in defences() if defence.group in kept)
+
+
+def autoencoder_defences() -> tuple[Defence, ...]:
+    """Defences of an autoencoder, which has neither labels nor a first layer that starts small."""
+    kept = ("more images", "augmentation", "noise on the weights", "precision")
+    early = (
+        Defence(
+            name=f"stopped at a loss of {level:g}",
+            group="early stopping",
+            about="Training stops early.",
+            set={"autoencoder.training.levels": [level]},
+        )
+        for level in (0.01, 0.001)
+    )
+    return (*early, *(defence for defence in defences() if defence.group in kept))
+
+
 def cpu() -> Audit:
     """Width 200, up to 100 images, 12 networks a cell."""
     return Audit(preset="cpu", defences=defences(), kkt=search(800))
@@ -146,6 +198,31 @@ def quick() -> Audit:
     )
 
 
+def split() -> Audit:
+    """The networks of `cpu`, of whose images clients send what the first hidden layer makes."""
+    made = cpu()
+    return replace(
+        made,
+        preset="split",
+        recipe=replace(made.recipe, cut=1),
+        defences=split_defences(),
+        attacks=("features", *MEMBERSHIP),
+    )
+
+
+def autoencoder() -> Audit:
+    """Autoencoders of 4 layers, up to 50 images, 12 networks a cell."""
+    made = cpu()
+    return replace(
+        made,
+        preset="autoencoder",
+        recipe=replace(made.recipe, autoencoder=AutoencoderRecipe()),
+        defences=autoencoder_defences(),
+        most_images=50,
+        attacks=("autoencoder", *MEMBERSHIP),
+    )
+
+
 def given() -> Audit:
     """One network that is there: it is attacked as it is, and as it might be given away."""
     made = cpu()
@@ -173,4 +250,11 @@ def search(n_iterations: int) -> KKTAttack:
     )
 
 
-PRESETS: dict[str, Callable[[], Audit]] = {"quick": quick, "cpu": cpu, "wide": wide, "given": given}
+PRESETS: dict[str, Callable[[], Audit]] = {
+    "quick": quick,
+    "cpu": cpu,
+    "wide": wide,
+    "split": split,
+    "autoencoder": autoencoder,
+    "given": given,
+}

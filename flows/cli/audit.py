@@ -67,8 +67,9 @@ def audit(
         Path | None, "YAML or JSON of what is trained and how; default: the preset's."
     ] = None,
     preset: Annotated[
-        Literal["quick", "cpu", "wide"] | None,
-        "The size; default: that of the store, else cpu. quick: some minutes; wide: width 1,000.",
+        Literal["quick", "cpu", "wide", "split", "autoencoder"] | None,
+        "The size; default: that of the store, else cpu. quick: some minutes; wide: width 1,000; "
+        "split: features that clients send; autoencoder: networks that give back their input.",
     ] = None,
     quick: Annotated[bool, "--quick", "The same as --preset quick."] = False,
     given: GivenNetwork,

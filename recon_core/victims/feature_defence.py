@@ -94,15 +94,15 @@ def _gradient(defence: Defence, u: Float64[Tensor, "r p k m"]) -> Float64[Tensor
     return (w.sum(-1, keepdim=True) * u).sub_(w @ u).mul_(4 / (p * k * (k - 1)))
 
 
-def hidden_layer(network: Network, layer: int | None) -> int:
+def hidden_layer(network: Network, layer: int | None, name: str = "defence_layer") -> int:
     """The hidden layer with a number from 1, counted from 0; None is the last. A convolution is the
-    first. ValueError if there is no such layer."""
+    first. ValueError if there is no such layer; `name` is the setting's."""
     n_hidden = len(network.widths) + (network.conv is not None)
     if layer is None:
         return n_hidden - 1
     if not 1 <= layer <= n_hidden:
         raise ValueError(
-            f"defence_layer={layer} is no hidden layer of this victim; it has {n_hidden}: give a "
+            f"{name}={layer} is no hidden layer of this victim; it has {n_hidden}: give a "
             f"number from 1 to {n_hidden}, or null for the last"
         )
     return layer - 1

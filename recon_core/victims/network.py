@@ -252,18 +252,41 @@ class Architecture:
         inputs: list[Tensor] = []
         pre: list[Tensor] = []
         a = x
-        for layer, (w, b) in enumerate(zip(parameters.weights, parameters.biases, strict=True)):
-            if layer == 0 and self.network.conv is not None:
-                inputs.append(self.patches(x))
-                z = w.unsqueeze(1) @ inputs[0]
-                z = (z if b is None else z + b[:, None, :, None]).flatten(2)
-            else:
-                inputs.append(a)
-                z = torch.bmm(a, w.mT) if b is None else torch.baddbmm(b.unsqueeze(1), a, w.mT)
+        for layer in range(self.n_layers):
+            seen, z = self._layer(parameters, layer, a)
+            inputs.append(seen)
             if layer < self.n_layers - 1:
                 pre.append(z)
                 a = self.activate(z)
         return Pass(tuple(inputs), tuple(pre), z)
+
+    def features(
+        self, parameters: Parameters, x: Float[Tensor, "r n d"], layer: int
+    ) -> Float[Tensor, "r n m"]:
+        """Activations of the hidden layer with that number, from 1; a convolution is the first."""
+        for k in range(layer):
+            _seen, z = self._layer(parameters, k, x)
+            x = self.activate(z)
+        return x
+
+    def classify(
+        self, parameters: Parameters, features: Float[Tensor, "r n m"], layer: int
+    ) -> Float[Tensor, "r n o"]:
+        """Outputs from the features of a hidden layer."""
+        z = features
+        for k in range(layer, self.n_layers):
+            _seen, z = self._layer(parameters, k, features)
+            features = self.activate(z)
+        return z
+
+    def _layer(self, parameters: Parameters, layer: int, a: Tensor) -> tuple[Tensor, Tensor]:
+        """(what the layer sees of `a`: a convolution, its patches; what comes out of it)."""
+        w, b = parameters.weights[layer], parameters.biases[layer]
+        if layer == 0 and self.network.conv is not None:
+            a = self.patches(a)
+            z = w.unsqueeze(1) @ a
+            return a, (z if b is None else z + b[:, None, :, None]).flatten(2)
+        return a, torch.bmm(a, w.mT) if b is None else torch.baddbmm(b.unsqueeze(1), a, w.mT)
 
     def backward(
         self, parameters: Parameters, passed: Pass, output_gradient: Float[Tensor, "r n o"]

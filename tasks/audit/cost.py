@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 
+import torch
+from torch import Tensor
+
+from recon_core.attacks.autoencoder.many_starts import NoiseAware
+from recon_core.attacks.inversion.strong_inversion import StrongInversion
 from recon_core.attacks.kkt.settings import Attack
 from recon_core.experiments import KKT, bytes_per_run
+from recon_core.types import seeded_generator
+from recon_core.victims.autoencoder import n_parameters
 from recon_core.victims.training import Training
+from tasks.audit.attacks import AnyAttack
 from tasks.audit.plan import AuditPlan
-from tasks.audit.settings import RECONSTRUCTION, Cell, VictimRecipe
-from tasks.audit.units import shape_of
+from tasks.audit.recipe import AutoencoderRecipe, VictimRecipe
+from tasks.audit.settings import RECONSTRUCTION, Cell
+from tasks.audit.victims import VictimsJob, shape_of
+from tasks.families.autoencoder.study.cost import evaluations, pace_of
 from tasks.families.weights.study.cost import (
     Pace,
     Shape,
@@ -17,9 +29,11 @@ from tasks.families.weights.study.cost import (
     measured_pace,
     training_operations,
 )
-from tasks.study.cost import Cost
+from tasks.study.cost import Cost, seconds_of
 
 BYTES = 4
+STEPS = 3
+"""Steps of an inversion that are timed."""
 
 
 def costs_of(plan: AuditPlan, device: str) -> list[Cost]:
@@ -30,29 +44,83 @@ def costs_of(plan: AuditPlan, device: str) -> list[Cost]:
 
 def _cost(plan: AuditPlan, cell: Cell, pace: Pace) -> Cost:
     job, n_victims = plan.jobs[cell.number], plan.study.n_victims
-    recipe, n, shape = job.recipe, len(job.pool) // 2, shape_of(job.pool)
     attacks = {
         name: plan.attack(cell, name)
         for name in RECONSTRUCTION
         if name in plan.study.attacks and plan.why_not(cell, name) is None
     }
-    train_s = training_seconds(recipe, n, shape, pace)
-    if recipe.distilled and job.public is not None:
-        train_s += training_seconds(recipe, len(job.public), shape, pace)
-    attack_s = sum(
-        attack_seconds(as_experiment(recipe, attack), n, shape, pace) for attack in attacks.values()
-    )
-    pictures = len(job.pool) * math.prod(shape) * len(attacks) * cell.is_base
-    weights = BYTES * job.architecture.n_parameters
-    stacked = n_victims * bytes_per_run(as_experiment(recipe), n * recipe.views, shape)
-    searched = [bytes_per_run(as_experiment(recipe, a), n, shape) for a in attacks.values()]
+    if job.recipe.autoencoder is not None:
+        costs = _of_autoencoders(job, job.recipe.autoencoder, list(attacks.values()))
+    else:
+        costs = _of_classifiers(job, list(attacks.values()), pace)
+    train_s, attack_s, memory, weights = costs
+    if plan.trained_by[cell.number] != cell.number:
+        train_s = 0.0
+    if job.public is not None:
+        train_s += training_seconds(job.recipe, len(job.public), shape_of(job.pool), pace)
+    pictures = job.pool.images.size * len(attacks) * cell.is_base
     return Cost(
         name=cell.name,
-        counts={"images": n, "victims": n_victims, "attacks": len(attacks) * n_victims},
+        counts={
+            "images": len(job.pool) // 2,
+            "victims": n_victims,
+            "attacks": len(attacks) * n_victims,
+        },
         seconds_of={"training": n_victims * train_s, "attacks take": n_victims * attack_s},
-        memory_bytes=max([stacked, *searched]),
-        disk_bytes=int(n_victims * (2 * weights + pictures)),
+        memory_bytes=memory,
+        disk_bytes=int(n_victims * (weights + pictures)),
     )
+
+
+def _of_classifiers(
+    job: VictimsJob, attacks: Sequence[AnyAttack], pace: Pace
+) -> tuple[float, float, int, int]:
+    """(seconds of a training, of all attacks on a victim; bytes of memory, of a victim's files)."""
+    recipe, n, shape = job.recipe, len(job.pool) // 2, shape_of(job.pool)
+    train_s = training_seconds(recipe, n, shape, pace)
+    attack_s, needed = (
+        0.0,
+        [len(job.members) * bytes_per_run(as_experiment(recipe), n * recipe.views, shape)],
+    )
+    for attack in attacks:
+        if isinstance(attack, StrongInversion):
+            attack_s += _inverting(job, attack, n)
+        elif not isinstance(attack, NoiseAware):
+            attack_s += attack_seconds(as_experiment(recipe, attack), n, shape, pace)
+            needed.append(bytes_per_run(as_experiment(recipe, attack), n, shape))
+    return train_s, attack_s, max(needed), 2 * BYTES * job.architecture.n_parameters
+
+
+def _of_autoencoders(
+    job: VictimsJob, recipe: AutoencoderRecipe, attacks: Sequence[AnyAttack]
+) -> tuple[float, float, int, int]:
+    n, shape = len(job.pool) // 2 * job.recipe.views, shape_of(job.pool)
+    step, call = pace_of(recipe.network.on(shape), job.device)
+    size = recipe.training.batch_size or n
+    train_s = recipe.training.epochs * n / size * step(size)
+    asked = sum(evaluations(attack) for attack in attacks if isinstance(attack, NoiseAware))
+    weights = BYTES * n_parameters(recipe.network.on(shape))
+    memory = len(job.members) * (4 * weights + BYTES * n * math.prod(shape))
+    return train_s, asked * call(len(job.pool)), memory, weights
+
+
+def _inverting(job: VictimsJob, attack: StrongInversion, n_images: int) -> float:
+    """Seconds of an inversion of so many images, of which a few steps are made on noise."""
+    device, shape, cut = torch.device(job.device), shape_of(job.pool), job.recipe.cut
+    assert cut is not None
+    drawn = seeded_generator(0, 0, "cost")
+    weights = job.architecture.initial([drawn], dtype=torch.float32).map(lambda t: t.to(device))
+    x = torch.rand(n_images, *shape, generator=drawn).to(device)
+
+    def h(some: Tensor) -> Tensor:
+        return job.architecture.features(weights, some.flatten(1)[None], cut)[0]
+
+    few = replace(attack, n_steps=STEPS)
+    generators = [drawn] * n_images
+    with torch.no_grad():
+        z = h(x)
+    seconds = seconds_of(lambda: few.invert(h, z, shape=shape, generators=generators), times=2)
+    return seconds / STEPS * attack.n_steps
 
 
 def training_seconds(recipe: VictimRecipe, n_images: int, shape: Shape, pace: Pace) -> float:

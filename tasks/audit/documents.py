@@ -17,6 +17,7 @@ from tasks.audit.tables import (
     headline,
     key_of,
     points,
+    price_of,
     rate_text,
     share,
     side_of,
@@ -90,7 +91,7 @@ def _measured(record: Record, cell: Record, attack: Record) -> Iterator[tuple[st
             for end, value in zip(("", " low", " high"), found, strict=True):
                 yield f"{side} {key_of(rate)}{end}", value
     yield from ((key, ran[key]) for key in NUMBERS)
-    yield "test accuracy", accuracy(cell)[0]
+    yield f"test {price_of(record)}", accuracy(cell)[0]
 
 
 def _case(cell: str, name: str, seconds: float) -> ET.Element:
@@ -164,7 +165,7 @@ def _defences_markdown(record: Record) -> str:
         if cell["failed"]:
             name += f" (no numbers: {_text(cell['failed'])})"
         rows.append([name, _share(cell["leak"]), *told, *priced])
-    return _table([*heads, "Test accuracy", "Change, points"], rows, 1)
+    return _table([*heads, f"Test {price_of(record)}", "Change, points"], rows, 1)
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], n_left: int) -> str:

@@ -14,7 +14,7 @@ from recon_core.leakage import share_found
 from recon_core.summary import threshold_for
 from tasks.audit.plan import AuditPlan
 from tasks.audit.settings import Audit
-from tasks.audit.units import VictimsJob
+from tasks.audit.victims import VictimsJob
 from tasks.study.products import Arrays
 
 N_EXPOSED, N_DECOYS = 24, 8
@@ -79,10 +79,12 @@ def _of_image(
     near = float(np.quantile(arrays["margin"][counts], NEAR_MARGIN)) if own.size else np.nan
     label = int(source.labels[images.rows[row]])
     n_copies = _copies(images.images, row)
+    is_classifier = job.recipe.autoencoder is None
+    near_words = "it lies near the boundary" if is_classifier else "it is fitted worst"
     name = source.class_names[label]
     reasons = [
         *([f"{n_copies} near copies of it are in the pool"] if n_copies else []),
-        *(["it lies near the boundary"] if margin <= near else []),
+        *([near_words] if margin <= near else []),
         *(["its class leaks most"] if classes and classes[0]["class"] == name else []),
     ]
     return {

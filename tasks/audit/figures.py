@@ -17,6 +17,7 @@ from tasks.audit.tables import (
     base_of,
     epsilon_table,
     front_table,
+    price_of,
     rate_text,
     rates_table,
     share,
@@ -48,7 +49,8 @@ def describe_figures(record: Record) -> list[dict[str, Any]]:
     at = rate_text(record["rate"])
     over = "networks" if record["n_victims"] > 1 else "images of the one network"
     if front_table("front", record).n_rows > 1:
-        figures.append(figure_spec("front", "front", _front_words(at, over)))
+        words = _front_words(at, over, price_of(record))
+        figures.append(figure_spec("front", "front", words))
     base = base_of(record)
     if any(attacked(base, attack["name"]) for attack in record["attacks"]):
         figures.append(figure_spec("rates", "rates", _rates_words(over)))
@@ -59,12 +61,12 @@ def describe_figures(record: Record) -> list[dict[str, Any]]:
     return figures
 
 
-def _front_words(at: str, over: str) -> tuple[str, str, str, str]:
+def _front_words(at: str, over: str, price: str) -> tuple[str, str, str, str]:
     return (
         "What each defence costs, and what it saves",
         "",
         "Up: the share of the training images that the best reconstruction attack brings back at "
-        f"{at} false positives. To the right: accuracy on images that no network saw. Low and "
+        f"{at} false positives. To the right: {price} on images that no network saw. Low and "
         "right is good. The line joins the defences that no other beats in both. Whiskers are "
         f"95 % intervals over {over}.",
         "that a defence beyond these is worse, or that an attack made against a defence would not "
@@ -105,20 +107,21 @@ def front_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
     absent = [cell["name"] for cell in record["cells"]
               if cell["number"] not in table.columns["cell"]]  # fmt: skip
     notes = [f"Without both numbers, so not drawn: {'; '.join(absent)}."] if absent else []
-    panel = Panel("images that come back, %", *_front_axes(rows))
+    price = price_of(record)
+    panel = Panel("images that come back, %", *_front_axes(rows, price))
     parts = [_front_line(panel, rows)]
-    parts += [_front_mark(panel, row) for row in rows]
+    parts += [_front_mark(panel, row, price) for row in rows]
     parts += _letters(panel, rows)
-    about = f"Leak against accuracy. {'; '.join(_front_said(row) for row in rows)}"
+    about = f"Leak against {price}. {'; '.join(_front_said(row, price) for row in rows)}"
     svg = panel.svg(parts, about)
-    more = {"letters": [(r["letter"], r["name"], _short(r), r["on_front"]) for r in rows]}
+    more = {"letters": [(r["letter"], r["name"], _short(r, price), r["on_front"]) for r in rows]}
     return Figure(figure, [table], [Row("", "", [Drawing(svg)])], _front_legend(rows), notes, more)
 
 
-def _front_axes(rows: Sequence[Record]) -> tuple[Axis, Axis]:
+def _front_axes(rows: Sequence[Record], price: str) -> tuple[Axis, Axis]:
     across, up = ([100 * end for row in rows for end in _known(row, key)]
                   for key in ("accuracy", "leak"))  # fmt: skip
-    return round_axis("test accuracy, %", across), round_axis("", up, from_zero=True)
+    return round_axis(f"test {price}, %", across), round_axis("", up, from_zero=True)
 
 
 def _known(row: Record, key: str) -> list[float]:
@@ -149,10 +152,10 @@ def _place(row: Record) -> tuple[float, float]:
     return 100 * row["accuracy"], 100 * row["leak"]
 
 
-def _front_mark(panel: Panel, row: Record) -> str:
+def _front_mark(panel: Panel, row: Record, price: str) -> str:
     style, (x, y) = _style(row), panel.at(_place(row))
     drawn = [_whisker(panel, row), marker(style.marker, x, y)]
-    from_here = _title(_front_said(row))
+    from_here = _title(_front_said(row, price))
     return f'<g class="s{style.number} m{style.colour}">{from_here}{"".join(drawn)}</g>'
 
 
@@ -176,12 +179,12 @@ def _said(row: Record, key: str) -> str:
     return with_ends(share, (row[key], row[f"{key} low"], row[f"{key} high"]))
 
 
-def _front_said(row: Record) -> str:
-    return f"{row['name']}: leak {_said(row, 'leak')}, accuracy {_said(row, 'accuracy')}"
+def _front_said(row: Record, price: str) -> str:
+    return f"{row['name']}: leak {_said(row, 'leak')}, {price} {_said(row, 'accuracy')}"
 
 
-def _short(row: Record) -> str:
-    return f"{share(row['leak'])} back, accuracy {share(row['accuracy'])}"
+def _short(row: Record, price: str) -> str:
+    return f"{share(row['leak'])} back, {price} {share(row['accuracy'])}"
 
 
 def _letters(panel: Panel, rows: Sequence[Record]) -> list[str]:

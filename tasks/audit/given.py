@@ -18,7 +18,7 @@ from tasks.attack_file.record import check_std
 from tasks.audit.images import AuditImages, Pictures
 from tasks.audit.plan import AuditPlan
 from tasks.audit.settings import AttackName, Audit, Cell, Defence, GivenWeights
-from tasks.audit.units import Given, VictimsJob
+from tasks.audit.victims import Given, VictimsJob
 from tasks.families.weights.inputs import (
     Victim,
     binary_signs,

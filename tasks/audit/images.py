@@ -15,7 +15,8 @@ import numpy.typing as npt
 from recon_core.membership import complementary_halves
 from recon_core.types import seeded_generator
 from storage.sources.load import ImageSet, held_images
-from tasks.audit.settings import FEWEST, Audit, VictimRecipe
+from tasks.audit.recipe import VictimRecipe
+from tasks.audit.settings import FEWEST, Audit
 from tasks.study.images import Ids, Pixels
 
 Members = npt.NDArray[np.bool_]

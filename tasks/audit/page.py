@@ -25,6 +25,7 @@ from tasks.audit.tables import (
     membership,
     own_tables,
     points,
+    price_of,
     rate_text,
     share,
     side_of,
@@ -66,7 +67,8 @@ def words(record: Record, pictures: Arrays, _tables: Tables) -> dict[str, Any]:
         "titles": {attack["name"]: attack["title"] for attack in record["attacks"]},
         "run": [("networks per defence", record["n_victims"]),
                 ("training images of each", record["n_images"]),
-                ("images that accuracy is measured on", record["n_tests"])],
+                (f"images that {price_of(record)} is measured on", record["n_tests"])],
+        "price": price_of(record),
     }  # fmt: skip
 
 
@@ -120,23 +122,23 @@ def _defence(record: Record) -> dict[str, str] | None:
     for cell in others:
         if cell["name"] == name:
             what = f"are left with {name}, the cheapest defence that {does(cell)}: "
-            return _left(cell, what)
+            return _left(cell, what, price_of(record))
     least = min(others, key=lambda cell: float(cell["leak"]["mean"]))
     among = plural(len(others), "defence", "defences")
     what = f"are left with {least['name']}, which leaks least of {among}; "
-    return _left(least, what)
+    return _left(least, what, price_of(record))
 
 
-def _left(cell: Record, what: str) -> dict[str, str]:
-    return {**shown(estimated(cell["leak"])), "kind": "defence", "what": what + price(cell)}
+def _left(cell: Record, what: str, of: str) -> dict[str, str]:
+    return {**shown(estimated(cell["leak"])), "kind": "defence", "what": what + price(cell, of)}
 
 
-def price(cell: Record) -> str:
-    """The change of accuracy that a defence comes with, in words."""
+def price(cell: Record, of: str) -> str:
+    """The change of accuracy, or of what else is paid with, that a defence comes with."""
     found = changed(change(cell))
     if change(cell)[0] is None:
-        return "its price in accuracy is not known"
-    return f"accuracy {found['value']} points {found['ends']}".rstrip()
+        return f"its price in {of} is not known"
+    return f"{of} {found['value']} points {found['ends']}".rstrip()
 
 
 def _exposed(record: Record, pictures: Arrays) -> list[Pair]:

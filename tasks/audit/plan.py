@@ -10,18 +10,26 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from recon_core.attacks.autoencoder.many_starts import NoiseAware
+from recon_core.attacks.inversion.strong_inversion import StrongInversion
 from recon_core.attacks.kkt.attacks import check_pictures
-from recon_core.attacks.kkt.settings import Attack, span_of
+from recon_core.attacks.kkt.settings import span_of
 from recon_core.attacks.kkt.span_coordinates import check_dense_first
+from tasks.audit.attacks import AnyAttack, AttackJob
 from tasks.audit.images import AuditImages, members_of, pool_of, public_of, tests_of
 from tasks.audit.privacy import noise_multiplier_of
 from tasks.audit.settings import RECONSTRUCTION, AttackName, Audit, Cell
-from tasks.audit.units import AttackJob, VictimsJob, shape_of
+from tasks.audit.victims import VictimsJob, shape_of
 from tasks.study.executor import Unit
 from tasks.study.products import Folder
 
 PUBLIC_PER_IMAGE = 2
 """Public images that a student learns from, for each of its teacher's."""
+NEEDS = {
+    "features": "no features are given away: set recipe.cut, the hidden layer that clients send",
+    "autoencoder": "the network is no autoencoder: set recipe.autoencoder",
+}
+NO_CLASSIFIER = "it is an attack on classifiers, and this is an autoencoder"
 
 
 class AuditPlan:
@@ -63,25 +71,35 @@ class AuditPlan:
         return {cell.name: cell.number for cell in self.study.cells}
 
     def first_units(self) -> list[Unit]:
-        """The victims of every cell."""
-        return [
-            Unit(f"train {cell.name}", VictimsJob.run, self.jobs[cell.number])
-            for cell in self.study.cells
-            if cell.number in self.jobs
-        ]
+        """The victims of every cell, but for those that another trains."""
+        return [self._training(number) for number in self.jobs if self.trained_by[number] == number]
 
     def more_units(self, unit: Unit, given: Mapping[str, Any]) -> Iterable[Unit]:
-        """The attacks on victims that have been trained."""
+        """The attacks on victims that have been trained, and the cells that go on with them."""
         del given
         if not unit.name.startswith("train "):
             return []
         cell = self.study.cells[self.numbers[unit.name.removeprefix("train ")]]
+        waited = [k for k, by in self.trained_by.items() if by == cell.number != k]
         return [
-            Unit(f"attack {cell.name}, {name}, victim {v}", AttackJob.run, job)
-            for name in RECONSTRUCTION
-            if name in self.study.attacks and self.why_not(cell, name) is None
-            for v, job in enumerate(self.attacks(cell, name))
+            *(self._training(number) for number in waited),
+            *(
+                Unit(f"attack {cell.name}, {name}, victim {v}", AttackJob.run, job)
+                for name in RECONSTRUCTION
+                if name in self.study.attacks and self.why_not(cell, name) is None
+                for v, job in enumerate(self.attacks(cell, name))
+            ),
         ]
+
+    def _training(self, number: int) -> Unit:
+        return Unit(f"train {self.study.cells[number].name}", VictimsJob.run, self.jobs[number])
+
+    @cached_property
+    def trained_by(self) -> dict[int, int]:
+        """The cell that trains a cell's networks, by number: mostly itself. Cells that differ only
+        in what is done with trained networks take those of the one that does nothing."""
+        cells = {job.key: number for number, job in reversed(self.jobs.items())}
+        return {number: cells.get(job.as_trained.key, number) for number, job in self.jobs.items()}
 
     @cached_property
     def n_units(self) -> int:
@@ -95,7 +113,7 @@ class AuditPlan:
     def attacks(self, cell: Cell, name: AttackName) -> list[AttackJob]:
         """The attack on every victim of a cell."""
         job, attack = self.jobs[cell.number], self.attack(cell, name)
-        return AttackJob.on(job, attack, keeps_pictures=cell.is_base)
+        return AttackJob.on(job, attack, mask=self.study.mask, keeps_pictures=cell.is_base)
 
     def ssim(self, cell: Cell, name: AttackName) -> tuple[npt.NDArray[np.float64], float]:
         """(victims, pool) SSIM of the best pictures, and seconds of an attack. Raises ValueError if
@@ -109,7 +127,7 @@ class AuditPlan:
             seconds.append(found[1]["seconds"])
         return np.stack(rows), float(np.mean(seconds))
 
-    def attack(self, cell: Cell, name: AttackName) -> Attack:
+    def attack(self, cell: Cell, name: AttackName) -> AnyAttack:
         recipe = self.jobs[cell.number].recipe
         assert recipe.n_images is not None
         return self.study.attack(name, recipe, recipe.n_images)
@@ -120,9 +138,13 @@ class AuditPlan:
             return self.refused[cell.number]
         if name not in RECONSTRUCTION:
             return None
-        recipe, attack = cell.recipe, self.attack(cell, name)
-        job = self.jobs[cell.number]
+        recipe, job, attack = cell.recipe, self.jobs[cell.number], self.attack(cell, name)
+        needs = {"features": recipe.cut is not None, "autoencoder": recipe.autoencoder is not None}
+        if isinstance(attack, StrongInversion | NoiseAware):
+            return None if needs[name] else NEEDS[name]
         try:
+            if recipe.autoencoder is not None:
+                raise ValueError(NO_CLASSIFIER)
             if span_of(attack) is not None:
                 check_dense_first(recipe.victim.conv)
                 check_pictures(attack, len(job.pool) // 2, shape_of(job.pool))

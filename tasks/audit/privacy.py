@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tasks.audit.settings import Private, VictimRecipe
+from tasks.audit.recipe import Private, VictimRecipe
 
 ACCOUNTANT = "rdp"
 """Renyi: an upper bound that holds for any number of steps, the whole batch included."""

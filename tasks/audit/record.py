@@ -21,7 +21,6 @@ from tasks.audit.exposure import exposure
 from tasks.audit.plan import AuditPlan
 from tasks.audit.settings import (
     MEMBERSHIP,
-    ON_WEIGHTS,
     RATES,
     RECONSTRUCTION,
     TITLES,
@@ -55,6 +54,7 @@ def describe_audit(plan: AuditPlan, ended: Outcome) -> dict[str, Any]:
         "rates": list(RATES),
         "rate": made.rate,
         "task": plan.task,
+        "price": "accuracy" if job.recipe.autoencoder is None else "variance explained",
         "classes": list(plan.images.pool.class_names),
         "source": {"victims": plan.images.pool.facts, "others": plan.images.others.facts},
         "attacks": [_about(name) for name in made.attacks],
@@ -75,10 +75,11 @@ def describe_audit(plan: AuditPlan, ended: Outcome) -> dict[str, Any]:
 
 
 def _not_tried(plan: AuditPlan) -> list[str]:
-    """Attacks that were not chosen, in words."""
+    """Attacks that could be made and were not chosen, in words."""
     if plan.subject == "gradients":  # which the others are not about
         return []
-    others = (name for name in (*ON_WEIGHTS, *MEMBERSHIP) if name not in plan.study.attacks)
+    base, chosen = plan.study.cells[0], {*plan.study.attacks, "gradient"}
+    others = (n for n in TITLES if n not in chosen and plan.why_not(base, n) is None)
     return [f"the attack {TITLES[name][0]}" for name in others]
 
 

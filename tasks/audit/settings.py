@@ -8,35 +8,35 @@ all cells share images, seeds and starts as far as their recipes allow.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, ClassVar, Literal, TypeVar
 
-import numpy as np
-import numpy.typing as npt
 from pydantic import TypeAdapter
 
-from recon_core.attacks.kkt.objective import Condition, KKTAttack
+from recon_core.attacks.autoencoder.many_starts import NoiseAware
+from recon_core.attacks.inversion.strong_inversion import StrongInversion
+from recon_core.attacks.kkt.objective import KKTAttack
 from recon_core.attacks.kkt.settings import Attack
 from recon_core.attacks.span.settings import SpanAttack
-from recon_core.optimisers import Optimiser
-from recon_core.sampling import binary_labels, class_labels
 from recon_core.strict import Strict
-from recon_core.victims.network import Activation, Architecture, Network, Shape
-from recon_core.victims.noisy_training import Noise
-from recon_core.victims.released import Released
-from recon_core.victims.training import Training
+from recon_core.victims.network import Activation
+from tasks.audit.recipe import VictimRecipe
 
-AttackName = Literal["span", "span_known", "kkt", "gradient", "loss", "likelihood_ratio"]
+AttackName = Literal[
+    "span", "span_known", "kkt", "gradient", "features", "autoencoder", "loss", "likelihood_ratio"
+]
 ON_WEIGHTS: tuple[AttackName, ...] = ("span", "span_known", "kkt")
-RECONSTRUCTION: tuple[AttackName, ...] = (*ON_WEIGHTS, "gradient")
+RECONSTRUCTION: tuple[AttackName, ...] = (*ON_WEIGHTS, "gradient", "features", "autoencoder")
 MEMBERSHIP: tuple[AttackName, ...] = ("loss", "likelihood_ratio")
 TITLES: dict[AttackName, tuple[str, str]] = {
     "span": ("span", "the weights"),
     "span_known": ("span, start known", "the weights, and those that training started from"),
     "kkt": ("KKT", "the weights"),
     "gradient": ("gradients of a batch", "the batch's gradients, and the weights they are of"),
+    "features": ("split features", "the features of an image, and the layers that made them"),
+    "autoencoder": ("autoencoder", "the autoencoder, and pictures with most pixels erased"),
     "loss": ("membership, loss", "the images to be asked about, and answers for them"),
     "likelihood_ratio": (
         "membership, likelihood ratio",
@@ -54,96 +54,6 @@ _RELEASED = ("released.noise", "released.precision")
 _CONDITION = re.compile(r"(good|found)>(\d*\.?\d+)@fpr=(\d*\.?\d+)")
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Private(Strict):
-    """DP-SGD (Abadi et al. 2016): training that is (epsilon, delta)-differentially private in its
-    images. `clip`: the bound on the norm of an image's gradient. The noise is what `epochs` of the
-    training need for epsilon, by Opacus' accountant."""
-
-    epsilon: float
-    delta: float = 1e-5
-    clip: float = 1.0
-
-    def __post_init__(self) -> None:
-        self._positive("epsilon", "clip")
-        self._within("(0, 1)", "delta", fix="less than one over the number of images")
-
-
-@dataclass(frozen=True, kw_only=True)
-class VictimRecipe(Strict):
-    """A network and how it is trained and given away.
-
-    `n_images`: None takes as many as the source has for it, up to `Audit.most_images`. `n_classes`:
-    2 is one output and classes set against each other in two halves; more need
-    `training.loss.kind` "ce".
-    `views`: every image is learned in so many views, itself and others mirrored and moved by up to
-    `moved` pixels. `dropout`, `private`: noise in training. `distilled`: what is given away is a
-    student, which learned the network's answers on public images and nothing else. `released`: in
-    which precision, or with how much noise, weights are given away.
-    """
-
-    n_images: int | None = None
-    n_classes: int = 2
-    victim: Network = field(default_factory=lambda: Network(widths=(200, 200)))
-    training: Training = field(
-        default_factory=lambda: Training(
-            epochs=3000, optimiser=Optimiser(rule="gd", lr=0.2), span="auto"
-        )
-    )
-    views: int = 1
-    moved: int = 4
-    dropout: float = 0.0
-    private: Private | None = None
-    distilled: bool = False
-    released: Released = field(default_factory=Released)
-
-    def __post_init__(self) -> None:
-        self._at_least(2, "n_images", "n_classes")
-        self._at_least(1, "views")
-        self._at_least(0, "moved")
-        self._within("[0, 1)", "dropout")
-        ce = self.training.loss.kind == "ce"
-        if self.n_classes > 2 and not ce:
-            raise ValueError(
-                f"n_classes={self.n_classes} with training.loss.kind={self.training.loss.kind!r}; "
-                "more than two classes need 'ce'"
-            )
-        if self.n_images is not None and self.n_images % self.n_classes:
-            raise ValueError(
-                f"n_images={self.n_images} is not a multiple of n_classes={self.n_classes}; a "
-                "victim learns equally many of each"
-            )
-
-    @property
-    def n_outputs(self) -> int:
-        return self.n_classes if self.training.loss.kind == "ce" else 1
-
-    @property
-    def condition(self) -> Condition:
-        """The KKT condition of the loss."""
-        kind = self.training.loss.kind
-        return "multiclass" if kind == "ce" else "binary" if kind == "bce" else "regression"
-
-    @property
-    def is_noisy(self) -> bool:
-        return self.private is not None or self.dropout > 0
-
-    def architecture(self, shape: Shape) -> Architecture:
-        return self.victim.on(shape, self.n_outputs)
-
-    def labels_of(
-        self, labels: npt.NDArray[np.int64], names: Sequence[str]
-    ) -> tuple[npt.NDArray[np.int64], str]:
-        """(label of each image, or -1 if it has none here; the task in words)."""
-        if self.n_outputs == 1:
-            return binary_labels(labels, names)
-        return class_labels(labels, names, self.n_classes)
-
-    def noise(self, noise_multiplier: float) -> Noise:
-        clip = None if self.private is None else self.private.clip
-        return Noise(dropout=self.dropout, clip=clip, noise_multiplier=noise_multiplier)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,6 +152,8 @@ class Audit(Strict):
     network. `span` and `kkt`: settings of the attacks. `n_victims`: an even number, since they come
     in pairs that share a pool of images, half each. `most_images`: those of a victim, where the
     recipe names no number. `n_tests`: held-out images that accuracy is measured on, at most.
+    `inversion`: the attack on features; `recovery`: that on autoencoders, from pictures of which
+    `mask` leaves some pixels.
     `rate`: the false positive rate of headlines. `fail_above`: limits on the network as it is,
     `good>0.05@fpr=0.01` or, for membership too, `found>...`. `left_out`: what was left out, in
     words.
@@ -258,6 +170,11 @@ class Audit(Strict):
     attacks: tuple[AttackName, ...] = (*ON_WEIGHTS, *MEMBERSHIP)
     span: SpanAttack = field(default_factory=SpanAttack)
     kkt: KKTAttack = field(default_factory=KKTAttack)
+    inversion: StrongInversion = field(
+        default_factory=lambda: StrongInversion(zeta=0.01, starts=("grey",))
+    )
+    recovery: NoiseAware = field(default_factory=NoiseAware)
+    mask: Literal["random", "blocks", "stripes", "text", "half", "window"] = "random"
     n_victims: int = 12
     most_images: int = 100
     n_tests: int = 1000
@@ -326,8 +243,14 @@ class Audit(Strict):
         """The limits; ValueError for one that cannot be read."""
         return tuple(limit_of(text) for text in self.fail_above)
 
-    def attack(self, name: AttackName, recipe: VictimRecipe, n_images: int) -> Attack:
+    def attack(
+        self, name: AttackName, recipe: VictimRecipe, n_images: int
+    ) -> Attack | StrongInversion | NoiseAware:
         """Settings of a reconstruction attack on victims of a recipe that learn `n_images`."""
+        if name == "features":
+            return self.inversion
+        if name == "autoencoder":
+            return self.recovery
         if name == "kkt":
             n_candidates = min(2 * n_images, MOST_CANDIDATES)
             return replace(self.kkt, condition=recipe.condition, n_candidates=n_candidates)

@@ -111,6 +111,11 @@ def accuracy(cell: Record) -> Estimated:
     return found["test"], low, high
 
 
+def price_of(record: Record) -> str:
+    """The name of what a defence may cost: accuracy, or variance explained."""
+    return str(record["price"])
+
+
 def change(cell: Record) -> Estimated:
     """Change of test accuracy against the base."""
     found = cell["accuracy"]

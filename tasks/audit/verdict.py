@@ -11,6 +11,14 @@ Record = Mapping[str, Any]
 LITTLE = 0.05
 """Share of the images up to which a network leaks little."""
 SIGNIFICANT = 0.05
+_FROM = {
+    "span": "the weights alone",
+    "span_known": "the weights and those that training began with",
+    "kkt": "the weights alone",
+    "gradient": "its gradients and the weights",
+    "features": "the features that clients send of them",
+    "autoencoder": "the autoencoder and what is left of them where most pixels are erased",
+}
 
 
 def verdict_of(record: Record) -> dict[str, Any]:
@@ -34,13 +42,10 @@ def verdict_of(record: Record) -> dict[str, Any]:
     low, high = (share(end) for end in leak["interval"])
     head = (
         f"{share(leak['mean'])} of {record['n_images']} training images come back well "
-        f"({low.removesuffix(' %')} to {high}; {rate} false positives) from the weights alone"
+        f"({low.removesuffix(' %')} to {high}; {rate} false positives) from {_FROM[leak['attack']]}"
     )
     if leak["attack"] == "gradient":
         head = head.replace("training images", "images of the batch")
-        head = head.replace("the weights alone", "its gradients and the weights")
-    if leak["attack"] == "span_known":
-        head = head.replace("the weights alone", "the weights and those that training began with")
     if level == "nothing found":
         head = (
             f"Of {record['n_images']} training images none could be told to come back: "
@@ -54,7 +59,7 @@ def verdict_of(record: Record) -> dict[str, Any]:
         sentence += f" But {base['failed']}."
     defence = best_defence(record)
     if defence is not None:
-        sentence += " " + _said_of(defence)
+        sentence += " " + _said_of(defence, record["price"])
     return {
         "level": level,
         "sentence": sentence,
@@ -85,9 +90,9 @@ def does(cell: Record) -> str:
     return f"leaves at most {rate_text(LITTLE)}" if little else "halves the leak"
 
 
-def _said_of(cell: Record) -> str:
+def _said_of(cell: Record, price: str) -> str:
     change = cell["accuracy"]["change"]
-    price = f"accuracy changes by {points(change)} points"
+    price = f"{price} changes by {points(change)} points"
     return (
         f"The cheapest defence that {does(cell)} is {cell['name']}: "
         f"{share(cell['leak']['mean'])} come back, and {price}."
@@ -117,6 +122,12 @@ def does_not_cover(record: Record) -> list[str]:
         words.append(
             "The start known is the worst case: it holds for a public checkpoint or a fixed seed."
         )
+    if "features" in ran:
+        words.append(
+            "Features of other images: these are of training images, which the network knows best."
+        )
+    if "autoencoder" in ran:
+        words.append("Pictures that are damaged otherwise, or of which less is left.")
     if "likelihood_ratio" not in names:
         words.append("Membership beyond the loss: no networks were trained as shadows.")
     if any(cell["epsilon"] for cell in record["cells"]):

@@ -18,7 +18,8 @@ from flows.cli.main import app
 from flows.study import run_study
 from recon_core.attacks.kkt.objective import KKTAttack
 from recon_core.victims.network import Conv
-from tasks.audit.settings import Audit, Defence, Private
+from tasks.audit.recipe import Private
+from tasks.audit.settings import Audit, Defence
 from tasks.cluster.workers import Workers
 from tests.tasks.audit.records import audit as made_up
 

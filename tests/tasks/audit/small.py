@@ -15,8 +15,9 @@ from recon_core.victims.training import Training
 from storage.sources.load import ImageSet, Split
 from tasks.audit.images import AuditImages, read_images
 from tasks.audit.plan import AuditPlan
+from tasks.audit.recipe import VictimRecipe
 from tasks.audit.record import describe_audit
-from tasks.audit.settings import Audit, Defence, VictimRecipe
+from tasks.audit.settings import Audit, Defence
 from tasks.study.executor import Outcome, run_unit
 
 Scores = npt.NDArray[np.float64]

@@ -10,7 +10,7 @@ import pytest
 
 from recon_core.victims.losses import Loss
 from tasks.audit.cost import as_experiment, costs_of, training_seconds
-from tasks.audit.settings import VictimRecipe
+from tasks.audit.recipe import VictimRecipe
 from tasks.families.weights.study.cost import Pace
 from tests.tasks.audit.small import audit, defence, images_of, plan_of, recipe
 
@@ -44,8 +44,8 @@ def test_cells_cost_what_their_recipes_ask_for(tmp_path: Path) -> None:
     train = [cost.seconds_of["training"] for cost in (base, long, student, released)]
     assert train[0] == pytest.approx(4 * training_seconds(made.recipe, 8, (1, 16, 16), PACE))
     assert train[1] == pytest.approx(10 * train[0])
-    assert train[2] > 1.9 * train[0]
-    assert train[3] == train[0]
+    assert train[2] > 0.9 * train[0]  # the student alone: its teacher is the base
+    assert train[3] == 0  # its networks are those of the base
     attack = [cost.seconds_of["attacks take"] for cost in (base, long, released)]
     assert attack[0] == attack[1] == attack[2] > 0
     n_parameters = 256 * 32 + 32 * 32 + 32

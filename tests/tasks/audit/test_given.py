@@ -15,7 +15,7 @@ from storage.errors import StorageError
 from tasks.audit.given import NO_LABELS, NO_START, SHADOWS, GivenPlan
 from tasks.audit.record import describe_audit
 from tasks.audit.settings import Audit, GivenWeights
-from tasks.audit.units import _stepped
+from tasks.audit.victims import _stepped
 from tasks.study.executor import Outcome
 from tests.tasks.audit.networks import Files, N, trained
 

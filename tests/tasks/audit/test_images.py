@@ -21,7 +21,7 @@ from tasks.audit.images import (
 from tasks.audit.images import (
     tests_of as held_out,
 )
-from tasks.audit.settings import VictimRecipe
+from tasks.audit.recipe import VictimRecipe
 from tests.tasks.audit.small import audit, defence, images_of, noise, plan_of, recipe
 
 FOUR = ("a", "b", "c", "d")

@@ -15,15 +15,8 @@ from recon_core.attacks.span.settings import SpanAttack
 from recon_core.victims.losses import Loss
 from recon_core.victims.released import Released
 from recon_core.victims.training import Training
-from tasks.audit.settings import (
-    MOST_CANDIDATES,
-    Audit,
-    GivenWeights,
-    Private,
-    VictimRecipe,
-    adapter,
-    limit_of,
-)
+from tasks.audit.recipe import Private, VictimRecipe
+from tasks.audit.settings import MOST_CANDIDATES, Audit, GivenWeights, adapter, limit_of
 from tests.tasks.audit.small import audit, defence, images_of, plan_of, recipe
 
 PLAIN = VictimRecipe()

@@ -14,9 +14,11 @@ import torch
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.victims.losses import Loss
 from recon_core.victims.training import Training
+from tasks.audit.attacks import AttackJob, best_matches
 from tasks.audit.plan import AuditPlan
-from tasks.audit.settings import Audit, Defence, Private
-from tasks.audit.units import AttackJob, Given, VictimsJob, best_matches, unit_pictures
+from tasks.audit.recipe import Private
+from tasks.audit.settings import Audit, Defence
+from tasks.audit.victims import Given, VictimsJob, unit_pictures
 from tests.tasks.audit.small import audit, defence, images_of, plan_of, put_victims, recipe, run
 
 Arrays = dict[str, npt.NDArray[Any]]

@@ -68,7 +68,7 @@ def _of_victim(plan: RecoveryPlan, victim: RecoveryVictim) -> Cost:
     study, training = plan.study, victim.training
     model = victim.network.on((3, *(study.source_of(victim)[1],) * 2))
     n, size = victim.n_images, training.batch_size or victim.n_images
-    step, call = _pace(model, plan.device)
+    step, call = pace_of(model, plan.device)
     epoch_s = n / size * step(size)
     groups = plan.groups(victim, with_control=False)
     controls = plan.groups(victim, with_control=True)[len(groups) :]
@@ -131,7 +131,7 @@ def _generic_s(job: InpaintJob, asked_s: float) -> float:
     return seconds
 
 
-def _pace(model: Model, device: str) -> tuple[Callable[[int], float], Callable[[int], float]]:
+def pace_of(model: Model, device: str) -> tuple[Callable[[int], float], Callable[[int], float]]:
     """Seconds of a step of training and of a call of f, by the number of images."""
     generator = seeded_generator(0, 0, "pace")
     weights = {

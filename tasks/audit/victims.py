@@ -1,18 +1,17 @@
-"""Units of an audit: train the victims of a cell at once, and attack one of them.
+"""Victims of an audit: those of a cell are trained at once.
 
 Of a cell's victims `weights/K` are tensors (victims, ...) as they are released, `start/K` those of
 the first layer that training began with; `confidence` (victims, pool) is how sure the released
-network is of each image's label, `correct` (victims, tests) whether it is right. Of an attack
-`ssim` (pool,) is that of each image's best picture, and the pictures follow where they are kept.
+network is of each image's label, `correct` (victims, tests) whether it is right, or of an
+autoencoder the share of the variance that it explains.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,23 +19,21 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from recon_core.attacks.kkt.attacks import Victim, attack_stack
-from recon_core.attacks.kkt.settings import Attack, span_of
-from recon_core.matching import best_per_target, fit_to_range
 from recon_core.membership import confidence
-from recon_core.metrics import ssim_matrix
 from recon_core.restore.precision import float32_arithmetic
 from recon_core.threads import share_of
 from recon_core.types import Progress, seeded_generator
 from recon_core.victims.network import Architecture, Parameters
 from recon_core.victims.noisy_training import train_with_noise
-from recon_core.victims.training import Trained, train
+from recon_core.victims.training import train
+from tasks.audit.autoencoders import answers, released_weights, trained_autoencoders
 from tasks.audit.images import Members, Pictures
-from tasks.audit.settings import VictimRecipe
+from tasks.audit.recipe import AutoencoderRecipe, VictimRecipe
 from tasks.study.products import Arrays, Job, hash_of, key_of
 
 ROWS = 2000
 """Pictures that are scored at once."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +71,7 @@ class VictimsJob(Job):
     def key(self) -> str:
         images = [hash_of(p.images, p.labels) for p in (self.pool, self.tests)]
         public = None if self.public is None else hash_of(self.public.images, self.public.labels)
-        recipe, members = asdict(self.recipe), hash_of(self.members)
+        recipe, members = self.recipe.described, hash_of(self.members)
         body = ["audit victims", recipe, images, public, members, self.noise, self.seed]
         if self.recipe.private is not None:
             body.append("centred by the tests' mean")
@@ -88,34 +85,82 @@ class VictimsJob(Job):
         return round(self.noise_multiplier, 9)
 
     @property
+    def as_trained(self) -> VictimsJob:
+        """The same networks before they are given away or taught from: the job itself where that
+        is all there is to it. Another cell may have made them."""
+        if self.given is not None:
+            return self
+        recipe = self.recipe.as_trained
+        return self if recipe == self.recipe else replace(self, recipe=recipe, public=None)
+
+    @property
     def architecture(self) -> Architecture:
         return self.recipe.architecture(shape_of(self.pool))
 
     def make(self, progress: Progress) -> tuple[Arrays, dict[str, Any]]:
         started, device = time.perf_counter(), torch.device(self.device)
         with float32_arithmetic("float32", device):
-            made = self._made(device, progress) if self.given is None else self._read(device)
-            given = made.parameters
-            if self.given is None or not self.given.gradient:
-                given = self.recipe.released.of(given, self._drawn("released weights"))
-            found = self._asked(given, made.mean)
-        arrays = {f"weights/{k}": t for k, t in enumerate(given.tensors())}
-        arrays |= {f"start/{k}": t for k, t in enumerate(made.start)}
-        arrays |= {"mean": made.mean, "diverged": made.diverged}
-        named = {name: np.asarray(t.cpu()) for name, t in (arrays | found).items()}
+            if self.recipe.autoencoder is not None:
+                arrays = self._autoencoders(self.recipe.autoencoder, device, progress)
+            else:
+                arrays = self._classifiers(device, progress)
+        named = {name: np.asarray(t.cpu()) for name, t in arrays.items()}
         seconds = (time.perf_counter() - started) / len(self.members)
         return named, {"seconds": round(seconds, 3)}
 
+    def _classifiers(self, device: torch.device, progress: Progress) -> dict[str, Tensor]:
+        made = self._made(device, progress) if self.given is None else self._read(device)
+        given = made.parameters
+        if self.recipe.cut is None and (self.given is None or not self.given.gradient):
+            given = self.recipe.released.of(given, self._drawn("released weights"))
+        arrays = {f"weights/{k}": t for k, t in enumerate(given.tensors())}
+        arrays |= {f"start/{k}": t for k, t in enumerate(made.start)}
+        arrays |= {"mean": made.mean, "diverged": made.diverged}
+        return arrays | self._asked(given, made.mean)
+
+    def _autoencoders(
+        self, recipe: AutoencoderRecipe, device: torch.device, progress: Progress
+    ) -> dict[str, Tensor]:
+        found = self._found(device)
+        if found is None:
+            images, _labels = self._learned()
+            starts, orders = self._drawn("victim"), self._drawn("minibatches")
+            weights, diverged = trained_autoencoders(
+                recipe, images.to(device), starts, orders, progress=progress
+            )
+        else:
+            weights, diverged = under(found, "weights/"), found["diverged"]
+        weights = released_weights(weights, self.recipe.released, self._drawn("released weights"))
+        pool, tests = (unit_pictures(some).to(device) for some in (self.pool, self.tests))
+        arrays = {f"weights/{name}": tensor for name, tensor in weights.items()}
+        arrays |= answers(recipe, weights, pool, tests, torch.from_numpy(self.members))
+        return arrays | {"diverged": diverged}
+
+    def _found(self, device: torch.device) -> dict[str, Tensor] | None:
+        """The product of the cell that has trained the same networks, if there is one."""
+        one = self.as_trained
+        made = None if one is self else self.folder.product(one.key)
+        if made is None:
+            return None
+        return {name: torch.from_numpy(a.copy()).to(device) for name, a in made[0].items()}
+
     def _made(self, device: torch.device, progress: Progress) -> Made:
         """Networks that are trained, and students of them where these are given away."""
-        role, first = "", share_of(progress, 0.0, 0.5 if self.recipe.distilled else 1.0)
-        images, labels = self._learned()
-        trained, mean = self._trained(images, labels, role, device, first)
+        made = self._found_classifiers(device)
+        if made is None:
+            first = share_of(progress, 0.0, 0.5 if self.recipe.distilled else 1.0)
+            made = self._trained(*self._learned(), "", device, first)
         if self.recipe.distilled:
-            role = "student "
-            trained, mean = self._students(trained, mean, share_of(progress, 0.5, 1.0))
-        start = first_layer(self._start(role, device)).tensors()
-        return Made(trained.parameters, start, mean, trained.diverged)
+            made = self._students(made, share_of(progress, 0.5, 1.0))
+        return made
+
+    def _found_classifiers(self, device: torch.device) -> Made | None:
+        found = self._found(device)
+        if found is None:
+            return None
+        like = self.architecture.initial([torch.Generator()], dtype=torch.float32)
+        weights, start = (numbered(found, name) for name in ("weights", "start"))
+        return Made(like.like(weights), tuple(start), found["mean"].cpu(), found["diverged"])
 
     def _read(self, device: torch.device) -> Made:
         assert self.given is not None
@@ -159,7 +204,7 @@ class VictimsJob(Job):
         role: str,
         device: torch.device,
         progress: Progress,
-    ) -> tuple[Trained, Float[Tensor, "r c h w"]]:
+    ) -> Made:
         recipe, mean = self.recipe, images.mean(1)
         if recipe.private is not None:  # which no mean of private images may enter
             mean = unit_pictures(self.tests).mean(0).expand_as(mean)
@@ -176,28 +221,27 @@ class VictimsJob(Job):
         else:
             trained = train(
                 self.architecture, start, x, y, training=recipe.training, generators=drawn,
-                progress=progress,
+                progress=progress, defence=recipe.mixcon, defence_layer=recipe.cut,
             )  # fmt: skip
-        return trained, mean
+        begun = first_layer(self._start(role, device)).tensors()
+        return Made(trained.parameters, begun, mean, trained.diverged)
 
-    def _students(
-        self, teachers: Trained, mean: Float[Tensor, "r c h w"], progress: Progress
-    ) -> tuple[Trained, Float[Tensor, "r c h w"]]:
+    def _students(self, teachers: Made, progress: Progress) -> Made:
         """Networks that learn the teachers' answers on public images."""
         if self.public is None:
             raise ValueError("a student needs public images, and there are none")
         images = unit_pictures(self.public).expand(len(self.members), -1, -1, -1, -1)
-        device = teachers.margins.device
-        phi = self._outputs(teachers.parameters, images, mean)
-        answers = (phi[..., 0] > 0).long() if phi.shape[2] == 1 else phi.argmax(2)
-        return self._trained(images, answers.cpu(), "student ", device, progress)
+        device = teachers.diverged.device
+        phi = self._outputs(teachers.parameters, images, teachers.mean, "public")
+        labels = (phi[..., 0] > 0).long() if phi.shape[2] == 1 else phi.argmax(2)
+        return self._trained(images, labels.cpu(), "student ", device, progress)
 
     def _asked(self, given: Parameters, mean: Float[Tensor, "r c h w"]) -> dict[str, Tensor]:
         """Answers of the released networks about the pool and the tests."""
         recipe, n = self.recipe, len(self.members)
         found = {}
         for name, some in (("pool", self.pool), ("tests", self.tests)):
-            phi = self._outputs(given, unit_pictures(some).expand(n, -1, -1, -1, -1), mean)
+            phi = self._outputs(given, unit_pictures(some).expand(n, -1, -1, -1, -1), mean, name)
             labels = torch.from_numpy(some.labels).to(phi.device).expand(n, -1)
             y = labels if recipe.n_outputs > 1 else labels.to(phi) * 2 - 1
             if name == "pool":
@@ -215,12 +259,20 @@ class VictimsJob(Job):
         parameters: Parameters,
         images: Float[Tensor, "r n c h w"],
         mean: Float[Tensor, "r c h w"],
+        name: str,
     ) -> Float[Tensor, "r n o"]:
-        like = parameters.weights[0]
+        """Outputs on images of that name; of a network with a cut from the features as sent."""
+        like, cut, drawn = parameters.weights[0], self.recipe.cut, self._drawn(f"sent {name}")
         x = ((images - mean[:, None]) / self.std).flatten(2).to(like)
-        return torch.cat(
-            [self.architecture.forward(parameters, some).output for some in x.split(ROWS, 1)], 1
-        )
+        found = []
+        for some in x.split(ROWS, 1):
+            if cut is None:
+                found.append(self.architecture.forward(parameters, some).output)
+                continue
+            features = self.architecture.features(parameters, some, cut)
+            sent = sent_features(features, self.recipe, drawn)
+            found.append(self.architecture.classify(parameters, sent, cut))
+        return torch.cat(found, 1)
 
     def _start(self, role: str, device: torch.device) -> Parameters:
         drawn = self._drawn(f"{role}victim")
@@ -244,84 +296,11 @@ class Made:
     diverged: Tensor
 
 
-@dataclass(frozen=True, kw_only=True)
-class AttackJob(Job):
-    """An attack on one of the victims whose product has `victims_key`; `keeps_pictures` of all
-    images. It carries the pool alone: hundreds of them wait at once."""
-
-    victims_key: str
-    recipe: VictimRecipe
-    pool: Pictures
-    std: Float[Tensor, "c 1 1"] | float
-    seed: int
-    victim: int
-    attack: Attack
-    keeps_pictures: bool
-
-    @property
-    def key(self) -> str:
-        attack = asdict(self.attack)
-        return key_of(["audit attack", self.victims_key, self.victim, attack, self.keeps_pictures])
-
-    @classmethod
-    def on(cls, job: VictimsJob, attack: Attack, *, keeps_pictures: bool) -> list[AttackJob]:
-        """The attack on each of a cell's victims."""
-        key, made = job.key, partial(cls, root=job.root, device=job.device, recipe=job.recipe)
-        made = partial(made, pool=job.pool, std=job.std, seed=job.seed, victims_key=key)
-        made = partial(made, attack=attack, keeps_pictures=keeps_pictures)
-        return [made(victim=victim) for victim in range(len(job.members))]
-
-    def make(self, progress: Progress) -> tuple[Arrays, dict[str, Any]]:
-        """Scores against the whole pool: members and decoys. Raises ValueError if the victim is not
-        there."""
-        started, device = time.perf_counter(), torch.device(self.device)
-        made = self.folder.product(self.victims_key)
-        if made is None:
-            raise ValueError("the victims are not there; run the audit again")
-        arrays, _about = made
-        mean = torch.from_numpy(arrays["mean"][self.victim].copy())
-        pool = unit_pictures(self.pool)
-        with float32_arithmetic("float32", device):
-            x = self._candidates(arrays, device, share_of(progress, 0.0, 0.9))
-            x = x.cpu().float().unflatten(1, shape_of(self.pool))
-            pictures = fit_to_range(x * self.std, mean)
-            pictures = pictures[pictures.isfinite().flatten(1).all(1)]
-            row, ssim = best_matches(pictures, pool, mirrored=self.recipe.views > 1)
-        found: Arrays = {"ssim": ssim.numpy().astype(np.float32)}
-        if self.keeps_pictures:
-            found["pictures"] = _kept(pictures, row)
-        seconds = round(time.perf_counter() - started, 3)
-        return found, {"seconds": seconds, "n_pictures": len(pictures)}
-
-    def _candidates(
-        self, arrays: Arrays, device: torch.device, progress: Progress
-    ) -> Float[Tensor, "m d"]:
-        span, architecture = span_of(self.attack), self.recipe.architecture(shape_of(self.pool))
-        like = architecture.initial([torch.Generator()], dtype=torch.float32)
-        parameters = like.like(_tensors(arrays, "weights", self.victim, device))
-        start = None
-        if span is not None and span.start == "known":
-            start = first_layer(like).like(_tensors(arrays, "start", self.victim, device))
-        if not bool(parameters.isfinite()):
-            return torch.empty(0, architecture.d)
-        inputs = torch.empty(1, 0, architecture.d, device=device)
-        victim = Victim(architecture, parameters, start, inputs)
-        drawn = seeded_generator(self.seed, self.victim, "audit attack")
-        (left,) = attack_stack(self.attack, victim, [drawn], progress)
-        return left.x[-1]
-
-
-def best_matches(
-    pictures: Float[Tensor, "p c h w"], pool: Float[Tensor, "n c h w"], *, mirrored: bool
-) -> tuple[Tensor, Tensor]:
-    """(row, SSIM) of each image's best picture, -1 and 0 where there is none; mirrored pictures
-    follow the others where a victim has learned such."""
-    if mirrored:
-        pictures = torch.cat([pictures, pictures.flip(3)])
-    if not len(pictures):
-        return torch.full((len(pool),), -1), torch.zeros(len(pool))
-    row, ssim = best_per_target(ssim_matrix(pictures, pool))
-    return row, ssim.clamp_min(0.0)
+def sent_features(
+    features: Float[Tensor, "r n m"], recipe: VictimRecipe, drawn: Sequence[torch.Generator]
+) -> Float[Tensor, "r n m"]:
+    """Features as clients send them: with noise in units of their root mean square, or rounded."""
+    return recipe.released.of(Parameters((features,), (None,)), drawn).weights[0]
 
 
 def first_layer(parameters: Parameters) -> Parameters:
@@ -360,18 +339,11 @@ def _moved(
     return seen.permute(0, 2, 3, 1)[at, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
 
 
-def _tensors(arrays: Arrays, name: str, victim: int, device: torch.device) -> Sequence[Tensor]:
+def numbered(arrays: Mapping[str, T], name: str) -> list[T]:
+    """Values of NAME/0, NAME/1, ..."""
     n = sum(key.startswith(f"{name}/") for key in arrays)
-    return [
-        torch.from_numpy(arrays[f"{name}/{k}"][victim : victim + 1].copy()).to(device)
-        for k in range(n)
-    ]
+    return [arrays[f"{name}/{k}"] for k in range(n)]
 
 
-def _kept(pictures: Float[Tensor, "p c h w"], row: Tensor) -> npt.NDArray[np.uint8]:
-    """The best picture of each image, uint8; black where there is none."""
-    if not len(pictures):
-        return np.zeros((len(row), 0), np.uint8)
-    every = torch.cat([pictures, pictures.flip(3)])
-    kept = every[row.clamp_min(0)] * (row >= 0)[:, None, None, None]
-    return np.asarray((kept * 255).round().to(torch.uint8))
+def under(arrays: Mapping[str, T], prefix: str) -> dict[str, T]:
+    return {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}

@@ -1,0 +1,161 @@
+"""Recipes of victims: the network, how it is trained, and what of it is given away."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Annotated, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from recon_core.attacks.kkt.objective import Condition
+from recon_core.optimisers import Optimiser
+from recon_core.sampling import binary_labels, class_labels
+from recon_core.strict import Strict
+from recon_core.tagged import Tagged
+from recon_core.victims.autoencoder import Autoencoder, FullyConnected
+from recon_core.victims.autoencoder_training import AutoencoderTraining
+from recon_core.victims.feature_defence import check_full_batch, hidden_layer
+from recon_core.victims.network import Architecture, Network, Shape
+from recon_core.victims.noisy_training import Noise
+from recon_core.victims.released import Released
+from recon_core.victims.separability import MixCon
+from recon_core.victims.training import Training
+
+
+@dataclass(frozen=True, kw_only=True)
+class Private(Strict):
+    """DP-SGD (Abadi et al. 2016): training that is (epsilon, delta)-differentially private in its
+    images. `clip`: the bound on the norm of an image's gradient. The noise is what `epochs` of the
+    training need for epsilon, by Opacus' accountant."""
+
+    epsilon: float
+    delta: float = 1e-5
+    clip: float = 1.0
+
+    def __post_init__(self) -> None:
+        self._positive("epsilon", "clip")
+        self._within("(0, 1)", "delta", fix="less than one over the number of images")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoencoderRecipe(Strict):
+    """An autoencoder in place of a classifier, trained until its loss is the last of the training's
+    levels, or its epochs are over."""
+
+    network: Annotated[Autoencoder, Tagged("kind")] = field(
+        default_factory=lambda: FullyConnected(depth=4, width=128)
+    )
+    training: AutoencoderTraining = field(
+        default_factory=lambda: AutoencoderTraining(epochs=3000, levels=(1e-4,))
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class VictimRecipe(Strict):
+    """A network and how it is trained and given away.
+
+    `n_images`: None takes as many as the source has for it, up to `Audit.most_images`. `n_classes`:
+    2 is one output and classes set against each other in two halves; more need
+    `training.loss.kind` "ce".
+    `views`: every image is learned in so many views, itself and others mirrored and moved by up to
+    `moved` pixels. `dropout`, `private`: noise in training. `distilled`: what is given away is a
+    student, which learned the network's answers on public images and nothing else. `released`: in
+    which precision, or with how much noise, weights are given away.
+    `cut`: clients compute the network up to its hidden layer of that number, from 1, and send what
+    comes out of it; `released` is then about these features. `mixcon`: a loss on them, or without a
+    cut on the last hidden layer's (MixCon paper, eq. 1). `autoencoder`: what is trained in place
+    of `victim`; its price is variance that it explains of images it never saw.
+    """
+
+    n_images: int | None = None
+    n_classes: int = 2
+    victim: Network = field(default_factory=lambda: Network(widths=(200, 200)))
+    training: Training = field(
+        default_factory=lambda: Training(
+            epochs=3000, optimiser=Optimiser(rule="gd", lr=0.2), span="auto"
+        )
+    )
+    views: int = 1
+    moved: int = 4
+    dropout: float = 0.0
+    private: Private | None = None
+    distilled: bool = False
+    released: Released = field(default_factory=Released)
+    cut: int | None = None
+    mixcon: MixCon | None = None
+    autoencoder: AutoencoderRecipe | None = None
+
+    def __post_init__(self) -> None:
+        self._at_least(2, "n_images", "n_classes")
+        self._at_least(1, "views")
+        self._at_least(0, "moved")
+        self._within("[0, 1)", "dropout")
+        ce = self.training.loss.kind == "ce"
+        if self.n_classes > 2 and not ce:
+            raise ValueError(
+                f"n_classes={self.n_classes} with training.loss.kind={self.training.loss.kind!r}; "
+                "more than two classes need 'ce'"
+            )
+        if self.n_images is not None and self.n_images % self.n_classes:
+            raise ValueError(
+                f"n_images={self.n_images} is not a multiple of n_classes={self.n_classes}; a "
+                "victim learns equally many of each"
+            )
+        if self.cut is not None:
+            _ = hidden_layer(self.victim, self.cut, "cut")
+        if self.mixcon is not None:
+            check_full_batch(self.training.batch_size)
+            if self.is_noisy:
+                raise ValueError("mixcon with dropout or private, which know no such loss; use one")
+        if self.autoencoder is not None:
+            asked = {"cut", "mixcon", "private"} & {n for n, v in vars(self).items() if v}
+            asked |= {name for name in ("dropout", "distilled") if getattr(self, name)}
+            if asked:
+                raise ValueError(
+                    f"{', '.join(sorted(asked))} with an autoencoder; these are of classifiers: "
+                    "leave them out"
+                )
+
+    @property
+    def n_outputs(self) -> int:
+        return self.n_classes if self.training.loss.kind == "ce" else 1
+
+    @property
+    def condition(self) -> Condition:
+        """The KKT condition of the loss."""
+        kind = self.training.loss.kind
+        return "multiclass" if kind == "ce" else "binary" if kind == "bce" else "regression"
+
+    @property
+    def is_noisy(self) -> bool:
+        return self.private is not None or self.dropout > 0
+
+    @property
+    def as_trained(self) -> VictimRecipe:
+        """The recipe up to the end of its training: how networks are given away, and by whom their
+        answers are learned, is all that it leaves out."""
+        cut = None if self.mixcon is None else self.cut
+        return replace(self, released=Released(), distilled=False, cut=cut)
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """All that victims depend on, for a key."""
+        late = {"cut", "mixcon", "autoencoder"}
+        return {n: v for n, v in asdict(self).items() if v is not None or n not in late}
+
+    def architecture(self, shape: Shape) -> Architecture:
+        return self.victim.on(shape, self.n_outputs)
+
+    def labels_of(
+        self, labels: npt.NDArray[np.int64], names: Sequence[str]
+    ) -> tuple[npt.NDArray[np.int64], str]:
+        """(label of each image, or -1 if it has none here; the task in words)."""
+        if self.n_outputs == 1:
+            return binary_labels(labels, names)
+        return class_labels(labels, names, self.n_classes)
+
+    def noise(self, noise_multiplier: float) -> Noise:
+        clip = None if self.private is None else self.private.clip
+        return Noise(dropout=self.dropout, clip=clip, noise_multiplier=noise_multiplier)
