@@ -4,8 +4,10 @@
 
 with h(x) the activations of one hidden layer and L as in `separability`. In the full batch, tuple i
 is the i-th image of every class; images beyond the smallest class are in none (MixCon paper,
-footnote 6). Gradients are written out, as the rest of a step is. With u = h / ||h||, p tuples and C
-classes
+footnote 6). The paper's batches are drawn anew, so that in time every image is compared with all of
+the other classes; `all_pairs` is the mean of eq. 1 over such draws: P is then the number of ordered
+pairs of images of different classes, in place of p C (C - 1), and the sum goes over them. Gradients
+are written out, as the rest of a step is. With u = h / ||h||, p tuples and C classes
 
     MixCon (eq. 1)    dL/du_a = 4 / (p C (C - 1)) sum_b w_ab (u_a - u_b) over the tuple of a,
                       w_ab = 1 - beta / dist_ab^2 where eps <= dist_ab <= 1 / eps, else 0
@@ -23,7 +25,7 @@ still is a combination of the images, W_1 = W_0 + sum_i d_i x_i^T, only of other
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Float64, Int64, Shaped
+from jaxtyping import Bool, Float, Float64, Int64, Shaped
 from torch import Tensor
 
 from recon_core.victims.network import Architecture, Network
@@ -34,22 +36,29 @@ Defence = MixCon | UniCon
 
 class FeatureDefence:
     def __init__(
-        self, defence: Defence, layer: int, tuples: Int64[Tensor, "r p k"], n_images: int
+        self,
+        defence: Defence,
+        layer: int,
+        tuples: Int64[Tensor, "r p k"],
+        n_images: int,
+        across: Bool[Tensor, "r 1 k k"] | None = None,
     ) -> None:
-        """`tuples`: which of a victim's `n_images` images are compared, from `tuples_of`."""
+        """`tuples`: which of a victim's `n_images` images are compared, from `tuples_of`; `across`:
+        which pairs of a tuple are, if not all."""
         self.defence, self.layer = defence, layer
-        self.tuples, self.n_images = tuples, n_images
+        self.tuples, self.n_images, self.across = tuples, n_images, across
         first = n_images * torch.arange(len(tuples), device=tuples.device)
         self.rows = (tuples + first.view(-1, 1, 1)).flatten()  # of features (R * n, m)
 
     def of_runs(self, runs: Int64[Tensor, " k"]) -> FeatureDefence:
-        return FeatureDefence(self.defence, self.layer, self.tuples[runs], self.n_images)
+        across = None if self.across is None else self.across[runs]
+        return FeatureDefence(self.defence, self.layer, self.tuples[runs], self.n_images, across)
 
     def add_gradient_(self, d: Float[Tensor, "r n m"], features: Float[Tensor, "r n m"]) -> None:
         """Adds lam dL/dh to the derivatives `d` of a loss in the features."""
         chosen = features.flatten(0, 1).index_select(0, self.rows)
         h = chosen.double().view(*self.tuples.shape, -1)
-        gradient = defence_gradient(self.defence, h).flatten(0, 2)
+        gradient = defence_gradient(self.defence, h, self.across).flatten(0, 2)
         d.flatten(0, 1).index_add_(0, self.rows, gradient.to(d.dtype), alpha=self.defence.lam)
 
 
@@ -59,30 +68,44 @@ def feature_defence(
     defence: Defence | None,
     layer: int | None,
     batch_size: int | None,
+    *,
+    all_pairs: bool = False,
 ) -> FeatureDefence | None:
     """That of victims with these labels, as their loss wants them; None for no defence or lam = 0.
-    Raises ValueError as `hidden_layer`, `check_full_batch` and `tuples_of` do."""
+    `all_pairs`: MixCon compares every two images of different classes. Raises ValueError as
+    `hidden_layer`, `check_full_batch` and `tuples_of` do."""
     place = hidden_layer(architecture.network, layer)
     if defence is None or not defence.lam:
         return None
     check_full_batch(batch_size)
-    several = architecture.n_outputs > 1
-    tuples = tuples_of(defence, (y if several else y > 0).long(), max(2, architecture.n_outputs))
-    return FeatureDefence(defence, place, tuples, y.shape[1])
+    classes = (y if architecture.n_outputs > 1 else y > 0).long()
+    tuples = tuples_of(defence, classes, max(2, architecture.n_outputs))
+    if not (all_pairs and isinstance(defence, MixCon)):
+        return FeatureDefence(defence, place, tuples, y.shape[1])
+    everyone = torch.arange(y.shape[1], device=y.device).expand(len(y), 1, -1)
+    across = (classes.unsqueeze(1) != classes.unsqueeze(2)).unsqueeze(1)
+    return FeatureDefence(defence, place, everyone, y.shape[1], across)
 
 
-def defence_gradient(defence: Defence, h: Float64[Tensor, "r p k m"]) -> Float64[Tensor, "r p k m"]:
-    """dL/dh, not yet times lam, of every victim's own L; image i of class c is h[:, i, c]."""
+def defence_gradient(
+    defence: Defence,
+    h: Float64[Tensor, "r p k m"],
+    across: Bool[Tensor, "r 1 k k"] | None = None,
+) -> Float64[Tensor, "r p k m"]:
+    """dL/dh, not yet times lam, of every victim's own L; image i of class c is h[:, i, c], or with
+    `across`, the pairs that MixCon compares, image c is h[:, 0, c]."""
     if not defence.normalise:
-        return _gradient(defence, h)
+        return _gradient(defence, h, across)
     square = h.square().sum(-1, keepdim=True)
     scale = torch.where(square > 0, square, 1).rsqrt()  # features of 0 stay 0
     u = h * scale
-    d = _gradient(defence, u)
+    d = _gradient(defence, u, across)
     return d.sub_((d * u).sum(-1, keepdim=True) * u).mul_(scale)
 
 
-def _gradient(defence: Defence, u: Float64[Tensor, "r p k m"]) -> Float64[Tensor, "r p k m"]:
+def _gradient(
+    defence: Defence, u: Float64[Tensor, "r p k m"], across: Bool[Tensor, "r 1 k k"] | None
+) -> Float64[Tensor, "r p k m"]:
     _, p, k, _ = u.shape
     if isinstance(defence, UniCon):
         return (u - u.mean(1, keepdim=True)).mul_(4 / (k * (p - 1)))
@@ -90,8 +113,13 @@ def _gradient(defence: Defence, u: Float64[Tensor, "r p k m"]) -> Float64[Tensor
     norms = gram.diagonal(dim1=-2, dim2=-1)
     dist = norms.unsqueeze(-1) + norms.unsqueeze(-2) - 2 * gram
     within = (dist >= defence.eps) & (dist <= 1 / defence.eps)
+    if across is not None:
+        within &= across
     w = torch.where(within, 1 - defence.beta / dist.square(), 0)  # 0 on the diagonal, too
-    return (w.sum(-1, keepdim=True) * u).sub_(w @ u).mul_(4 / (p * k * (k - 1)))
+    gradient = (w.sum(-1, keepdim=True) * u).sub_(w @ u)
+    if across is None:
+        return gradient.mul_(4 / (p * k * (k - 1)))
+    return gradient.mul_(4 / across.sum((-2, -1), keepdim=True).double())
 
 
 def hidden_layer(network: Network, layer: int | None, name: str = "defence_layer") -> int:

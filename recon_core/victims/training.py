@@ -125,13 +125,14 @@ def train(
     fused: bool = False,
     defence: Defence | None = None,
     defence_layer: int | None = None,
+    all_pairs: bool = False,
 ) -> Trained:
     """Trained copies of R victims, on images `x` with labels `y` as `training.loss` wants them.
 
     `generators`, one per victim, on the CPU, draw the order of minibatches and are advanced.
     `graphs`: CUDA graphs, on a GPU. `fused`: see `Optimiser.stepper`. `defence`: on the hidden
-    layer with that number from 1, by default the last. Raises ValueError for arguments that do not
-    fit together.
+    layer with that number from 1, by default the last; with `all_pairs` on every two images of
+    different classes. Raises ValueError for arguments that do not fit together.
     """
     check_victims(architecture, parameters, x)
     training.loss.check(y, architecture.n_outputs)
@@ -148,7 +149,9 @@ def train(
         weight_decay=training.weight_decay,
         batch_size=min(training.batch_size or x.shape[1], x.shape[1]),
         fused=fused,
-        defence=feature_defence(architecture, y, defence, defence_layer, training.batch_size),
+        defence=feature_defence(
+            architecture, y, defence, defence_layer, training.batch_size, all_pairs=all_pairs
+        ),
     )
     course = _Course(problem, x, training, generators or (), graphs=graphs)
     report_every = max(1, training.epochs // REPORTS)

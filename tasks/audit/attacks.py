@@ -70,7 +70,7 @@ class AttackJob(Job):
 
     @classmethod
     def on(
-        cls, job: VictimsJob, attack: AnyAttack, *, mask: str, keeps_pictures: bool
+        cls, job: VictimsJob, attack: AnyAttack, *, mask: str = "random", keeps_pictures: bool
     ) -> list[AttackJob]:
         """The attack on each of a cell's victims."""
         key, made = job.key, partial(cls, root=job.root, device=job.device, recipe=job.recipe)

@@ -57,12 +57,13 @@ def trained_autoencoders(
 def released_weights(
     weights: Weights, released: Released, drawn: Sequence[torch.Generator]
 ) -> Weights:
-    """The weights as they are given away; a PReLU's one slope is a row of one."""
-    rows = tuple(t.unsqueeze(1) if t.dim() == 1 else t for t in weights.values())
+    """The weights as they are given away, changed in the order of their names; a PReLU's one slope
+    is a row of one."""
+    names = sorted(weights)
+    rows = tuple(w.unsqueeze(1) if w.dim() == 1 else w for w in map(weights.__getitem__, names))
     given = released.of(Parameters(rows, (None,) * len(rows)), drawn).weights
     return {
-        name: changed.view_as(tensor)
-        for (name, tensor), changed in zip(weights.items(), given, strict=True)
+        name: changed.view_as(weights[name]) for name, changed in zip(names, given, strict=True)
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -33,7 +34,8 @@ NO_CLASSIFIER = "it is an attack on classifiers, and this is an autoencoder"
 
 
 class AuditPlan:
-    """The units of an audit in a folder. `refused`: why a cell has no victims, by its number."""
+    """The units of an audit in a folder. `refused`: why a cell has no victims, by its number;
+    `trained_by`: the cell that trains a cell's networks."""
 
     def __init__(self, study: Audit, images: AuditImages, root: Path, *, device: str) -> None:
         self.study, self.images, self.device = study, images, device
@@ -47,6 +49,7 @@ class AuditPlan:
                 if cell.is_base:
                     raise
                 self.refused[cell.number] = str(error)
+        self.trained_by = self._shared()
         self._check_limits()
 
     @property
@@ -94,12 +97,17 @@ class AuditPlan:
     def _training(self, number: int) -> Unit:
         return Unit(f"train {self.study.cells[number].name}", VictimsJob.run, self.jobs[number])
 
-    @cached_property
-    def trained_by(self) -> dict[int, int]:
+    def _shared(self) -> dict[int, int]:
         """The cell that trains a cell's networks, by number: mostly itself. Cells that differ only
-        in what is done with trained networks take those of the one that does nothing."""
-        cells = {job.key: number for number, job in reversed(self.jobs.items())}
-        return {number: cells.get(job.as_trained.key, number) for number, job in self.jobs.items()}
+        in what becomes of trained networks take those of the first that gives them as they are."""
+        keys = {number: job.training_key for number, job in self.jobs.items()}
+        whole = {keys[n]: n for n, j in reversed(self.jobs.items()) if j.recipe.gives_all}
+        by = {number: whole.get(key, number) for number, key in keys.items()}
+        for number, other in by.items():
+            if other != number:
+                job = self.jobs[number]
+                self.jobs[number] = replace(job, networks_of=self.jobs[other].key)
+        return by
 
     @cached_property
     def n_units(self) -> int:

@@ -140,6 +140,12 @@ class VictimRecipe(Strict):
         return replace(self, released=Released(), distilled=False, cut=cut)
 
     @property
+    def gives_all(self) -> bool:
+        """True where weights are given away as they were trained."""
+        exact = self.released == Released() or self.cut is not None
+        return exact and not self.distilled
+
+    @property
     def described(self) -> dict[str, Any]:
         """All that victims depend on, for a key."""
         late = {"cut", "mixcon", "autoencoder"}

@@ -56,6 +56,8 @@ class VictimsJob(Job):
 
     `members` (victims, pool): what each learns of the pool, of which victims 2k and 2k + 1 have
     half each; `public`: what students learn; `given`: the one victim, which is not trained.
+    `networks_of`: the key of a cell that has trained the same networks, whose product is taken if
+    it is there: it changes no bit.
     """
 
     recipe: VictimRecipe
@@ -66,6 +68,7 @@ class VictimsJob(Job):
     noise_multiplier: float
     seed: int
     given: Given | None = None
+    networks_of: str = ""
 
     @property
     def key(self) -> str:
@@ -85,13 +88,10 @@ class VictimsJob(Job):
         return round(self.noise_multiplier, 9)
 
     @property
-    def as_trained(self) -> VictimsJob:
-        """The same networks before they are given away or taught from: the job itself where that
-        is all there is to it. Another cell may have made them."""
-        if self.given is not None:
-            return self
-        recipe = self.recipe.as_trained
-        return self if recipe == self.recipe else replace(self, recipe=recipe, public=None)
+    def training_key(self) -> str:
+        """A key that jobs share whose networks are the same until something becomes of them."""
+        recipe = self.recipe if self.given is not None else self.recipe.as_trained
+        return replace(self, recipe=recipe, public=None).key
 
     @property
     def architecture(self) -> Architecture:
@@ -138,8 +138,7 @@ class VictimsJob(Job):
 
     def _found(self, device: torch.device) -> dict[str, Tensor] | None:
         """The product of the cell that has trained the same networks, if there is one."""
-        one = self.as_trained
-        made = None if one is self else self.folder.product(one.key)
+        made = self.folder.product(self.networks_of) if self.networks_of else None
         if made is None:
             return None
         return {name: torch.from_numpy(a.copy()).to(device) for name, a in made[0].items()}
@@ -221,7 +220,7 @@ class VictimsJob(Job):
         else:
             trained = train(
                 self.architecture, start, x, y, training=recipe.training, generators=drawn,
-                progress=progress, defence=recipe.mixcon, defence_layer=recipe.cut,
+                progress=progress, defence=recipe.mixcon, defence_layer=recipe.cut, all_pairs=True,
             )  # fmt: skip
         begun = first_layer(self._start(role, device)).tensors()
         return Made(trained.parameters, begun, mean, trained.diverged)

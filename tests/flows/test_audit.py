@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.audit import AUDIT, given_settings, recipe_settings
-from flows.audit_grid import PRESETS, QUICK, defences
+from flows.audit_grid import PRESETS, QUICK, SLOW, autoencoder_defences, defences, split_defences
 from flows.cli.main import app
 from flows.study import run_study
 from recon_core.attacks.kkt.objective import KKTAttack
@@ -59,14 +59,20 @@ def test_presets_are_the_sizes_that_they_say(name: str) -> None:
     kept = {
         "quick": QUICK,
         "cpu": [d.name for d in defences()],
-        "wide": [d.name for d in defences()],
+        "wide": [d.name for d in defences() if d.name not in SLOW],
+        "split": [d.name for d in split_defences()],
+        "autoencoder": [d.name for d in autoencoder_defences()],
         "given": [d.name for d in defences() if all(n.startswith("released.") for n in d.names)],
     }[name]
     assert sorted(d.name for d in made.defences) == sorted(kept)
     assert ("kkt" in made.attacks) == (name in ("cpu", "given"))
     assert made.recipe.victim.widths == ((1000, 1000) if name == "wide" else (200, 200))
-    assert made.n_victims == {"quick": 6, "cpu": 12, "wide": 12, "given": 1}[name]
-    assert bool(made.left_out) == (name in ("quick", "given"))
+    assert made.n_victims == {"quick": 6, "given": 1}.get(name, 12)
+    assert bool(made.left_out) == (name in ("quick", "wide", "given"))
+    assert (made.recipe.cut is not None) == (name == "split") == ("features" in made.attacks)
+    assert (made.recipe.autoencoder is not None) == (name == "autoencoder")
+    for cell in made.cells:  # every defence is one of the recipe
+        assert cell.recipe.cut == {"split": 2 if "second" in cell.name else 1}.get(name)
     said = AUDIT.size(made)
     assert said.startswith(f"{len(kept)} defences, ")
     assert said.endswith("one network" if name == "given" else f"{made.n_victims} networks each")

@@ -69,6 +69,25 @@ def test_the_gradient_is_that_of_the_loss(case: str, n_classes: int) -> None:
     torch.testing.assert_close(ours * scale, expected * scale, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("normalise", [True, False])
+def test_the_gradient_of_all_pairs_is_that_of_the_mean_over_them(normalise: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    h = torch.randn(2, 7, 6, generator=generator, dtype=torch.float64).relu() + 0.1
+    classes = torch.tensor([[0, 1, 0, 2, 1, 1, 0], [2, 2, 0, 1, 0, 1, 2]])
+    defence = MixCon(beta=1e-2, normalise=normalise)
+    leaf = h.clone().requires_grad_()
+    u = torch.nn.functional.normalize(leaf, dim=2) if normalise else leaf
+    total = leaf.new_zeros(())
+    for own, of in zip(u, classes, strict=True):
+        pairs = [(a, b) for a in range(7) for b in range(7) if of[a] != of[b]]
+        costs = [(own[a] - own[b]).square().sum() for a, b in pairs]
+        total = total + torch.stack([d + defence.beta / d for d in costs]).mean()
+    (expected,) = torch.autograd.grad(total, leaf)
+    across = (classes.unsqueeze(1) != classes.unsqueeze(2)).unsqueeze(1)
+    ours = defence_gradient(defence, h.unsqueeze(1), across).squeeze(1)
+    torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-12)
+
+
 def test_where_distances_are_cut_off_there_is_no_gradient() -> None:
     """Features that have collapsed, or are further apart than 1 / eps."""
     u = torch.nn.functional.normalize(torch.rand(1, 1, 1, 5, dtype=torch.float64), dim=3)

@@ -70,6 +70,19 @@ def test_outputs_equal_torchs(bias: str, activation: str, conv: Conv | None) -> 
 
 
 @pytest.mark.parametrize(("bias", "activation", "conv"), KINDS, ids=names)
+def test_a_network_cut_at_any_layer_answers_as_the_whole(
+    bias: str, activation: str, conv: Conv | None
+) -> None:
+    arch, x = architecture(bias, activation, conv, 3), images()
+    parameters = arch.initial(generators(), dtype=torch.float64)
+    passed = arch.forward(parameters, x)
+    for layer in range(1, arch.n_layers):
+        features = arch.features(parameters, x, layer)
+        assert torch.equal(features, arch.activate(passed.pre[layer - 1]))
+        assert torch.equal(arch.classify(parameters, features, layer), passed.output)
+
+
+@pytest.mark.parametrize(("bias", "activation", "conv"), KINDS, ids=names)
 def test_gradients_equal_autograd(bias: str, activation: str, conv: Conv | None) -> None:
     arch, x = architecture(bias, activation, conv), images()
     parameters = arch.initial(generators(), dtype=torch.float64)

@@ -117,7 +117,8 @@ def _head(title: str) -> dict[str, Any]:
         "price?",
         "command": "palimpsest audit --data folder:images --fail-above 'good>0.05@fpr=0.01'",
         "settings": {"recipe": {"victim": {"widths": [200, 200]}}, "n_victims": 12},
-        "price": "accuracy", "good_threshold": 0.4, "rates": list(RATES), "rate": 0.01, "classes": list(CLASSES),
+        "price": "accuracy", "good_threshold": 0.4, "rates": list(RATES), "rate": 0.01,
+        "classes": list(CLASSES),
         "claims": [], "seconds": {"train": 812.0, "attack": 3104.0, "score": 41.0},
         "source": {"name": "made up", "n_images": 4000}, "versions": {"palimpsest": "1.0"},
     }  # fmt: skip

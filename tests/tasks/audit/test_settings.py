@@ -102,7 +102,7 @@ def test_a_defence_sets_and_scales_by_dotted_name() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"set": {"training.epoch": 3}}, "sets 'training.epoch', which no recipe has; it has dist"),
+        ({"set": {"training.epoch": 3}}, "sets 'training.epoch', which no recipe has; it has auto"),
         ({"set": {"epochs": 3}}, "sets 'epochs', which no recipe has"),
         ({"scale": {"victim.widths.first": 3}}, "'victim.widths.first', which no recipe has"),
         ({"set": {"private.epsilon": 3}}, "sets 'private.epsilon', which no recipe has"),
