@@ -124,7 +124,7 @@ def split_defences() -> tuple[Defence, ...]:
 def _split_defences() -> Iterator[Defence]:
     for lam, beta in MIXCON:
         yield Defence(
-            name=f"MixCon {lam:g}, {beta:g}",
+            name=f"MixCon, lambda {lam:g}, beta {beta:g}",
             group="MixCon",
             about="Features of images of different classes are drawn together in training, at a "
             "tenth of the rate.",

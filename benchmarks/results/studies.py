@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tasks.audit.page import AUDIT_PAGE
-from tasks.audit.settings import TITLES
 from tasks.audit.tables import points, share
 from tasks.families.autoencoder.study.figure_specs import at_lowest
 from tasks.families.autoencoder.study.page import RECOVERY_PAGE
@@ -26,42 +25,31 @@ RECOVERY_HEADER = (
     *("test images, accurate", "test images, approximate"),
 )
 
-AUDIT_ATTACKS = tuple(name for name in TITLES if name != "gradient")
-AUDIT_HEADER = (
-    *("defence", "images each", "test accuracy", "its change, points", "epsilon"),
-    *(f"{TITLES[name][0]}, %" for name in AUDIT_ATTACKS),
-)
-
-Reader = Callable[..., tuple[list[str], list[Sequence[str]]]]
+Found = tuple[list[str], Sequence[str], list[Sequence[str]]]
+Reader = Callable[..., Found]
 INVERSION_HEADER = (
     *("images", "cut", "defence", "chosen as", "networks", "accuracy", "mean distance"),
     *("SSIM by the paper's descent", "its rate tuned", "ours", "restored", "unrelated images"),
 )
 
 
-def study_table(text: str, *, name: str) -> tuple[list[str], Sequence[str], list[Sequence[str]]]:
+def study_table(text: str, *, name: str) -> Found:
     """(what stands above the table of a study of any kind, its header, its rows).
 
     Raises ValueError, naming the file, if it is no study of this version.
     """
-    read, header = KINDS[name.rpartition("/")[2].removesuffix(".json")]
-    lines, rows = read(text, name=name)
-    return lines, header, rows
+    return KINDS[name.rpartition("/")[2].removesuffix(".json")](text, name=name)
 
 
-def study_rows(text: str, *, name: str) -> tuple[list[str], list[Sequence[str]]]:
-    """(what stands above the table of a study, the rows of that table).
-
-    Raises ValueError, naming the file, if it is no study of this version.
-    """
+def study_rows(text: str, *, name: str) -> Found:
+    """The table of a study of attacks on weights; this and the others as `study_table`."""
     record = _read(text, name, STUDY_PAGE)
     lines = _heading(record, name, "study.html", f"; {record['n_attacks']} attacks on each network")
-    return lines, [_row(cell) for cell in record["cells"]]
+    return lines, HEADER, [_row(cell) for cell in record["cells"]]
 
 
-def recovery_table(text: str, *, name: str) -> tuple[list[str], list[Sequence[str]]]:
-    """(what stands above the table of a study of recovery, the rows of that table): each victim at
-    its lowest loss, by method, over all masks. Raises ValueError as `study_rows` does."""
+def recovery_table(text: str, *, name: str) -> Found:
+    """The table of a study of recovery: victims at their lowest loss, by method, over all masks."""
     record = _read(text, name, RECOVERY_PAGE)
     found = []
     for victim in record["victims"]:
@@ -70,37 +58,51 @@ def recovery_table(text: str, *, name: str) -> tuple[list[str], list[Sequence[st
             train, test = (at_lowest(record, victim, split=s, **at) for s in ("train", "test"))
             if train:
                 found.append(_recovered(victim, method, train, test))
-    return _heading(record, name, "recovery.html", ""), found
+    return _heading(record, name, "recovery.html", ""), RECOVERY_HEADER, found
 
 
-def inversion_table(text: str, *, name: str) -> tuple[list[str], list[Sequence[str]]]:
-    """(what stands above the table of a study of inversion, the rows of that table): the cells with
-    a role, UniCon, and all other cuts. Raises ValueError as `study_rows` does."""
+def inversion_table(text: str, *, name: str) -> Found:
+    """The table of a study of inversion: the cells with a role, UniCon, and all other cuts."""
     record = _read(text, name, INVERSION_PAGE)
     shown = [c for c in record["cells"] if c["seeds"] and (c["roles"] or not c["in_grid"])]
     lines = _heading(record, name, "inversion.html", "")
-    return lines, [_inverted(cell) for cell in shown]
+    return lines, INVERSION_HEADER, [_inverted(cell) for cell in shown]
 
 
-def audit_table(text: str, *, name: str) -> tuple[list[str], list[Sequence[str]]]:
-    """(what stands above the table of an audit, the rows of that table): every cell, and what each
-    attack gets at the headline's rate. Raises ValueError as `study_rows` does."""
+def audit_table(text: str, *, name: str) -> Found:
+    """The table of an audit: every cell, and what each attack gets at the headline's rate."""
     record = _read(text, name, AUDIT_PAGE)
     folder, rate = name.rpartition("/")[0], f"{record['rate']:g}"
-    widths = record["settings"]["recipe"]["victim"]["widths"]
+    attacks, price = record["attacks"], record["price"]
+    header = (
+        *("defence", "images each", f"test {price}", "its change, points", "epsilon"),
+        *(f"{attack['title']}, %" for attack in attacks),
+    )
     lines = [
-        f"### Width {widths[0]:,}\n",
+        f"### {_audited_networks(record['settings']['recipe'])}\n",
         f"{record['verdict']['sentence']}\n",
         f"Shares are of training images, at {100 * record['rate']:g} % false positives, with 95 % "
-        f"intervals over {record['n_victims']} networks a row: of the attacks on weights those "
-        f"that come back well, of membership those that are told. Record: [{folder}]({folder}).\n",
+        f"intervals over {record['n_victims']} networks a row: those that come back well, or of "
+        f"membership those that are told. Record: [{folder}]({folder}).\n",
         f"`{record['command']}` leaves it and the page with all figures, `audit.html`; "
         f"{sum(record['seconds'].values()):.0f} s of work on {record['machine']}.\n",
     ]
-    return lines, [_audited(cell, rate) for cell in record["cells"]]
+    names = [attack["name"] for attack in attacks]
+    return lines, header, [_audited(cell, names, rate) for cell in record["cells"]]
 
 
-def _audited(cell: Mapping[str, Any], rate: str) -> Sequence[str]:
+def _audited_networks(recipe: Mapping[str, Any]) -> str:
+    if recipe.get("autoencoder"):
+        network = recipe["autoencoder"]["network"]
+        shape = f"width {network['width']:,}" if network["kind"] == "fc" else network["kind"]
+        return f"Autoencoders, {shape}"
+    width = f"width {recipe['victim']['widths'][0]:,}"
+    if recipe.get("cut"):
+        return f"Features of hidden layer {recipe['cut']}, {width}"
+    return width.capitalize()
+
+
+def _audited(cell: Mapping[str, Any], attacks: Sequence[str], rate: str) -> Sequence[str]:
     accuracy = cell["accuracy"] or {}
     test = accuracy.get("test")
     return (
@@ -109,7 +111,7 @@ def _audited(cell: Mapping[str, Any], rate: str) -> Sequence[str]:
         cell["failed"] or ("" if test is None else f"{test:.1%}"),
         "" if accuracy.get("change") is None else points(accuracy["change"]),
         "" if cell["epsilon"] is None else f"{cell['epsilon']:g}",
-        *(_share(cell["attacks"].get(name), rate) for name in AUDIT_ATTACKS),
+        *(_share(cell["attacks"].get(name), rate) for name in attacks),
     )
 
 
@@ -219,10 +221,10 @@ def _mean(values: Sequence[float | None], form: str) -> str:
     return f"{sum(known) / len(known):{form}}" if known else ""
 
 
-KINDS: dict[str, tuple[Reader, Sequence[str]]] = {
-    "study": (study_rows, HEADER),
-    "recovery": (recovery_table, RECOVERY_HEADER),
-    "inversion": (inversion_table, INVERSION_HEADER),
-    "audit": (audit_table, AUDIT_HEADER),
+KINDS: dict[str, Reader] = {
+    "study": study_rows,
+    "recovery": recovery_table,
+    "inversion": inversion_table,
+    "audit": audit_table,
 }
 """How the record of each kind of study is read, by the name of its file."""

@@ -57,9 +57,9 @@ class GivenPlan(AuditPlan):
         self.has_labels, self.labels = self._labels()
         self.gradient = self._gradient(weights)
         if self.gradient:
-            study = replace(
-                study, attacks=("gradient",), defences=tuple(map(_of_gradients, study.defences))
-            )
+            study = replace(study, attacks=("gradient",), defences=_about("gradients", study))
+        elif study.recipe.cut is not None:
+            study = replace(study, defences=_about("features", study))
         images = AuditImages(_image_set(self.truth, "train"), _image_set(self.decoys, "heldout"))
         network, n_outputs = self.victim.architecture.network, self.victim.architecture.n_outputs
         recipe = replace(
@@ -167,11 +167,13 @@ class GivenPlan(AuditPlan):
         return True, (own, [int(positive[label]) for label in self.decoys.labels])
 
 
-def _of_gradients(defence: Defence) -> Defence:
-    """A release of weights, in words on gradients."""
-    name, about = (t.replace("weights", "gradients").replace("Weights", "Gradients")
-                   for t in (defence.name, defence.about))  # fmt: skip
-    return replace(defence, name=name, about=about)
+def _about(what: str, study: Audit) -> tuple[Defence, ...]:
+    """Releases of weights, in words on what is given away in their place."""
+
+    def said(text: str) -> str:
+        return text.replace("weights", what).replace("Weights", what.capitalize())
+
+    return tuple(replace(d, name=said(d.name), about=said(d.about)) for d in study.defences)
 
 
 def read_given(weights: GivenWeights) -> Victim:

@@ -78,8 +78,8 @@ def test_the_gradient_of_all_pairs_is_that_of_the_mean_over_them(normalise: bool
     leaf = h.clone().requires_grad_()
     u = torch.nn.functional.normalize(leaf, dim=2) if normalise else leaf
     total = leaf.new_zeros(())
-    for own, of in zip(u, classes, strict=True):
-        pairs = [(a, b) for a in range(7) for b in range(7) if of[a] != of[b]]
+    for own, kinds in zip(u, classes, strict=True):
+        pairs = [(a, b) for a in range(7) for b in range(7) if kinds[a] != kinds[b]]
         costs = [(own[a] - own[b]).square().sum() for a, b in pairs]
         total = total + torch.stack([d + defence.beta / d for d in costs]).mean()
     (expected,) = torch.autograd.grad(total, leaf)

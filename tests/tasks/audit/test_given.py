@@ -11,6 +11,8 @@ from safetensors.numpy import load_file
 from safetensors.torch import save_file
 
 from flows.audit_grid import given
+from recon_core.attacks.inversion.feature_matching import Inverted
+from recon_core.attacks.inversion.strong_inversion import StrongInversion
 from storage.errors import StorageError
 from tasks.audit.given import NO_LABELS, NO_START, SHADOWS, GivenPlan
 from tasks.audit.record import describe_audit
@@ -94,6 +96,34 @@ def test_a_batch_comes_back_from_its_gradients(files: Files, tmp_path: Path) -> 
     assert base["accuracy"] is None
     assert "its gradients" in record["verdict"]["sentence"]
     assert record["cells"][1]["name"] == "noise of 10 % on the gradients"
+
+
+def test_features_of_a_given_network_are_those_of_its_layer(
+    files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = audit_of(files, attacks=("features", "loss"), std=(0.5, 0.4, 0.25))
+    made = dataclasses.replace(made, recipe=dataclasses.replace(made.recipe, cut=1))
+    plan = GivenPlan(made, tmp_path, device="cpu")
+    asked = {}
+
+    def invert(_self: object, h: Any, z: torch.Tensor, **_more: Any) -> Inverted:
+        own = plan.truth.images
+        asked["h"], asked["z"] = h(own), z
+        nothing = torch.zeros(len(z), dtype=torch.int64)
+        return Inverted(own.clone(), torch.zeros(len(z)), nothing, nothing)
+
+    monkeypatch.setattr(StrongInversion, "invert", invert)
+    record = described(plan)
+    std = torch.tensor([0.5, 0.4, 0.25]).view(3, 1, 1)
+    x = ((plan.truth.images - plan.mean) / std).flatten(1)
+    expected = (x @ torch.from_numpy(load_file(files.weights)["1.weight"]).T).relu()
+    torch.testing.assert_close(asked["h"], expected, rtol=1e-4, atol=1e-5)
+    off = (asked["z"] - expected).square().mean().sqrt() / expected.square().mean().sqrt()
+    assert float(off) == pytest.approx(0.1, rel=0.2)  # the last to be attacked sends noise
+    base, noisy = record["cells"]
+    assert noisy["name"] == "noise of 10 % on the features"
+    assert base["attacks"]["features"]["good_at"]["0.01"]["mean"] == 1.0
+    assert "the features that clients send" in record["verdict"]["sentence"]
 
 
 def test_a_small_gradient_is_not_lost_to_rounding() -> None:
