@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from flows.audit_grid import PRESETS
 from flows.settings import replace_setting
 from flows.study_kind import UnitStudy
 from recon_core.victims.network import Conv
+from recon_core.victims.separability import MixCon
 from storage.files import text_bytes, write_file
 from tasks.audit.cost import costs_of
 from tasks.audit.documents import junit, model_card
@@ -22,6 +23,7 @@ from tasks.audit.given import GivenPlan
 from tasks.audit.images import read_images, resolved
 from tasks.audit.page import AUDIT_PAGE
 from tasks.audit.plan import AuditPlan
+from tasks.audit.recipe import AutoencoderRecipe
 from tasks.audit.record import describe_audit
 from tasks.audit.settings import Audit, GivenWeights
 from tasks.campaign.state import CONTROL_FILE
@@ -29,8 +31,13 @@ from tasks.cluster.batch_systems import read_yaml
 from tasks.study.executor import Outcome
 from tasks.study.products import npz_of
 
-PRIVATE = ("epsilon", "delta", "clip")
-OF_DP, OF_CONV = "recipe.private.", "recipe.victim.conv."
+OPTIONAL: dict[str, Callable[[], dict[str, Any]]] = {
+    "private": lambda: {"epsilon": None, "delta": 1e-5, "clip": 1.0},
+    "victim.conv": lambda: asdict(Conv()),
+    "mixcon": lambda: asdict(MixCon()),
+    "autoencoder": lambda: asdict(AutoencoderRecipe()),
+}
+"""Parts of a recipe that it need not have, as they begin where one setting of them is given."""
 JUNIT, CARD = "audit-junit.xml", "model-card.md"
 
 
@@ -62,10 +69,9 @@ class AuditStudy(UnitStudy[Audit, AuditPlan]):
                 tree[name] = tree[name] or {}
                 _merge(tree[name], value)
                 continue
-            if name.startswith(OF_DP) and tree["recipe"]["private"] is None:
-                tree["recipe"]["private"] = dict.fromkeys(PRIVATE) | {"delta": 1e-5, "clip": 1.0}
-            if name.startswith(OF_CONV) and tree["recipe"]["victim"]["conv"] is None:
-                tree["recipe"]["victim"]["conv"] = asdict(Conv())
+            for part, begun in OPTIONAL.items():
+                if name.startswith(f"recipe.{part}."):
+                    _begin(tree["recipe"], part, begun)
             replace_setting(tree, name, value)
 
     def plan(self, made: Audit, store: Path, device: str) -> AuditPlan:
@@ -184,6 +190,15 @@ def given_settings(
     for name in {"initial", "gradients"} & known.keys():
         known[name] = str(Path(known[name]).absolute())
     return {"weights": {"file": str(Path(weights).absolute()), "decoys": decoys, **known}}
+
+
+def _begin(recipe: dict[str, Any], part: str, begun: Callable[[], dict[str, Any]]) -> None:
+    """Gives a recipe a part by dotted name, where it has none."""
+    *path, last = part.split(".")
+    for key in path:
+        recipe = recipe[key]
+    if recipe[last] is None:
+        recipe[last] = begun()
 
 
 def _merge(tree: dict[str, Any], given: Mapping[str, Any]) -> None:

@@ -212,6 +212,11 @@ class Audit(Strict):
         """Raises ValueError for what a given network cannot have."""
         if self.weights is None:
             return
+        if self.recipe.autoencoder is not None:
+            raise ValueError(
+                "recipe.autoencoder with weights: an autoencoder that is there is attacked by "
+                "`palimpsest attack autoencoder`; leave the weights out to audit its recipe"
+            )
         trained = [d.name for d in self.defences if not all(n in _RELEASED for n in d.names)]
         if self.n_victims != 1 or trained:
             raise ValueError(

@@ -15,7 +15,7 @@ from recon_core.attacks.span.settings import SpanAttack
 from recon_core.victims.losses import Loss
 from recon_core.victims.released import Released
 from recon_core.victims.training import Training
-from tasks.audit.recipe import Private, VictimRecipe
+from tasks.audit.recipe import AutoencoderRecipe, Private, VictimRecipe
 from tasks.audit.settings import MOST_CANDIDATES, Audit, GivenWeights, adapter, limit_of
 from tests.tasks.audit.small import audit, defence, images_of, plan_of, recipe
 
@@ -159,6 +159,9 @@ def test_a_given_network_has_releases_alone() -> None:
     noisy = defence("noisy", set={"released.noise": 0.1})
     made = audit(weights=weights, n_victims=1, defences=(noisy,))
     assert [cell.name for cell in made.cells] == ["as it is", "noisy"]
+    coded = recipe(autoencoder=AutoencoderRecipe())
+    with pytest.raises(ValueError, match="`palimpsest attack autoencoder`; leave the weights out"):
+        audit(weights=weights, n_victims=1, recipe=coded)
     longer = defence("longer", set={"released.noise": 0.1, "training.epochs": 5})
     with pytest.raises(ValueError, match=r"defences \['longer'\], which need training"):
         audit(weights=weights, n_victims=1, defences=(noisy, longer))
