@@ -35,7 +35,7 @@ OPTIONAL: dict[str, Callable[[], dict[str, Any]]] = {
     "private": lambda: {"epsilon": None, "delta": 1e-5, "clip": 1.0},
     "victim.conv": lambda: asdict(Conv()),
     "mixcon": lambda: asdict(MixCon()),
-    "autoencoder": lambda: asdict(AutoencoderRecipe()),
+    "autoencoder": lambda: json.loads(json.dumps(asdict(AutoencoderRecipe()))),
 }
 """Parts of a recipe that it need not have, as they begin where one setting of them is given."""
 JUNIT, CARD = "audit-junit.xml", "model-card.md"
