@@ -219,14 +219,14 @@ def split() -> Audit:
 
 
 def autoencoder() -> Audit:
-    """Autoencoders of 4 layers, up to 50 images, 12 networks a cell."""
+    """Autoencoders of 4 layers, up to 24 images, 12 networks a cell."""
     made = cpu()
     return replace(
         made,
         preset="autoencoder",
         recipe=replace(made.recipe, autoencoder=AutoencoderRecipe()),
         defences=autoencoder_defences(),
-        most_images=50,
+        most_images=24,
         attacks=("autoencoder", *MEMBERSHIP),
     )
 
