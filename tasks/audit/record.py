@@ -137,9 +137,10 @@ def _accuracy(arrays: Arrays) -> dict[str, Any]:
 
 
 def _accuracy_interval(correct: Floats) -> list[float]:
-    """An interval over victims; of one, over the images."""
+    """An interval over victims, within what a mean can be; of one, over the images."""
     if len(correct) > 1:
-        return list(t_interval(correct.mean(1).tolist()))
+        least = min(0.0, float(correct.min()))
+        return [min(1.0, max(least, end)) for end in t_interval(correct.mean(1).tolist())]
     return list(proportion_interval(int(correct.sum()), correct.size))
 
 

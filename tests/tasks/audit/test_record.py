@@ -293,6 +293,15 @@ def test_a_defence_is_priced_victim_by_victim(tmp_path: Path) -> None:
     assert low < base["accuracy"]["test"] < high
 
 
+def test_an_interval_of_accuracy_stays_within_what_a_share_can_be(tmp_path: Path) -> None:
+    plan = plan_of(audit(attacks=("loss",)), tmp_path, images_of(80))
+    right = np.arange(4)[:, None] % 2 == np.zeros(len(plan.jobs[0].tests))
+    put_victims(plan, correct=right)
+    (cell,) = record_of(plan)["cells"]
+    assert cell["accuracy"]["test"] == 0.5
+    assert cell["accuracy"]["test_interval"] == [0.0, 1.0]
+
+
 def test_the_most_exposed_image_is_the_planted_one_and_its_copy_is_named(tmp_path: Path) -> None:
     images = images_of(100)
     plan = fabricated(tmp_path, images, n_victims=6)
