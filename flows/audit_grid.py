@@ -132,6 +132,12 @@ def _split_defences() -> Iterator[Defence]:
             scale={"training.optimiser.lr": MIXCON_SLOWER},
         )
     yield Defence(
+        name="a tenth of the rate",
+        group="MixCon",
+        about="The rate that MixCon is trained at, without it.",
+        scale={"training.optimiser.lr": MIXCON_SLOWER},
+    )
+    yield Defence(
         name="cut after the second layer",
         group="deeper cut",
         about="Clients compute one layer more, and send what comes out of that.",
