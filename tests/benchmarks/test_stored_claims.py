@@ -49,8 +49,8 @@ def test_kept_claims_are_those_of_the_kept_studies(
 
 
 def test_every_kept_study_is_collected() -> None:
-    kept = {folder.name for folder in (RESULTS / "studies").iterdir()}
-    kept.remove("audit")  # which no paper claims
+    folders = [folder.name for folder in (RESULTS / "studies").iterdir()]
+    kept = {name for name in folders if not name.startswith("audit")}  # which no paper claims
     assert kept == {name for _main, names in PAPERS.values() for name in names}
 
 
