@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from recon_core.attacks.inversion.strong_inversion import StrongInversion
+from recon_core.victims.autoencoder import FullyConnected
 from recon_core.victims.losses import Loss
 from tasks.audit.cost import as_experiment, costs_of, training_seconds
-from tasks.audit.recipe import VictimRecipe
+from tasks.audit.recipe import AutoencoderRecipe, VictimRecipe
 from tasks.families.weights.study.cost import Pace
 from tests.tasks.audit.small import audit, defence, images_of, plan_of, recipe
 
@@ -52,6 +54,31 @@ def test_cells_cost_what_their_recipes_ask_for(tmp_path: Path) -> None:
     assert released.disk_bytes == 4 * 2 * 4 * n_parameters
     assert base.disk_bytes == released.disk_bytes + 4 * 2 * 16 * 256  # and pictures of two attacks
     assert all(cost.memory_bytes and cost.memory_bytes > 0 for cost in (base, conv))
+
+
+def test_inversions_cost_their_steps_and_shared_networks_no_training(tmp_path: Path) -> None:
+    short = StrongInversion(n_steps=10, starts=("grey",))
+    made = audit(attacks=("features",), recipe=recipe(cut=1), inversion=short,
+                 defences=(defence("deeper", set={"cut": 2}),))  # fmt: skip
+    longer = replace(made, inversion=replace(short, n_steps=1000))
+    base, deeper = costs_of(plan_of(made, tmp_path, images_of(80)), "cpu")
+    assert (base.counts["attacks"], deeper.seconds_of["training"]) == (4, 0)
+    assert deeper.seconds_of["attacks take"] > 0
+    found = costs_of(plan_of(longer, tmp_path, images_of(80)), "cpu")[0].seconds_of["attacks take"]
+    assert found > 10 * base.seconds_of["attacks take"]  # 100 times, but for a noisy clock
+
+
+def test_autoencoders_cost_their_epochs_and_what_they_are_asked(tmp_path: Path) -> None:
+    own = AutoencoderRecipe(network=FullyConnected(depth=2, width=8))
+    made = audit(
+        attacks=("autoencoder",), recipe=recipe(autoencoder=own),
+        defences=(defence("long", scale={"autoencoder.training.epochs": 1000}),),
+    )  # fmt: skip
+    base, long = costs_of(plan_of(made, tmp_path, images_of(80)), "cpu")
+    assert long.seconds_of["training"] > 100 * base.seconds_of["training"] > 0
+    assert base.seconds_of["attacks take"] > 0
+    n = 2 * 8 * 256 + 8 + 256
+    assert long.disk_bytes == 4 * 4 * n
 
 
 def test_a_training_costs_its_steps_views_and_images() -> None:
