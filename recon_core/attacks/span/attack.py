@@ -105,10 +105,10 @@ class _Problem:
     generator: torch.Generator
 
     def sources(self, unmixing: Float[Tensor, "k k"]) -> Float[Tensor, "k e"]:
-        """Rows that an unmixing matrix makes of the span's directions; with the start in the
-        weights their pixels are denoised."""
+        """Rows that an unmixing matrix makes of the span's directions; where noise is left in the
+        weights, the start or what was added to them, their pixels are denoised."""
         rows, d = unmixing @ self.span.vectors, math.prod(self.shape)
-        if self.span.start_share is not None:
+        if self.span.start_share is not None and self.span.ends_sharply:
             return rows
         pixels = denoised(rows[:, :d], self.rows[:, :d], noise=self.span.noise, shape=self.shape)
         return torch.cat([pixels, rows[:, d:]], 1)

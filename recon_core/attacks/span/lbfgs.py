@@ -27,12 +27,17 @@ FLAT = 1e-4
 """Largest entry of a relative gradient at which a matrix has arrived."""
 CLEAN_EVERY = 20
 """Iterations after which Y = W Z is computed anew and W is cleaned of roundings."""
+RENEWED_EVERY = 10
+"""Iterations after which a Hessian's approximation that costs much is computed anew."""
 
 SMALLEST_EIGENVALUE, SMALLEST_OWN = 0.01, 0.2
 """Bounds of the approximated Hessian's eigenvalues, off its diagonal and on it."""
 
 Solve = Callable[[Float[Tensor, "r k k"]], Float[Tensor, "r k k"]]
 """H^{-1} g of every matrix, with the approximated Hessian H."""
+Derivatives = Callable[[bool], tuple[Float[Tensor, "r k k"], Solve | None]]
+"""The relative gradients at one W, and their Hessians' approximation, which may be left out unless
+it is asked for."""
 Report = Callable[[int], None]
 """Called with the iterations that are done."""
 
@@ -48,12 +53,10 @@ def after(report: Report, before: int, n: int) -> None:
 class Objective(Protocol):
     """A function of W and of the sources Y = W Z, and how W moves."""
 
-    def loss(self, w: Float[Tensor, "r k k"], y: Float[Tensor, "r k t"]) -> Float[Tensor, " r"]: ...
-
-    def gradient(
+    def at(
         self, w: Float[Tensor, "r k k"], y: Float[Tensor, "r k t"]
-    ) -> tuple[Float[Tensor, "r k k"], Solve]:
-        """The relative gradients, and their Hessians' approximation."""
+    ) -> tuple[Float[Tensor, " r"], Derivatives]:
+        """The values, and what gives the derivatives there."""
         ...
 
     def step(self, p: Float[Tensor, "r k k"]) -> Float[Tensor, "r k k"]:
@@ -90,20 +93,23 @@ def minimise(
     by more than `tolerance` of itself (of 1, where it is smaller) in 20 iterations, or every
     gradient is flat."""
     w, y, memory = start, start @ z, _Memory()
-    loss = objective.loss(w, y)
-    gradient, solve = objective.gradient(w, y)
+    loss, derivatives = objective.at(w, y)
+    gradient, solve = derivatives(True)
+    assert solve is not None
     history = deque([loss], maxlen=LOOK_BACK + 1)
     n, settled = 0, False
     while n < n_iterations and not settled:
         n += 1
         direction = memory.direction(gradient, solve)
         slope = _dot(gradient, direction).flatten()
-        p, w, y, loss = _line_search(objective, (w, y, loss), direction, slope)
+        p, w, y, loss, derivatives = _line_search(objective, (w, y, loss), direction, slope)
         if n % CLEAN_EVERY == 0:
             w = objective.clean(w)
             y = w @ z
+            _, derivatives = objective.at(w, y)
         before = gradient
-        gradient, solve = objective.gradient(w, y)
+        gradient, renewed = derivatives(n % RENEWED_EVERY == 0)
+        solve = renewed or solve
         memory.add(p, gradient - before)
         history.append(loss)
         fell = history[0] - loss
@@ -120,22 +126,24 @@ def _line_search(
     at: tuple[Tensor, Tensor, Tensor],
     direction: Float[Tensor, "r k k"],
     slope: Float[Tensor, " r"],
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(step, W, Y, loss) after backtracking (Armijo); a matrix that finds nothing lower stays."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Derivatives]:
+    """(step, W, Y, loss, derivatives) after backtracking (Armijo); a matrix that finds nothing
+    lower stays."""
     w, y, loss = at
     length = torch.ones_like(loss)
     for _ in range(HALVINGS):
         p = length[:, None, None] * direction
         move = objective.step(p)
         w_new, y_new = move @ w, move @ y
-        new = objective.loss(w_new, y_new)
+        new, derivatives = objective.at(w_new, y_new)
         good = new <= loss + DECREASE * length * slope
         if bool(good.all()):
-            return p, w_new, y_new, new
+            return p, w_new, y_new, new, derivatives
         length = torch.where(good, length, length / 2)
     stay = (~good)[:, None, None]
-    kept = torch.where(good, new, loss)
-    return torch.where(stay, 0.0, p), torch.where(stay, w, w_new), torch.where(stay, y, y_new), kept
+    p, w = torch.where(stay, 0.0, p), torch.where(stay, w, w_new)
+    y, loss = torch.where(stay, y, y_new), torch.where(good, new, loss)
+    return p, w, y, loss, objective.at(w, y)[1]
 
 
 def likelihood_blocks(h: Float[Tensor, "r k k"]) -> Solve:

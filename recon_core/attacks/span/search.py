@@ -124,7 +124,7 @@ def refined(
     likelihood = _likelihood(views)
     w = torch.linalg.solve(views.whiten.mT, unmixing.mT).mT
     for _ in range(RESCALINGS):
-        gradient, _solve = likelihood.gradient(w, w @ views.z)
+        gradient, _ = likelihood.at(w, w @ views.z)[1](False)
         own = gradient.diagonal(dim1=1, dim2=2) + 1  # E[psi_i y_i], 1 at the model's own size
         w = w * own.clamp(0.1, 10.0).rsqrt()[:, :, None]
     return minimise(

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from recon_core.attacks.span.features import SourceModel
 from recon_core.attacks.span.lbfgs import (
+    Derivatives,
     Descent,
     Report,
     Solve,
@@ -51,12 +52,12 @@ class Sparsity:
 
     scale: float
 
-    def loss(self, _w: Float[Tensor, "r k k"], y: Float[Tensor, "r k t"]) -> Float[Tensor, " r"]:
-        return contrast(y, self.scale).sum(1)
-
-    def gradient(
+    def at(
         self, _w: Float[Tensor, "r k k"], y: Float[Tensor, "r k t"]
-    ) -> tuple[Float[Tensor, "r k k"], Solve]:
+    ) -> tuple[Float[Tensor, " r"], Derivatives]:
+        return contrast(y, self.scale).sum(1), lambda _anew: self._derivatives(y)
+
+    def _derivatives(self, y: Float[Tensor, "r k t"]) -> tuple[Float[Tensor, "r k k"], Solve]:
         inverse = y.square().add_(self.scale**2).reciprocal_()
         score = y * inverse
         g = torch.bmm(score, y.mT) / y.shape[2]
@@ -173,14 +174,14 @@ class Likelihood(_Free):
     shape: float
     scale: float
 
-    def loss(self, w: Float[Tensor, "r k k"], y: Float[Tensor, "r k t"]) -> Float[Tensor, " r"]:
+    def at(
+        self, w: Float[Tensor, "r k k"], y: Float[Tensor, "r k t"]
+    ) -> tuple[Float[Tensor, " r"], Derivatives]:
         volume = torch.linalg.slogdet(w.double()).logabsdet
         value: Tensor = self.shape * contrast(y, self.scale).sum(1) - volume.to(y.dtype)
-        return value
+        return value, lambda _anew: self._derivatives(y)
 
-    def gradient(
-        self, _w: Float[Tensor, "r k k"], y: Float[Tensor, "r k t"]
-    ) -> tuple[Float[Tensor, "r k k"], Solve]:
+    def _derivatives(self, y: Float[Tensor, "r k t"]) -> tuple[Float[Tensor, "r k k"], Solve]:
         square = y.square()
         inverse = (square + self.scale**2).reciprocal_()
         g = torch.bmm(y * inverse, y.mT).mul_(2 * self.shape / y.shape[2])
@@ -200,48 +201,49 @@ class ModelLikelihood(_Free):
     precision: Float[Tensor, "r k k"]
     n_pixels: int
 
-    def loss(self, w: Float[Tensor, "r k k"], y: Float[Tensor, "r k t"]) -> Float[Tensor, " r"]:
-        energies = [self._energy(rows) for rows in self._places(y).split(ROWS)]
-        pooled_energy = torch.cat(energies).view(y.shape[:2]).sum(1)
-        square = ((w @ self.precision) * w).sum((1, 2))
-        energy = (pooled_energy + self.model.kappa / 2 * square) / self.n_pixels
-        value: Tensor = energy - torch.linalg.slogdet(w.double()).logabsdet.to(energy)
-        return value
-
-    def gradient(
+    def at(
         self, w: Float[Tensor, "r k k"], y: Float[Tensor, "r k t"]
-    ) -> tuple[Tensor, Solve]:
-        """The Hessian is taken as if filters were independent, with E[psi'] of each."""
-        scores, curves = [], []
+    ) -> tuple[Float[Tensor, " r"], Derivatives]:
+        """The values and the scores in one pass over the pools. The Hessian, as if filters were
+        independent, with E[psi'] of each, takes one more and is left out unless asked for."""
+        energies, scores = [], []
         for rows in self._places(y).split(ROWS):
-            weight, curve = self._weight_and_curve(rows)
-            scores.append(weight.mul_(rows).flatten(1))
-            curves.append(curve.sum(2))
+            total = torch.matmul(self.model.pools, rows.square()).add_(1)
+            energies.append(torch.einsum("mkp,k->m", total.log(), self.model.alpha))
+            scores.append(self._weight(total).mul_(rows).flatten(1))
+        square = ((w @ self.precision) * w).sum((1, 2))
+        energy = torch.cat(energies).view(y.shape[:2]).sum(1)
+        energy = (energy + self.model.kappa / 2 * square) / self.n_pixels
+        volume = torch.linalg.slogdet(w.double()).logabsdet.to(energy)
         score = torch.cat(scores).view(y.shape)
-        square = self._places(y).square().mean(2).view(*y.shape[:2], -1)
-        g = torch.bmm(score, y.mT)
-        h = torch.bmm(torch.cat(curves).view_as(square), square.mT)
-        stiff = (self.model.kappa / self.n_pixels) * (w @ self.precision @ w.mT)
-        h = h + stiff.diagonal(dim1=1, dim2=2)[:, None, :]
-        relative: Tensor = g + stiff - torch.eye(g.shape[1]).to(g)
-        return relative, likelihood_blocks(h)
+
+        def derivatives(anew: bool) -> tuple[Tensor, Solve | None]:
+            stiff = (self.model.kappa / self.n_pixels) * (w @ self.precision @ w.mT)
+            relative = torch.bmm(score, y.mT) + stiff - torch.eye(w.shape[1]).to(w)
+            return relative, self._hessian(y, stiff) if anew else None
+
+        return energy - volume, derivatives
+
+    def _hessian(self, y: Float[Tensor, "r k t"], stiff: Float[Tensor, "r k k"]) -> Solve:
+        places = self._places(y)
+        curves = torch.cat([self._curve(rows).sum(2) for rows in places.split(ROWS)])
+        square = places.square().mean(2).view(*y.shape[:2], -1)
+        h = torch.bmm(curves.view_as(square), square.mT)
+        return likelihood_blocks(h + stiff.diagonal(dim1=1, dim2=2)[:, None, :])
 
     def _places(self, y: Float[Tensor, "r k t"]) -> Float[Tensor, "m f p"]:
         places: Tensor = y.flatten(0, 1).unflatten(1, (self.model.filters.shape[0], -1))
         return places
 
-    def _energy(self, y: Float[Tensor, "m f p"]) -> Float[Tensor, " m"]:
-        logs = torch.matmul(self.model.pools, y.square()).log1p_()
-        return torch.einsum("mkp,k->m", logs, self.model.alpha)
+    def _weight(self, total: Float[Tensor, "m k p"]) -> Float[Tensor, "m f p"]:
+        """psi / y, over d, of 1 + the pools."""
+        share = self.model.alpha[:, None] / total
+        return torch.matmul(self.model.pools.mT, share).mul_(2 / self.n_pixels)
 
-    def _weight_and_curve(
-        self, y: Float[Tensor, "m f p"]
-    ) -> tuple[Float[Tensor, "m f p"], Float[Tensor, "m f p"]]:
-        """(psi / y, psi' but for what pools have in common), over d."""
+    def _curve(self, y: Float[Tensor, "m f p"]) -> Float[Tensor, "m f p"]:
+        """psi' but for what pools have in common, over d."""
         square = y.square()
         total = torch.matmul(self.model.pools, square).add_(1)
-        share = self.model.alpha[:, None] / total
-        weight = torch.matmul(self.model.pools.mT, share).mul_(2 / self.n_pixels)
-        bent = torch.matmul(self.model.pools.square().mT, share.div_(total))
-        curve = weight - bent.mul_(square).mul_(4 / self.n_pixels)
-        return weight, curve
+        weight, share = self._weight(total), self.model.alpha[:, None] / total.square()
+        bent = torch.matmul(self.model.pools.square().mT, share)
+        return weight - bent.mul_(square).mul_(4 / self.n_pixels)

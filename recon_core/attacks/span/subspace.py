@@ -34,6 +34,8 @@ RIDGE = 1e-10
 FIT_ROUNDS = 30
 FIT_TOLERANCE = 1e-10
 """Relative change of c at which its fit has ended."""
+SLOWEST = 0.95
+"""Ratio of two steps of the fit up to which they are taken for a geometric series."""
 
 
 class NoSpanError(ValueError):
@@ -147,10 +149,11 @@ def mixing_of(rows: Float[Tensor, "k e"], weight: Float[Tensor, "h e"]) -> Float
 
 def fit_share(rows: Float64[Tensor, "h e"], start: Float64[Tensor, "h e"]) -> float:
     """c of W = c W_0 + M X: alternates between the span of W - c W_0 and the least squares fit of c
-    on the rest; half of the directions at the most count as the span."""
+    on the rest; half of the directions at the most count as the span. Steps shrink geometrically,
+    slowly where noise is left, so that every two of them are followed to their limit (Aitken)."""
     if not bool(start.any()):
         return 0.0
-    share = 1.0
+    share, before = 1.0, 0.0
     for _ in range(FIT_ROUNDS):
         values, vectors = _singular(rows - share * start)
         n_signal = min(count_signal(values, rows.shape)[0], len(values) // 2)
@@ -158,9 +161,11 @@ def fit_share(rows: Float64[Tensor, "h e"], start: Float64[Tensor, "h e"]) -> fl
         rest, noise = (t - (t @ span.mT) @ span for t in (rows, start))
         scale = float(noise.square().sum())
         fitted = float((rest * noise).sum()) / scale if scale > 0 else 0.0
-        if abs(fitted - share) <= FIT_TOLERANCE * max(1.0, abs(share)):
+        step = fitted - share
+        if abs(step) <= FIT_TOLERANCE * max(1.0, abs(share)):
             return fitted
-        share = fitted
+        ratio, before = (step / before, 0.0) if before else (0.0, step)
+        share = fitted + (step * ratio / (1 - ratio) if 0 < ratio < SLOWEST else 0.0)
     return share
 
 

@@ -104,6 +104,23 @@ def test_sources_are_denoised_where_the_start_is_noise(
     assert unknown.objective == noisy.objective
 
 
+def test_sources_are_denoised_where_noise_was_added_to_weights_of_a_known_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    architecture, x = _network(init_std_first=0.03), _images()
+    victim, start = _victim(x, architecture, seed=1)
+    first, *others = victim.weights
+    noise = torch.randn(first.shape, generator=generator(5), dtype=first.dtype)
+    released = replace(victim, weights=(first + 0.03 * noise, *others))
+    attack = replace(QUICK, start="known")
+    clean = _separated(attack, architecture, released, start)
+    assert not clean.subspace.ends_sharply
+    monkeypatch.setattr(attack_module, "denoised", lambda x, *_args, **_named: x)
+    noisy = _separated(attack, architecture, released, start)
+    gain = _signed(clean, x).abs() - _signed(noisy, x).abs()
+    assert float(gain.mean()) > 0.005
+
+
 def test_biases_settle_sign_and_scale() -> None:
     architecture, x = _network(bias="first", init_std_first=1e-6), _images(centred=False)
     victim, start = _victim(x, architecture, seed=1)
@@ -167,7 +184,7 @@ def test_several_starts_keep_the_lowest() -> None:
     best = ended(3)
     assert max(each) - min(each) > 1e-3  # so short searches end apart
     assert float(best.objective) == min(each)
-    own = Likelihood(attack.shape, attack.likelihood_scale).loss(best.rotation, best.sources)
+    own, _ = Likelihood(attack.shape, attack.likelihood_scale).at(best.rotation, best.sources)
     assert float(own) == pytest.approx(min(each), abs=1e-9)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from recon_core.attacks.span.features import SourceModel, cosines
-from recon_core.attacks.span.lbfgs import Objective, minimise
+from recon_core.attacks.span.lbfgs import Derivatives, Objective, Solve, minimise
 from recon_core.attacks.span.separation import (
     Likelihood,
     ModelLikelihood,
@@ -82,10 +82,33 @@ def test_gradients_are_those_of_autograd_in_float64(objective: Objective) -> Non
     p = torch.zeros(1, 6, 6, dtype=torch.float64, requires_grad=True)
     step = p - p.mT if isinstance(objective, Sparsity) else p
     move = torch.matrix_exp(step)
-    (expected,) = torch.autograd.grad(objective.loss(move @ w, move @ w @ z).sum(), p)
-    found, _solve = objective.gradient(w, w @ z)
+    (expected,) = torch.autograd.grad(objective.at(move @ w, move @ w @ z)[0].sum(), p)
+    found, _solve = objective.at(w, w @ z)[1](False)
     scale = 2.0 if isinstance(objective, Sparsity) else 1.0  # its loss is twice a sum of log
     assert torch.allclose(scale * found, expected, atol=1e-9)
+
+
+def test_a_hessian_that_costs_much_is_asked_for_at_every_tenth_iteration_alone() -> None:
+    z = _whitened(_laplacian(6, 300, seed=1), seed=2)[None]
+    asked: list[bool] = []
+
+    class Told(ModelLikelihood):
+        def at(self, w: Tensor, y: Tensor) -> tuple[Tensor, Derivatives]:
+            value, derivatives = super().at(w, y)
+
+            def told(anew: bool) -> tuple[Tensor, Solve | None]:
+                asked.append(anew)
+                gradient, solve = derivatives(anew)
+                assert (solve is None) == (not anew)
+                return gradient, solve
+
+            return value, told
+
+    likelihood = Told(_model(10), _precision(), 12)
+    ended = minimise(likelihood, z, _start(6, 3, z), n_iterations=25, tolerance=0.0)
+    assert [n for n, anew in enumerate(asked) if anew] == [0, 10, 20]
+    every = minimise(likelihood, z, _start(6, 3, z), n_iterations=200, tolerance=1e-9)
+    assert float(every.objective) < float(ended.objective) + 1e-9
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -111,7 +134,7 @@ def test_likelihood_finds_sources_that_are_not_quite_orthogonal() -> None:
     assert float(_correlations(freed.sources[0], truth).min()) > 0.99
     assert freed.settled
     assert float(freed.objective[0]) < float(
-        Likelihood(1.5, 0.7).loss(turned.rotation, turned.sources)[0]
+        Likelihood(1.5, 0.7).at(turned.rotation, turned.sources)[0]
     )
 
 

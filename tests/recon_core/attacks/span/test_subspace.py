@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from recon_core.attacks.span import subspace
 from recon_core.attacks.span.attack import first_rows
 from recon_core.attacks.span.subspace import Subspace, count_signal, fit_share, subspace_of
 from recon_core.optimisers import Optimiser
@@ -51,6 +52,23 @@ def test_the_start_that_weight_decay_shrank_is_taken_off(share: float, size: flo
     assert found.start_share == pytest.approx(share, abs=1e-6)
     inside = (right @ found.vectors.mT).square().sum(1)
     assert torch.allclose(inside, torch.ones(12, dtype=torch.float64), atol=1e-6)
+
+
+def test_the_start_is_taken_off_in_few_rounds_where_noise_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Alternating alone gets nearer by a third or a half of the rest each time."""
+    signal, _right = _signal(12, seed=1)
+    start = 0.01 * normal(WIDTH, D, seed=2)
+    rows = signal + 0.8 * start + 0.01 * normal(WIDTH, D, seed=3)
+    singular, calls = subspace._singular, []
+    monkeypatch.setattr(subspace, "_singular", lambda m: (calls.append(1), singular(m))[1])
+    quick = fit_share(rows, start)
+    n_quick = len(calls)
+    monkeypatch.setattr(subspace, "SLOWEST", 0.0)
+    monkeypatch.setattr(subspace, "FIT_ROUNDS", 200)
+    assert fit_share(rows, start) == pytest.approx(quick, abs=1e-9)
+    assert len(calls) - n_quick > 2 * n_quick
 
 
 def test_noise_that_is_larger_in_some_neurons_shows_no_images() -> None:
