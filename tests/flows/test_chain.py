@@ -121,6 +121,7 @@ def test_a_store_without_confident_pairs_cannot_train(finished, tiny: Recipe) ->
     curate(tiny, workspace.root)
 
 
+@pytest.mark.slow
 def test_pairs_on_s3_are_the_pairs_on_disk(
     finished, tiny: Recipe, s3: S3Server, tmp_path: Path
 ) -> None:
@@ -254,6 +255,7 @@ def test_victims_are_trained_once_and_attacked_in_further_ways(
     assert '<tr data-attack="plain_span"><th scope="row">Span attack</th>' in page
 
 
+@pytest.mark.slow
 def test_victims_whose_span_is_asked_for_are_kept(
     tmp_path: Path, prefect_server: None, tiny: Recipe
 ) -> None:

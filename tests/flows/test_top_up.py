@@ -114,6 +114,7 @@ def _covered_until(dataset: Dataset, n_parts: int) -> int:
     return len(covered)
 
 
+@pytest.mark.slow
 def test_the_dataset_is_that_of_a_campaign_planned_at_its_final_size(
     finished, recipe: Recipe, tmp_path: Path
 ) -> None:

@@ -24,6 +24,7 @@ from flows.presets import PRESETS
 from storage.object_store import open_place
 from storage.pairs.dataset import Dataset
 from tasks.campaign.state import write_control
+from tasks.cluster import workers
 
 TINY = [
     *("--preset", "smoke", "--workers", "1", "--device", "cpu"),
@@ -244,8 +245,9 @@ def test_what_a_campaign_is_asked_to_do_stands_on_the_screen(
     ],
 )
 def test_fresh_deletes_nothing_before_everything_is_validated(
-    palimpsest, tmp_path: Path, words: str, said: str
+    palimpsest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, said: str
 ) -> None:
+    monkeypatch.setattr(workers, "CONNECT_SECONDS", 0.5)
     (tmp_path / "s" / "evaluation").mkdir(parents=True)
     code, _out, complained = palimpsest(
         *words.split(), "--device", "cpu", "--fresh", "--store", tmp_path / "s"

@@ -154,10 +154,8 @@ def test_a_damaged_file_is_not_copied_and_the_next_merge_goes_on(tmp_path: Path,
     assert report.dataset.content_hash == Dataset(intact).content_hash
 
 
-@pytest.mark.parametrize(
-    "death",
-    [pytest.param(True, id="killed", marks=pytest.mark.slow), pytest.param(False, id="full")],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("death", [True, False], ids=["killed", "full"])
 def test_interrupted_at_any_moment_it_resumes_and_no_reader_sees_half_a_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, death: bool
 ):

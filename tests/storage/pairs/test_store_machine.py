@@ -181,6 +181,7 @@ def explore(new_root: Callable[[], Location], n_examples: int, n_steps: int) -> 
     )
 
 
+@pytest.mark.slow
 def test_any_history_in_a_folder(memory_path: Path):
     folders: list[Path] = []
 

@@ -224,6 +224,7 @@ def test_nothing_changes_where_the_span_is_not_asked_for(
     assert later["methods"] == asked["methods"]
 
 
+@pytest.mark.slow
 def test_kept_victims_are_read_and_others_trained_again_to_the_same_scores(
     tmp_path: Path, images: ImageSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,6 +74,7 @@ SOME = ["study", "span", "--only", "20 images", "--data", "photos", "--device", 
         "--set", "cells.1.experiment.attack.save_at=20"]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_some_cells_go_from_images_to_the_results_page(tmp_path: Path) -> None:
     store = tmp_path / "span"
     done = CliRunner().invoke(app, [*SOME, "--store", str(store)])

@@ -141,6 +141,7 @@ def test_private_and_public_images_are_all_and_none_is_both():
     assert two_sets(replace(spec(12), run=4, victim=4), 5)[1].tolist() != public.tolist()
 
 
+@pytest.mark.slow
 def test_photographs_come_back_as_pairs_of_private_images():
     images = tiles(32)
     (found,) = SMALL.run_batch([spec(32)], images[None], device=torch.device("cpu"))

@@ -86,6 +86,7 @@ def test_victims_are_the_same_whatever_they_are_trained_with(tmp_path: Path) -> 
             assert np.array_equal(array, other[0][name]), (victim.name, name)
 
 
+@pytest.mark.slow
 def test_what_is_there_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_of(small(), tmp_path)
     names = run_all(plan)
@@ -126,6 +127,7 @@ def test_another_setting_is_another_product() -> None:
     assert renamed.key == victim.key
 
 
+@pytest.mark.slow
 def test_an_inversion_is_scored_against_the_images_that_were_sent(tmp_path: Path) -> None:
     plan = plan_of(small(), tmp_path)
     run(plan, [u for u in plan.first_units() if "cut 1" not in u.name])
@@ -172,6 +174,7 @@ def test_an_inversion_without_its_victim_says_so(tmp_path: Path) -> None:
         plan.inverting(plan.victim(Cell("digits", 2, None), 0)).run()
 
 
+@pytest.mark.slow
 def test_sweet_spots_have_the_least_leakage_within_the_loss(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,6 +234,7 @@ def test_restorers_learn_from_public_images_alone(tmp_path: Path) -> None:
     assert not inverted & {image.tobytes() for image in job.public.images}
 
 
+@pytest.mark.slow
 def test_the_victims_that_are_kept_are_what_the_study_had(tmp_path: Path) -> None:
     """They say themselves what they are, and `attack inversion` reads the same features."""
     plan = plan_of(small(), tmp_path)

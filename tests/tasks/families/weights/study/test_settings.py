@@ -99,6 +99,7 @@ def test_the_same_attack_has_the_same_settings_in_every_cell(
     np.testing.assert_allclose(lr[:4], drawn.lr.numpy(), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_killed_study_gives_the_same_numbers(
     tmp_path: Path, plan: StudyPlan, whole: Dataset
 ) -> None:
