@@ -57,7 +57,7 @@ def test_the_start_that_weight_decay_shrank_is_taken_off(share: float, size: flo
 def test_the_start_is_taken_off_in_few_rounds_where_noise_is_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Alternating alone gets nearer by a third or a half of the rest each time."""
+    """Alternating alone ends at the same share, in three times as many rounds."""
     signal, _right = _signal(12, seed=1)
     start = 0.01 * normal(WIDTH, D, seed=2)
     rows = signal + 0.8 * start + 0.01 * normal(WIDTH, D, seed=3)
