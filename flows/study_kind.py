@@ -232,12 +232,18 @@ class UnitStudy(StudyKind[S, U], Generic[S, U]):
         """Units, of which a later round may depend on the products of those before."""
         yield plan.first_units()
 
+    def seconds(self, plan: U) -> Mapping[str, float]:
+        """Rough seconds of all units by name, for the time that is left; without them every unit
+        counts the same."""
+        del plan
+        return {}
+
     def make(self, plan: U, store: Path, workers: Workers) -> Outcome:
         store.mkdir(parents=True, exist_ok=True)
         write_json(store / SETTINGS, self.to_json(plan.study))
         if notice := resume_if_stopped(open_place(str(store))):
             log_notice(notice)
-        return make_products(plan, self.rounds, self.work, workers)
+        return make_products(plan, self.rounds, self.work, workers, self.seconds(plan))
 
 
 @task(name="make products")
@@ -246,6 +252,7 @@ def make_products(
     rounds: Callable[[Any], Iterable[list[Unit]]],
     title: str,
     workers: Workers,
+    seconds: Mapping[str, float],
 ) -> Outcome:
     """Every unit's product, on Dask workers that live as long as this task."""
     if n_products := len(list(plan.folder.place.glob("*.json"))):
@@ -258,9 +265,12 @@ def make_products(
         dask_client(workers, threads=plan.study.threads) as client,
     ):
 
-        def report(done: float, total: float, note: str = "") -> None:
+        def report(
+            done: float, total: float, note: str = "", *, share: float | None = None
+        ) -> None:
             n_before = len(so_far.done) + len(so_far.failed)
-            advance(n_before + done, max(n_before + total, plan.n_units), note)
+            known = max(n_before + total, plan.n_units)
+            advance(n_before + done, known, note, share=share)
 
         for units in rounds(plan):
             place, notice = open_place(plan.root), log_notice
@@ -271,6 +281,7 @@ def make_products(
                 watch=Watch(place, client, device=plan.device, pace=Pace(), on_notice=notice),
                 then=plan.more_units,
                 on_progress=report,
+                seconds=seconds,
                 earlier=so_far,
             )
             so_far = Outcome(so_far.done | outcome.done, so_far.failed | outcome.failed)

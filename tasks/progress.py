@@ -15,7 +15,6 @@ from typing import Protocol
 from rich.console import Console
 from rich.progress import (
     BarColumn,
-    MofNCompleteColumn,
     Progress,
     ProgressColumn,
     Task,
@@ -33,9 +32,12 @@ SPEED_SECONDS = 600.0
 
 
 class Advance(Protocol):
-    """Called with what is done, the total and, if there is more to say, a note of a few words."""
+    """Called with what is done, the total and, if there is more to say, a note of a few words.
+    `share` in [0, 1]: how much of the work that is, where not every unit takes as long."""
 
-    def __call__(self, done: float, total: float, note: str = "") -> None: ...
+    def __call__(
+        self, done: float, total: float, note: str = "", *, share: float | None = None
+    ) -> None: ...
 
 
 class _RateColumn(ProgressColumn):
@@ -46,8 +48,8 @@ class _RateColumn(ProgressColumn):
         self.unit = unit
 
     def render(self, task: Task) -> Text:
-        done = task.completed - task.fields["before"]
-        return Text(rate_text(done, task.elapsed or 0.0, self.unit), style="dim")
+        new = task.fields["new"]
+        return Text(rate_text(new, task.elapsed or 0.0, self.unit), style="dim")
 
 
 def rate_text(done: float, seconds: float, unit: str) -> str:
@@ -69,8 +71,7 @@ def stage_progress(title: str, unit: str) -> Iterator[Advance]:
     bar = Progress(
         TextColumn("[bold]{task.description}"),
         BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TextColumn(f"{unit}s"),
+        TextColumn("{task.fields[count]}" + f" {unit}s"),
         _RateColumn(unit),
         TimeRemainingColumn(compact=True),
         TextColumn("[dim]{task.fields[note]}"),
@@ -80,23 +81,28 @@ def stage_progress(title: str, unit: str) -> Iterator[Advance]:
     )
     key = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
     tell = leave_progress(key, title)
-    task = bar.add_task(title, total=None, start=False, before=0.0, note="")
+    task = bar.add_task(title, total=None, start=False, new=0.0, count="0/?", note="")
     started = last_log = last_artifact = time.monotonic()
-    before: float | None = None
+    before: tuple[float, float] | None = None
 
-    def advance(done: float, total: float, note: str = "") -> None:
+    def advance(done: float, total: float, note: str = "", *, share: float | None = None) -> None:
         nonlocal started, last_log, last_artifact, before
         now = time.monotonic()
+        part = share if share is not None else done / total if total else 0.0
         if before is None:
-            before, started = done, now
+            before, started = (done, part), now
             bar.start_task(task)
-        bar.update(task, completed=done, total=total, before=before, note=note)
+        count = f"{done:.0f}/{total:.0f}"
+        bar.update(task, completed=part, total=1, new=done - before[0], count=count, note=note)
         if now - last_artifact >= ARTIFACT_EVERY_SECONDS:
             last_artifact = now
-            tell(done / total)
+            tell(part)
         if not console.is_terminal and now - last_log >= LOG_EVERY_SECONDS:
             last_log = now
-            line = progress_line(title, unit, done, total, now - started, before=before)
+            parts = (before[1], part)
+            line = progress_line(
+                title, unit, done, total, now - started, before=before[0], parts=parts
+            )
             console.print(f"{line}  {note}".rstrip(), soft_wrap=True, highlight=False)
 
     with bar:
@@ -105,11 +111,21 @@ def stage_progress(title: str, unit: str) -> Iterator[Advance]:
 
 
 def progress_line(
-    title: str, unit: str, done: float, total: float, seconds: float, *, before: float = 0.0
+    title: str,
+    unit: str,
+    done: float,
+    total: float,
+    seconds: float,
+    *,
+    before: float = 0.0,
+    parts: tuple[float, float] | None = None,
 ) -> str:
-    """`Generate  12 / 40 runs  1.2 s/run  0:34 left`; `before` of them took none of the seconds."""
+    """`Generate  12 / 40 runs  1.2 s/run  0:34 left`; `before` of them took none of the seconds.
+    `parts`: the shares of the work that were done before and are done now, if not by their
+    number."""
     new = done - before
-    left = int(seconds / new * (total - done)) if new > 0 else None
+    first, now = parts or (before / total, done / total)
+    left = round(seconds / (now - first) * (1 - now)) if now > first else None
     remaining = "? left" if left is None else f"{left // 60}:{left % 60:02d} left"
     return (
         f"{title}  {done:.0f} / {total:.0f} {unit}s  {rate_text(new, seconds, unit)}  {remaining}"

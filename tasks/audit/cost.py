@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -17,9 +17,9 @@ from recon_core.types import seeded_generator
 from recon_core.victims.autoencoder import n_parameters
 from recon_core.victims.training import Training
 from tasks.audit.attacks import AnyAttack
-from tasks.audit.plan import AuditPlan
+from tasks.audit.plan import AuditPlan, attack_name, training_name
 from tasks.audit.recipe import AutoencoderRecipe, VictimRecipe
-from tasks.audit.settings import RECONSTRUCTION, Cell
+from tasks.audit.settings import RECONSTRUCTION, AttackName, Cell
 from tasks.audit.victims import VictimsJob, shape_of
 from tasks.families.autoencoder.study.cost import evaluations, pace_of
 from tasks.families.weights.study.cost import (
@@ -36,72 +36,114 @@ STEPS = 3
 """Steps of an inversion that are timed."""
 
 
+TYPICAL = Pace(epoch_s=2e-4, training_rate=3e10, iteration_s=7e-4, attack_rate=4e10)
+"""One core of a server of 2025: for how long parts take beside each other nothing is measured."""
+
+
+@dataclass(frozen=True)
+class _OfVictim:
+    """Seconds of a training and of every attack on one victim; bytes of memory, and of files."""
+
+    training: float
+    attacks: dict[AttackName, float]
+    memory: int
+    weights: int
+
+
 def costs_of(plan: AuditPlan, device: str) -> list[Cost]:
     """Estimates of all cells that have victims; measured on this machine in some seconds."""
     pace = measured_pace(device)
     return [_cost(plan, cell, pace) for cell in plan.study.cells if cell.number in plan.jobs]
 
 
+def seconds_of_units(plan: AuditPlan) -> dict[str, float]:
+    """Rough seconds of every unit by name, for how much of an audit is done; none of those whose
+    product is kept."""
+    seconds: dict[str, float] = {}
+    for cell in plan.study.cells:
+        if (job := plan.jobs.get(cell.number)) is None:
+            continue
+        one, n_victims = _of_victim(plan, cell, TYPICAL), plan.study.n_victims
+        made = {training_name(cell): (job.key, n_victims * one.training)}
+        for name, attack_s in one.attacks.items():
+            for v, attack in enumerate(plan.attacks(cell, name)):
+                made[attack_name(cell, name, v)] = (attack.key, attack_s)
+        for unit, (key, estimate) in made.items():
+            seconds[unit] = 0.0 if plan.folder.has(key) else estimate
+    return seconds
+
+
 def _cost(plan: AuditPlan, cell: Cell, pace: Pace) -> Cost:
-    job, n_victims = plan.jobs[cell.number], plan.study.n_victims
+    job, n_victims, one = plan.jobs[cell.number], plan.study.n_victims, _of_victim(plan, cell, pace)
+    pictures = job.pool.images.size * len(one.attacks) * cell.is_base
+    return Cost(
+        name=cell.name,
+        counts={
+            "images": len(job.pool) // 2,
+            "victims": n_victims,
+            "attacks": len(one.attacks) * n_victims,
+        },
+        seconds_of={
+            "training": n_victims * one.training,
+            "attacks take": n_victims * sum(one.attacks.values()),
+        },
+        memory_bytes=one.memory,
+        disk_bytes=int(n_victims * (one.weights + pictures)),
+    )
+
+
+def _of_victim(plan: AuditPlan, cell: Cell, pace: Pace) -> _OfVictim:
+    """Networks that are given, or that another cell trains, take no training."""
+    job = plan.jobs[cell.number]
     attacks = {
         name: plan.attack(cell, name)
         for name in RECONSTRUCTION
         if name in plan.study.attacks and plan.why_not(cell, name) is None
     }
     if job.recipe.autoencoder is not None:
-        costs = _of_autoencoders(job, job.recipe.autoencoder, list(attacks.values()))
+        found = _of_autoencoders(job, job.recipe.autoencoder, attacks)
     else:
-        costs = _of_classifiers(job, list(attacks.values()), pace)
-    train_s, attack_s, memory, weights = costs
-    if plan.trained_by[cell.number] != cell.number:
+        found = _of_classifiers(job, attacks, pace)
+    train_s = found.training
+    if plan.trained_by[cell.number] != cell.number or job.given is not None:
         train_s = 0.0
     if job.public is not None:
         train_s += training_seconds(job.recipe, len(job.public), shape_of(job.pool), pace)
-    pictures = job.pool.images.size * len(attacks) * cell.is_base
-    return Cost(
-        name=cell.name,
-        counts={
-            "images": len(job.pool) // 2,
-            "victims": n_victims,
-            "attacks": len(attacks) * n_victims,
-        },
-        seconds_of={"training": n_victims * train_s, "attacks take": n_victims * attack_s},
-        memory_bytes=memory,
-        disk_bytes=int(n_victims * (weights + pictures)),
-    )
+    return replace(found, training=train_s)
 
 
 def _of_classifiers(
-    job: VictimsJob, attacks: Sequence[AnyAttack], pace: Pace
-) -> tuple[float, float, int, int]:
-    """(seconds of a training, of all attacks on a victim; bytes of memory, of a victim's files)."""
+    job: VictimsJob, attacks: Mapping[AttackName, AnyAttack], pace: Pace
+) -> _OfVictim:
     recipe, n, shape = job.recipe, len(job.pool) // 2, shape_of(job.pool)
     train_s = training_seconds(recipe, n, shape, pace)
-    attack_s, needed = (
-        0.0,
-        [len(job.members) * bytes_per_run(as_experiment(recipe), n * recipe.views, shape)],
-    )
-    for attack in attacks:
+    needed = [len(job.members) * bytes_per_run(as_experiment(recipe), n * recipe.views, shape)]
+    seconds: dict[AttackName, float] = {}
+    for name, attack in attacks.items():
         if isinstance(attack, StrongInversion):
-            attack_s += _inverting(job, attack, n)
+            seconds[name] = _inverting(job, attack, n)
         elif not isinstance(attack, NoiseAware):
-            attack_s += attack_seconds(as_experiment(recipe, attack), n, shape, pace)
+            seconds[name] = attack_seconds(as_experiment(recipe, attack), n, shape, pace)
             needed.append(bytes_per_run(as_experiment(recipe, attack), n, shape))
-    return train_s, attack_s, max(needed), 2 * BYTES * job.architecture.n_parameters
+    return _OfVictim(train_s, seconds, max(needed), 2 * BYTES * job.architecture.n_parameters)
 
 
 def _of_autoencoders(
-    job: VictimsJob, recipe: AutoencoderRecipe, attacks: Sequence[AnyAttack]
-) -> tuple[float, float, int, int]:
+    job: VictimsJob, recipe: AutoencoderRecipe, attacks: Mapping[AttackName, AnyAttack]
+) -> _OfVictim:
     n, shape = len(job.pool) // 2 * job.recipe.views, shape_of(job.pool)
     step, call = pace_of(recipe.network.on(shape), job.device)
     size = recipe.training.batch_size or n
     train_s = recipe.training.epochs * n / size * step(size)
-    asked = sum(evaluations(attack) for attack in attacks if isinstance(attack, NoiseAware))
+    asked = call(len(job.pool))
+    seconds = {
+        name: evaluations(attack) * asked
+        for name, attack in attacks.items()
+        if isinstance(attack, NoiseAware)
+    }
     weights = BYTES * n_parameters(recipe.network.on(shape))
     memory = len(job.members) * (4 * weights + BYTES * n * math.prod(shape))
-    return train_s, asked * call(len(job.pool)), memory, weights
+    return _OfVictim(train_s, seconds, memory, weights)
 
 
 def _inverting(job: VictimsJob, attack: StrongInversion, n_images: int) -> float:

@@ -30,7 +30,18 @@ NEEDS = {
     "features": "no features are given away: set recipe.cut, the hidden layer that clients send",
     "autoencoder": "the network is no autoencoder: set recipe.autoencoder",
 }
+TRAINING = "train "
 NO_CLASSIFIER = "it is an attack on classifiers, and this is an autoencoder"
+
+
+def training_name(cell: Cell) -> str:
+    """The unit that makes a cell's victims."""
+    return TRAINING + cell.name
+
+
+def attack_name(cell: Cell, name: AttackName, victim: int) -> str:
+    """The unit that makes an attack on one of a cell's victims."""
+    return f"attack {cell.name}, {name}, victim {victim}"
 
 
 class AuditPlan:
@@ -80,14 +91,14 @@ class AuditPlan:
     def more_units(self, unit: Unit, given: Mapping[str, Any]) -> Iterable[Unit]:
         """The attacks on victims that have been trained, and the cells that go on with them."""
         del given
-        if not unit.name.startswith("train "):
+        if not unit.name.startswith(TRAINING):
             return []
-        cell = self.study.cells[self.numbers[unit.name.removeprefix("train ")]]
+        cell = self.study.cells[self.numbers[unit.name.removeprefix(TRAINING)]]
         waited = [k for k, by in self.trained_by.items() if by == cell.number != k]
         return [
             *(self._training(number) for number in waited),
             *(
-                Unit(f"attack {cell.name}, {name}, victim {v}", AttackJob.run, job)
+                Unit(attack_name(cell, name, v), AttackJob.run, job)
                 for name in RECONSTRUCTION
                 if name in self.study.attacks and self.why_not(cell, name) is None
                 for v, job in enumerate(self.attacks(cell, name))
@@ -95,7 +106,8 @@ class AuditPlan:
         ]
 
     def _training(self, number: int) -> Unit:
-        return Unit(f"train {self.study.cells[number].name}", VictimsJob.run, self.jobs[number])
+        name = training_name(self.study.cells[number])
+        return Unit(name, VictimsJob.run, self.jobs[number])
 
     def _shared(self) -> dict[int, int]:
         """The cell that trains a cell's networks, by number: mostly itself. Cells that differ only

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import queue
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -60,18 +60,21 @@ def run_units(
     watch: Watch | None = None,
     then: Callable[[Unit, dict[str, Any]], Iterable[Unit]] = lambda _unit, _given: (),
     on_progress: Advance,
+    seconds: Mapping[str, float] | None = None,
     earlier: Outcome | None = None,
 ) -> Outcome:
     """Run all units, and those that `then` gives when one of them is done.
 
     `earlier`: what units of rounds before this one gave, which those of this one may need; a unit
-    that needs what none makes fails. `watch` looks after the workers and whether the study is to
-    pause or to stop.
+    that needs what none makes fails. `seconds`: estimates of every unit of all rounds by name, from
+    which follows how much of the work is done. `watch` looks after the workers and whether the
+    study is to pause or to stop.
 
     Raises StoreFullError at once, when a worker finds the device full, and CampaignError as
     `Watch.look` does.
     """
-    run = _Run(client, threads, watch, then, on_progress, earlier or Outcome({}, {}))
+    before = earlier or Outcome({}, {})
+    run = _Run(client, threads, watch, then, on_progress, seconds or {}, before)
     client.subscribe_topic(TOPIC, run.on_event)
     try:
         with client.as_current(), dask.config.set({_GRAPH_WARNING: "1TB"}):
@@ -92,6 +95,7 @@ class _Run:
     watch: Watch | None
     then: Callable[[Unit, dict[str, Any]], Iterable[Unit]]
     on_progress: Advance
+    seconds: Mapping[str, float]
     earlier: Outcome
     waiting: dict[str, Unit] = field(default_factory=dict)
     running: dict[str, tuple[Unit, Future[Any]]] = field(default_factory=dict)
@@ -185,7 +189,16 @@ class _Run:
         more = len(self.running) - len(shown)
         note = ", ".join(shown) + (f" and {more} more" if more else "")
         note += f"; {len(self.failed)} failed" if self.failed else ""
-        self.on_progress(n_done, known, note)
+        self.on_progress(n_done, known, note, share=self._share())
+
+    def _share(self) -> float | None:
+        whole = sum(self.seconds.values())
+        if not whole:
+            return None
+        over = {*self.done, *self.failed, *self.earlier.done, *self.earlier.failed}
+        parts = {name: self.fractions.get(name, 0.0) for name in self.running}
+        parts |= dict.fromkeys(over, 1.0)
+        return sum(part * self.seconds.get(name, 0.0) for name, part in parts.items()) / whole
 
 
 def run_unit(unit: Unit, threads: int) -> dict[str, Any]:

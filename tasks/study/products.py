@@ -52,6 +52,10 @@ class Folder:
         found = loaded(self.place, key[:32])
         return None if found is None or found[1].get("key") != key else found
 
+    def has(self, key: str) -> bool:
+        """True if there is a product by this name, which is not read."""
+        return (self.place / f"{key[:32]}.json").exists()
+
     def made(
         self, key: str, make: Callable[[], tuple[Arrays, Mapping[str, Any]]]
     ) -> dict[str, Any]:

@@ -47,3 +47,12 @@ def test_what_was_there_before_counts_for_no_rate() -> None:
         "Generate  24 / 40 runs  5.0 s/run  1:20 left"
     )
     assert progress_line("Generate", "run", 20, 40, 3, before=20).endswith("? left")
+
+
+def test_the_time_left_is_that_of_the_work_and_not_of_its_parts() -> None:
+    assert progress_line("Audit", "unit", 1, 400, 60, parts=(0.0, 0.5)) == (
+        "Audit  1 / 400 units  60.0 s/unit  1:00 left"
+    )
+    assert progress_line("Audit", "unit", 9, 400, 60, before=5, parts=(0.4, 0.5)) == (
+        "Audit  9 / 400 units  15.0 s/unit  5:00 left"
+    )

@@ -189,7 +189,11 @@ def test_a_unit_that_fails_loses_no_other(tmp_path: Path) -> None:
     def then(done: Unit, _given: dict[str, Any]) -> list[Unit]:
         return [unit(tmp_path, "more")] if done.name == "good" else []
 
-    seen: list[tuple[float, float]] = []
+    seen: list[tuple[float, float, float | None]] = []
+
+    def told(done: float, total: float, _note: str = "", *, share: float | None = None) -> None:
+        seen.append((done, total, share))
+
     with (
         LocalCluster(
             n_workers=1, threads_per_worker=1, host="127.0.0.1", dashboard_address=None
@@ -201,7 +205,8 @@ def test_a_unit_that_fails_loses_no_other(tmp_path: Path) -> None:
             client,
             threads=1,
             then=then,
-            on_progress=lambda done, total, _note="": seen.append((done, total)),
+            on_progress=told,
+            seconds={"made before": 10.0, "good": 2.0, "more": 6.0, "bad": 2.0},
             earlier=Outcome({"made before": {}}, {"failed before": "for a reason"}),
         )
     made = {"good", "after good", "more", "mortal", "after what was made before"}
@@ -214,7 +219,8 @@ def test_a_unit_that_fails_loses_no_other(tmp_path: Path) -> None:
         "after that": "needs after nothing, which no unit makes before it",
     }
     assert (tmp_path / "mortal").read_text() == "xx"
-    assert seen[-1] == (5, 10)
+    assert seen[0] == (0, 9, 0.5)  # of the seconds, ten were spent before
+    assert seen[-1] == (5, 10, 1.0)
 
 
 def long_study() -> RecoveryStudy:
