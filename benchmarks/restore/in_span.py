@@ -1,11 +1,12 @@
 """Restoration inside the span: a separation gone on with, by the finer model of images.
 
     python -m benchmarks.restore.in_span --images folder:cifar10 --store DIR [--n 400 ...]
-        [--victims 12] [--controls 2] [--device cpu] [--quick] [--json FILE] [--sheet FILE]
+        [--victims 12] [--controls 2] [--fine 800] [--device cpu] [--quick]
+        [--json FILE] [--sheet FILE]
 
 Victims 3072-1000-1000-1 learn n held-out images by gradient descent; their start is known, so that
 the span is known to float32. "Before" is the attack alone (`learned`, 600 iterations), "after" what
-`attack.n_fine` more with the finer model make of it, every picture a row of the unmixing matrix
+`--fine` more with the finer model make of it, every picture a row of the unmixing matrix
 and so in the span. Beside them on the same victims: what the classical denoisers make of the
 attack's pictures, projected on the span; more iterations of the coarse model (`--controls`
 victims); and the oracle, the images' own projections. "Good" is an SSIM
@@ -64,7 +65,7 @@ BEYOND = "good less good decoys, after over before"
 SSIM_OVER = "mean SSIM after over that of"
 SHARE_WORSE = "share of images worse by more than"
 LOW, HIGH = "low end of 95 % over victims", "high end of 95 % over victims"
-COMMAND = "python -m benchmarks.restore.in_span --images folder:cifar10 --store DIR --n 400"
+COMMAND = "python -m benchmarks.restore.in_span --images folder:cifar10 --store DIR --n"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +97,7 @@ def restored(
     control: bool,
     device: str,
     quick: bool,
+    n_fine: int,
     sheet: Path | None = None,
 ) -> Restored:
     """Everything on one victim; seconds of "oracle" are the victim's training. Images with their
@@ -105,7 +107,7 @@ def restored(
     assert len(shape) == 3
     x = (seen - mean).flatten(1)
     network = replace(NETWORK, widths=(2 * n, 2 * n)) if quick else NETWORK
-    attack = replace(ATTACK, n_learned=30, n_fine=20) if quick else ATTACK
+    attack = replace(ATTACK, n_fine=n_fine, n_learned=30 if quick else ATTACK.n_learned)
     architecture = network.on(shape, 1)
     generator = seeded_generator(seed, 0, "dense")
     start = architecture.initial([generator], dtype=torch.float32).map(lambda t: t.to(device))
@@ -277,13 +279,17 @@ def in_span_claims(measurements: Sequence[Measurement], *, name: str) -> Iterato
     }
     sizes = [c for c in sizes if counts_of[c][0].value <= ROOM * int(c.partition(" ")[0])]
     if not sizes:
-        raise ValueError(f"{name} has no restoration inside the span; run {COMMAND}")
+        raise ValueError(f"{name} has no restoration inside the span; run {COMMAND} 400")
     for case in sizes:
         found = {m.unit: m.value for m in measurements if m.case == case}
         before, after = counts_of[case]
         counts = f"{before.value:g} -> {after.value:g} {after.unit}"
         for claim in decided(STATEMENTS, found):
-            made = {"command": COMMAND, "seconds": 0.0, "hardware": measurements[0].hardware}
+            made = {
+                "command": f"{COMMAND} {case.split()[0]}",
+                "seconds": 0.0,
+                "hardware": measurements[0].hardware,
+            }
             yield Claim(**claim | made | {"ours": f"{name}: {counts}; {claim['ours']}"})
 
 
@@ -355,6 +361,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--victims", type=int, default=12)
     parser.add_argument("--only", type=int, nargs="*", help="of these victims, from 0")
     parser.add_argument("--controls", type=int, default=2, help="victims with the control")
+    parser.add_argument("--fine", type=int, help="iterations; default: 800, 20 if quick")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--quick", action="store_true", help="few iterations")
     parser.add_argument("--json", type=Path, help="also write the lines to this file")
@@ -362,7 +369,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     images = load_images(options.images, split="heldout")
     options.store.mkdir(parents=True, exist_ok=True)
-    sheet = options.sheet
+    sheet, n_fine = options.sheet, options.fine or (20 if options.quick else ATTACK.n_fine)
     for n in options.n:
         for seed in range(options.victims) if options.only is None else options.only:
             part = options.store / f"{n}-{seed}.json"
@@ -370,13 +377,18 @@ def main(argv: Sequence[str] | None = None) -> None:
                 control = seed < options.controls
                 found = restored(
                     images, n, seed, control=control, device=options.device, quick=options.quick,
-                    sheet=sheet,
+                    n_fine=n_fine, sheet=sheet,
                 )  # fmt: skip
                 sheet = None
                 write_json(part, asdict(found))
     adapter = TypeAdapter(Restored)
     there = sorted(options.store.glob("*-*.json"))
     every = [checked_json(adapter, part.read_text(), str(part)) for part in there]
+    if other := sorted({some.n_fine for some in every} - {n_fine}):
+        raise SystemExit(
+            f"{options.store} has victims of --fine {other[0]}, not {n_fine}; use another --store "
+            "for each"
+        )
     by_size = ([some for some in every if some.n == n] for n in sorted({e.n for e in every}))
     for _ in said((line for some in by_size for line in lines(some)), options.json):
         pass

@@ -157,6 +157,7 @@ def test_restoration_inside_the_span_is_not_computed_twice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["--store", str(tmp_path), "--n", "10", "--victims", "2", "--controls", "1", "--quick"]
+    words += ["--fine", "20"]
     in_span.main([*words, "--sheet", str(tmp_path / "sheet.png")])
     assert (tmp_path / "sheet.png").read_bytes().startswith(b"\x89PNG")
     first = capsys.readouterr().out
@@ -166,6 +167,8 @@ def test_restoration_inside_the_span_is_not_computed_twice(
     strip = re.compile(r'"load_average": [0-9.]+')
     assert strip.sub("", capsys.readouterr().out) == strip.sub("", first)
     assert '"10 images, coarse model, 30 more iterations", "value"' in first
+    with pytest.raises(SystemExit, match="has victims of --fine 20, not 30; use another --store"):
+        in_span.main([*words[:-1], "30"])
 
 
 def test_the_interval_is_students() -> None:
