@@ -369,7 +369,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     images = load_images(options.images, split="heldout")
     options.store.mkdir(parents=True, exist_ok=True)
-    sheet, n_fine = options.sheet, options.fine or (20 if options.quick else ATTACK.n_fine)
+    sheet, n_fine = options.sheet, options.fine
+    if n_fine is None:
+        n_fine = 20 if options.quick else ATTACK.n_fine
     for n in options.n:
         for seed in range(options.victims) if options.only is None else options.only:
             part = options.store / f"{n}-{seed}.json"

@@ -34,10 +34,8 @@ from tasks.study.cost import Cost, seconds_of
 BYTES = 4
 STEPS = 3
 """Steps of an inversion that are timed."""
-
-
 TYPICAL = Pace(epoch_s=2e-4, training_rate=3e10, iteration_s=7e-4, attack_rate=4e10)
-"""One core of a server of 2025: for how long parts take beside each other nothing is measured."""
+"""About that of one core: how long parts take beside each other hardly depends on it."""
 
 
 @dataclass(frozen=True)
