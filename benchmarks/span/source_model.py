@@ -42,14 +42,15 @@ class Learning:
     Filters of `size` at every `stride`-th place start as the independent components of
     `n_patches` patches.
     `n_steps` steps of Adam on `batch_size` images move `n_pools` pools at the rate `lr` and the
-    filters, in units of their size, at `filter_lr`; `sigma` is the noise, in the images' own
-    deviations.
+    filters, in units of their size, at `filter_lr`; from the middle on a pool has the `n_kept`
+    filters that weigh most in it. `sigma` is the noise, in the images' own deviations.
     """
 
     size: int = 8
     stride: int = 3
     n_patches: int = 60_000
     n_pools: int = 189
+    n_kept: int = 12
     n_steps: int = 800
     batch_size: int = 64
     lr: float = 0.02
@@ -90,15 +91,19 @@ def learn_source_model(
     size = filters.square().mean().sqrt()
     shape = (filters / size).requires_grad_()
 
+    kept = torch.ones_like(pools)
+
     def model() -> SourceModel:
         h, alpha, kappa = (part.exp() for part in logs)
         spectra = spectrum.maximum(floor)
-        return SourceModel(shape * size, learning.stride, h, alpha, kappa, spectra)
+        return SourceModel(shape * size, learning.stride, h * kept, alpha, kappa, spectra)
 
     rates = (learning.lr, learning.filter_lr)
     groups = [{"params": logs}, {"params": [shape]}]
     optimiser = torch.optim.Adam(groups, betas=(0.9, 0.99))
     for step in range(learning.n_steps):
+        if step == learning.n_steps // 2:
+            kept = _largest(pools.detach(), learning.n_kept)
         warm, turn = min(1.0, (step + 1) / 20), math.cos(math.pi * step / learning.n_steps)
         for group, rate in zip(optimiser.param_groups, rates, strict=True):
             group["lr"] = rate * warm * (1 + turn) / 2
@@ -111,6 +116,12 @@ def learn_source_model(
         progress((step + 1) / learning.n_steps)
     with torch.no_grad():
         return model()
+
+
+def _largest(pools: Float[Tensor, "k f"], n: int) -> Float[Tensor, "k f"]:
+    """1 at the n largest of every row, 0 elsewhere."""
+    order = pools.topk(min(n, pools.shape[1]), dim=1).indices
+    return torch.zeros_like(pools).scatter_(1, order, 1.0)
 
 
 def score_matching(

@@ -152,7 +152,8 @@ def _separate_stack(
         views = views_of(attack, pictures, kind="fine")
         ended = refined(attack, begun, views, lambda n: progress((searched + n) / total))
         best = replace(ended, n_iterations=best.n_iterations + ended.n_iterations)
-    unit = best.sources / best.sources.square().mean(2, keepdim=True).sqrt().clamp_min(1e-30)
+    features = views.features(best.sources)
+    unit = features / features.square().mean(2, keepdim=True).sqrt().clamp_min(1e-30)
     sparsity = -contrast(unit, attack.scales[-1])
     found = [problem.sources(best.rotation[r] @ views.whiten[r]) for r, problem in enumerate(stack)]
     return [

@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import math
 import pkgutil
+import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Literal
 
 import numpy as np
@@ -80,6 +82,13 @@ def whitened(features: Float[Tensor, "k t"]) -> tuple[Float[Tensor, "k t"], Floa
     return whiten @ features, whiten
 
 
+BLOCK = {"cpu": 16}
+"""Pictures that a model sees at once: on a CPU as many as fit a cache."""
+BLOCK_ELSEWHERE = 1024
+SPARSE = 0.25
+"""Share of a pool matrix from which on it is multiplied as any other."""
+
+
 @dataclass(frozen=True)
 class SourceModel:
     """A model of images, learned once by denoising score matching (Vincent 2011), that tells them
@@ -112,10 +121,73 @@ class SourceModel:
         outputs: Tensor = F.conv2d(pictures, self.filters.to(pictures), stride=self.stride)
         return outputs.flatten(2)
 
+    def pooled(
+        self, pictures: Float[Tensor, "k c h w"]
+    ) -> tuple[Float[Tensor, " k"], Float[Tensor, "k c h w"]]:
+        """(the pools' part of the energy, its gradient) of pictures, `BLOCK` at a time. For more
+        filters than directions that is less work than to mix outputs, which are five times as many
+        as pixels."""
+        alpha, size, (pools, back) = self.alpha[:, None], self.filters.shape[-1], self._factors
+        flat = self.filters.flatten(1)
+        energies, gradients = [], []
+        for y, n in self._seen(pictures):
+            total = (pools @ y.square()).add_(1)
+            energies.append((self.alpha @ total.log()).view(n, -1).sum(1))
+            psi = (back @ (2 * alpha / total)).mul_(y)
+            patches = (flat.mT @ psi).view(len(flat[0]), n, -1).transpose(0, 1)
+            gradients.append(
+                F.fold(patches.contiguous(), pictures.shape[2:], size, stride=self.stride)
+            )
+        return torch.cat(energies), torch.cat(gradients)
+
+    def curves(
+        self, pictures: Float[Tensor, "k c h w"]
+    ) -> tuple[Float[Tensor, "k f"], Float[Tensor, "k f"]]:
+        """(the energy's second derivative by each filter's output, but for what pools have in
+        common, summed over places; the mean square of the output)."""
+        alpha, (pools, back) = self.alpha[:, None], self._factors
+        _, twice = self._squared
+        curves, squares = [], []
+        for y, n in self._seen(pictures):
+            square = y.square()
+            total = (pools @ square).add_(1)
+            bent = (twice @ (alpha / total.square())).mul_(square)
+            curve = 2 * (back @ (alpha / total)) - 4 * bent
+            curves.append(curve.view(len(y), n, -1).sum(2).mT)
+            squares.append(square.view(len(y), n, -1).mean(2).mT)
+        return torch.cat(curves), torch.cat(squares)
+
+    def _seen(self, pictures: Tensor) -> Iterator[tuple[Float[Tensor, "f p"], int]]:
+        """(outputs at all places of n pictures, n)."""
+        size = self.filters.shape[-1]
+        for block in pictures.split(BLOCK.get(pictures.device.type, BLOCK_ELSEWHERE)):
+            patches = block.unfold(2, size, self.stride).unfold(3, size, self.stride)
+            columns = patches.permute(1, 4, 5, 0, 2, 3).reshape(self.filters[0].numel(), -1)
+            yield self.filters.flatten(1) @ columns, len(block)
+
+    @cached_property
+    def _factors(self) -> tuple[Tensor, Tensor]:
+        return _fast(self.pools), _fast(self.pools.mT)
+
+    @cached_property
+    def _squared(self) -> tuple[Tensor, Tensor]:
+        return self._factors[0], _fast(self.pools.mT.square())
+
     def whitened(self, pictures: Float[Tensor, "k c h w"]) -> Float[Tensor, "k d"]:
         """C^{-1/2} x, in cosines."""
         scaled = cosines(pictures) / self.spectrum.to(pictures).sqrt()
         return scaled.flatten(1)
+
+
+def _fast(matrix: Float[Tensor, "a b"]) -> Tensor:
+    """The matrix as it is multiplied fastest from the left."""
+    matrix = matrix.contiguous()
+    few = float(matrix.count_nonzero()) < SPARSE * matrix.numel()
+    if matrix.device.type != "cpu" or not few or not torch.backends.mkl.is_available():
+        return matrix
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta", UserWarning)
+        return matrix.to_sparse_csr()
 
 
 @cache

@@ -36,16 +36,23 @@ square, so that errors of a factor of 10 are below a hundredth after them."""
 
 @dataclass(frozen=True)
 class Views:
-    """Whitened features `z` of R victims' directions, `n_filters` at each place, and what whitens
-    them. With a model of images, `precision` P is of its Gaussian part, sum_i x_i^T C^{-1} x_i =
+    """R victims' directions as they are searched, `z`, and what whitens their features, `n_filters`
+    at each place: `z` are these features; with a model of images they are the pictures whose
+    features are white, and `precision` P is of its Gaussian part, sum_i x_i^T C^{-1} x_i =
     tr(W P W^T)."""
 
     z: Float[Tensor, "r k t"]
     whiten: Float[Tensor, "r k k"]
     n_filters: int
-    n_pixels: int
     model: SourceModel | None = None
     precision: Float[Tensor, "r k k"] | None = None
+
+    def features(self, sources: Float[Tensor, "r k t"]) -> Float[Tensor, "r k o"]:
+        """Outputs of the filters for sources W Z."""
+        if self.model is None:
+            return sources
+        shape = self.model.spectrum.shape
+        return torch.stack([self.model.outputs(x.unflatten(1, shape)).flatten(1) for x in sources])
 
 
 def sources_for(attack: SpanAttack, span: Subspace, shape: tuple[int, int, int]) -> SpanAttack:
@@ -77,16 +84,14 @@ def views_of(
                 f"attack.sources='learned' knows images of {_times(model.spectrum.shape)}, and "
                 f"not of {_times(shape)}; use attack.sources='independent'"
             )
-        features = [whitened(model.outputs(p).flatten(1)) for p in pictures]
-        whiten = torch.stack([w for _z, w in features])
-        units = torch.stack([model.whitened(p) for p in pictures])
-        half = whiten @ units
-        z = torch.stack([z for z, _w in features])
-        return Views(z, whiten, len(model.filters), shape.numel(), model, half @ half.mT)
+        whiten = torch.stack([whitened(model.outputs(p).flatten(1))[1] for p in pictures])
+        half = whiten @ torch.stack([model.whitened(p) for p in pictures])
+        z = whiten @ pictures.flatten(2)
+        return Views(z, whiten, len(model.filters), model, half @ half.mT)
     filters = dct_filters(attack.filter_size, shape[0], colours=attack.colours)
     features = [whitened(outputs_of(p, filters, stride=attack.stride)) for p in pictures]
     z, whiten = (torch.stack([f[i] for f in features]) for i in (0, 1))
-    return Views(z, whiten, len(filters), shape.numel())
+    return Views(z, whiten, len(filters))
 
 
 def best_start(
@@ -140,7 +145,7 @@ def refined(
 def _likelihood(views: Views) -> ModelLikelihood:
     assert views.model is not None
     assert views.precision is not None
-    return ModelLikelihood(views.model, views.precision, views.n_pixels)
+    return ModelLikelihood(views.model, views.precision)
 
 
 def _with_filters(attack: SpanAttack, views: Views, starts: Tensor, report: Report) -> Descent:

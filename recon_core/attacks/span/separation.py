@@ -150,10 +150,6 @@ def grouped_fixed_point(
     return Descent(w, y, contrast(y, scale).sum(1), n_iterations, False)
 
 
-ROWS = 50
-"""Sources whose pools are computed at once: fits a cache."""
-
-
 class _Free:
     """How W moves where it may be any matrix: to (I + p) W."""
 
@@ -193,57 +189,39 @@ class Likelihood(_Free):
 
 @dataclass(frozen=True)
 class ModelLikelihood(_Free):
-    """-log|det W| + sum_i E(x_i) / d of sources Y = W Z, for a batch of spans. `precision` (r, k,
-    k): Z's Gram matrix in units of the images' covariance, so that tr(W S W^T) = sum_i x_i^T C^{-1}
-    x_i. The rows of W are scaled by the model itself."""
+    """-log|det W| + sum_i E(x_i) / d of sources Y = W Z, which are pictures (d = c h w), for a
+    batch of spans. `precision` (r, k, k): Z's Gram matrix in units of the images' covariance, so
+    that tr(W S W^T) = sum_i x_i^T C^{-1} x_i. The rows of W are scaled by the model itself."""
 
     model: SourceModel
     precision: Float[Tensor, "r k k"]
-    n_pixels: int
 
     def at(
-        self, w: Float[Tensor, "r k k"], y: Float[Tensor, "r k t"]
+        self, w: Float[Tensor, "r k k"], y: Float[Tensor, "r k d"]
     ) -> tuple[Float[Tensor, " r"], Derivatives]:
         """The values and the scores in one pass over the pools. The Hessian, as if filters were
         independent, with E[psi'] of each, takes one more and is left out unless asked for."""
-        energies, scores = [], []
-        for rows in self._places(y).split(ROWS):
-            total = torch.matmul(self.model.pools, rows.square()).add_(1)
-            energies.append(torch.einsum("mkp,k->m", total.log(), self.model.alpha))
-            scores.append(self._weight(total).mul_(rows).flatten(1))
+        d = y.shape[2]
+        pooled, gradients = self.model.pooled(self._pictures(y))
         square = ((w @ self.precision) * w).sum((1, 2))
-        energy = torch.cat(energies).view(y.shape[:2]).sum(1)
-        energy = (energy + self.model.kappa / 2 * square) / self.n_pixels
+        energy = (pooled.view(y.shape[:2]).sum(1) + self.model.kappa / 2 * square) / d
         volume = torch.linalg.slogdet(w.double()).logabsdet.to(energy)
-        score = torch.cat(scores).view(y.shape)
+        score = gradients.view(y.shape) / d
 
         def derivatives(anew: bool) -> tuple[Tensor, Solve | None]:
-            stiff = (self.model.kappa / self.n_pixels) * (w @ self.precision @ w.mT)
+            stiff = (self.model.kappa / d) * (w @ self.precision @ w.mT)
             relative = torch.bmm(score, y.mT) + stiff - torch.eye(w.shape[1]).to(w)
             return relative, self._hessian(y, stiff) if anew else None
 
         return energy - volume, derivatives
 
-    def _hessian(self, y: Float[Tensor, "r k t"], stiff: Float[Tensor, "r k k"]) -> Solve:
-        places = self._places(y)
-        curves = torch.cat([self._curve(rows).sum(2) for rows in places.split(ROWS)])
-        square = places.square().mean(2).view(*y.shape[:2], -1)
-        h = torch.bmm(curves.view_as(square), square.mT)
+    def _hessian(self, y: Float[Tensor, "r k d"], stiff: Float[Tensor, "r k k"]) -> Solve:
+        curves, squares = (
+            part.view(*y.shape[:2], -1) for part in self.model.curves(self._pictures(y))
+        )
+        h = torch.bmm(curves / y.shape[2], squares.mT)
         return likelihood_blocks(h + stiff.diagonal(dim1=1, dim2=2)[:, None, :])
 
-    def _places(self, y: Float[Tensor, "r k t"]) -> Float[Tensor, "m f p"]:
-        places: Tensor = y.flatten(0, 1).unflatten(1, (self.model.filters.shape[0], -1))
-        return places
-
-    def _weight(self, total: Float[Tensor, "m k p"]) -> Float[Tensor, "m f p"]:
-        """psi / y, over d, of 1 + the pools."""
-        share = self.model.alpha[:, None] / total
-        return torch.matmul(self.model.pools.mT, share).mul_(2 / self.n_pixels)
-
-    def _curve(self, y: Float[Tensor, "m f p"]) -> Float[Tensor, "m f p"]:
-        """psi' but for what pools have in common, over d."""
-        square = y.square()
-        total = torch.matmul(self.model.pools, square).add_(1)
-        weight, share = self._weight(total), self.model.alpha[:, None] / total.square()
-        bent = torch.matmul(self.model.pools.square().mT, share)
-        return weight - bent.mul_(square).mul_(4 / self.n_pixels)
+    def _pictures(self, y: Float[Tensor, "r k d"]) -> Float[Tensor, "m c h w"]:
+        pictures: Tensor = y.flatten(0, 1).unflatten(1, self.model.spectrum.shape)
+        return pictures

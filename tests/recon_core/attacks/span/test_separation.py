@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 import pytest
 import torch
@@ -52,17 +53,17 @@ def _start(k: int, seed: int, like: Tensor) -> Tensor:
     return rotation_start(k, generator(seed)).to(like)[None]
 
 
-def _model(n_filters: int) -> SourceModel:
-    generator = torch.Generator().manual_seed(9)
-    drawn = torch.rand(5, n_filters, generator=generator, dtype=torch.float64)
-    ones = torch.ones(1, 1, 1, dtype=torch.float64)
+def _model(*, kept: float = 1.0) -> SourceModel:
+    """A model of images 2x10x15, with this share of its pools' entries."""
+    drawn = partial(torch.rand, generator=generator(9), dtype=torch.float64)
+    pools = drawn(5, 10)
     return SourceModel(
-        filters=torch.zeros(n_filters, 1, 2, 2, dtype=torch.float64),
-        stride=1,
-        pools=drawn,
-        alpha=0.3 + drawn[:, 0],
+        filters=drawn(10, 2, 3, 3) - 0.5,
+        stride=2,
+        pools=torch.where(pools <= pools.quantile(kept), pools, 0.0),
+        alpha=0.3 + pools[:, 0],
         kappa=torch.tensor(0.4, dtype=torch.float64),
-        spectrum=ones,
+        spectrum=torch.ones(2, 10, 15, dtype=torch.float64),
     )
 
 
@@ -73,8 +74,13 @@ def _precision() -> Tensor:
 
 @pytest.mark.parametrize(
     "objective",
-    [Sparsity(0.7), Likelihood(1.5, 0.7), ModelLikelihood(_model(10), _precision(), 12)],
-    ids=lambda o: type(o).__name__,
+    [
+        Sparsity(0.7),
+        Likelihood(1.5, 0.7),
+        ModelLikelihood(_model(), _precision()),
+        ModelLikelihood(_model(kept=0.2), _precision()),
+    ],
+    ids=["sparsity", "likelihood", "model", "model with few entries"],
 )
 def test_gradients_are_those_of_autograd_in_float64(objective: Objective) -> None:
     z = _whitened(_laplacian(6, 300, seed=1), seed=2)[None]
@@ -104,7 +110,7 @@ def test_a_hessian_that_costs_much_is_asked_for_at_every_tenth_iteration_alone()
 
             return value, told
 
-    likelihood = Told(_model(10), _precision(), 12)
+    likelihood = Told(_model(), _precision())
     ended = minimise(likelihood, z, _start(6, 3, z), n_iterations=25, tolerance=0.0)
     assert [n for n, anew in enumerate(asked) if anew] == [0, 10, 20]
     every = minimise(likelihood, z, _start(6, 3, z), n_iterations=200, tolerance=1e-9)
