@@ -3,8 +3,7 @@
     python -m benchmarks.span.source_model --images folder:cifar10 [--kind fine] [--out FILE]
 
 From the first images of every class of the train split, which the victims of the measured results
-never saw; on one core five minutes for the coarse model, ten for the fine one. Kept in half
-precision.
+never saw; XX
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from recon_core.attacks.span import features
-from recon_core.attacks.span.features import SourceModel, cosines
+from recon_core.attacks.span.features import Kind, SourceModel, cosines
 from recon_core.attacks.span.separation import Stage, rotate, rotation_start
 from recon_core.types import Progress, no_progress
 from storage.sources.load import ImageSet, load_images
@@ -58,7 +57,11 @@ class Learning:
     sigma: float = 0.35
 
 
-KINDS = {"coarse": (1000, Learning()), "fine": (2500, Learning(n_pools=378, n_steps=2400))}
+KINDS: dict[Kind, tuple[int, Learning]] = {
+    "rough": (1500, Learning(sigma=1.2)),
+    "coarse": (1500, Learning(sigma=0.7)),
+    "fine": (2500, Learning(n_pools=378, n_steps=2400)),
+}
 """Images of every class, and how each model is learned."""
 
 

@@ -27,7 +27,7 @@ from benchmarks.record import Measurement, compared, measured, said
 from flows.presets import preset
 from recon_core.attacks.kkt.run import KKT
 from recon_core.attacks.span.attack import SpanAttack, separate
-from recon_core.attacks.span.search import best_start, views_of
+from recon_core.attacks.span.search import best_start, ladder_of
 from recon_core.attacks.span.separation import Stage, rotate, rotation_start
 from recon_core.matching import fit_to_range
 from recon_core.metrics import ssim_matrix
@@ -122,10 +122,10 @@ def true_span(images: ImageSet, n: int, *, seed: int, quick: bool) -> Found:
     attack = SpanAttack(sources="learned")
     attack = replace(attack, n_learned=40) if quick else attack
     began = time.perf_counter()
-    views = views_of(attack, vectors.unflatten(1, seen.shape[1:])[None])
+    ladder = ladder_of(attack, vectors.unflatten(1, seen.shape[1:])[None])
     generator = seeded_generator(seed, 0, "attack")
-    ended = best_start(attack, views, [generator], lambda _n: None)
-    x = ended.rotation[0] @ views.whiten[0] @ vectors
+    ended = best_start(attack, ladder, [generator], lambda _n: None)
+    x = ended.rotation[0] @ ladder[-1].whiten[0] @ vectors
     seconds = time.perf_counter() - began
     return _found(x, mean, seen, decoys, seconds)
 

@@ -87,6 +87,7 @@ def test_sides_with_other_gradients_are_not_timed() -> None:
 
 def restored(seed: int, **good: int) -> in_span.Restored:
     """A victim of 10 images: of each method as many good ones as said, the others at .1."""
+    good = {in_span.LEARNED: min(10, good["before"] + 1)} | good
     good |= {f"{generic}, projected": good["before"] for generic in GENERIC_RESTORERS}
     methods = {
         name: in_span.Scored(
@@ -120,7 +121,10 @@ def test_victims_restored_inside_the_span_are_summed_up() -> None:
     closed = found["10 images", "share of the headroom in SSIM closed"]
     assert closed == pytest.approx((6 - 3) / (10 - 3), rel=1e-3)
     worse = in_span.lines([restored(0, before=6, after=4, oracle=10)])
-    assert [line.value for line in worse if "headroom" in line.unit] == [0]
+    assert [line.value for line in worse if "headroom" in line.unit] == [0, 0]
+    assert found["10 images", f"{in_span.RISES}, {in_span.LEARNED}"] == pytest.approx(12 / 8)
+    told = f", after over {in_span.LEARNED}"
+    assert found["10 images", f"{in_span.CLOSED}{told}"] == pytest.approx((12 - 8) / (20 - 8))
     assert found["10 images", f"{in_span.SHARE_WORSE} 0.02"] == 0
     assert found["10 images", "share of images better by more than 0.02"] == 0.3
 

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from recon_core.attacks.span.search import best_start, refined, sources_for, views_of
+from recon_core.attacks.span.search import best_start, ladder_of, refined, sources_for, views_of
 from recon_core.attacks.span.separation import contrast
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.attacks.span.sources import Sources, denoised, sources_of
@@ -142,11 +142,12 @@ def _separate_stack(
 ) -> list[Separated]:
     attack, d, shape = stack[0].attack, architecture.d, architecture.shape
     pictures = torch.stack([p.span.vectors[:, :d].unflatten(1, shape) for p in stack])
-    views = views_of(attack, pictures)
+    ladder = ladder_of(attack, pictures)
+    views = ladder[-1]
     searched = attack.n_iterations * attack.n_starts
     total = searched + attack.n_fine
     generators = [p.generator for p in stack]
-    best = best_start(attack, views, generators, lambda n: progress(n / total))
+    best = best_start(attack, ladder, generators, lambda n: progress(n / total))
     if attack.n_fine:
         begun = best.rotation @ views.whiten
         views = views_of(attack, pictures, kind="fine")

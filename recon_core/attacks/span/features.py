@@ -190,11 +190,14 @@ def _fast(matrix: Float[Tensor, "a b"]) -> Tensor:
         return matrix.to_sparse_csr()
 
 
+Kind = Literal["rough", "coarse", "fine"]
+
+
 @cache
-def shipped_model(kind: Literal["coarse", "fine"] = "coarse") -> SourceModel:
+def shipped_model(kind: Kind = "coarse") -> SourceModel:
     """A model that comes with the package: of CIFAR-10's training images, 32x32 in colour, by
-    `python -m benchmarks.span.source_model`. `fine` has twice the pools, learned for three times as
-    long on five halves as many images: it knows images better, and an iteration takes longer."""
+    `python -m benchmarks.span.source_model`: learned in noise of 1.2 ("rough"), .7 and .35 of the
+    images' size. `fine` has twice the pools."""
     packaged = pkgutil.get_data(__name__, f"source_model_{kind}.npz")  # part of the code, as this
     assert packaged is not None
     with np.load(io.BytesIO(packaged), allow_pickle=False) as arrays:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from recon_core.attacks.span.features import (
+    Kind,
     SourceModel,
     dct_filters,
     outputs_of,
@@ -32,6 +32,8 @@ from recon_core.attacks.span.subspace import Subspace
 RESCALINGS = 10
 """Rounds in which rows take the size that a model gives them: its energy grows with less than the
 square, so that errors of a factor of 10 are below a hundredth after them."""
+ROUGH = 1 / 6
+"""Share of `n_learned` for the first model."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def views_of(
     attack: SpanAttack,
     pictures: Float[Tensor, "r k c h w"],
     *,
-    kind: Literal["coarse", "fine"] = "coarse",
+    kind: Kind = "coarse",
 ) -> Views:
     """Features of every victim's directions, as `attack.sources` ("auto" decided) takes them, of
     "learned" with the model of this kind.
@@ -94,38 +96,70 @@ def views_of(
     return Views(z, whiten, len(filters))
 
 
+def ladder_of(attack: SpanAttack, pictures: Float[Tensor, "r k c h w"]) -> list[Views]:
+    """The views in which directions are searched, one after the other: those of "learned" from a
+    model of noisier images to one of cleaner images."""
+    kinds: Sequence[Kind] = ("rough", "coarse") if attack.sources == "learned" else ("coarse",)
+    return [views_of(attack, pictures, kind=kind) for kind in kinds]
+
+
 def best_start(
-    attack: SpanAttack, views: Views, generators: Sequence[torch.Generator], report: Report
+    attack: SpanAttack,
+    ladder: Sequence[Views],
+    generators: Sequence[torch.Generator],
+    report: Report,
 ) -> Descent:
-    """Every victim's separation from that of `attack.n_starts` random starts that ends lowest."""
-    search = _with_filters if views.model is None else _with_model
+    """Every victim's separation, in the last of the views (`ladder_of`), from that of
+    `attack.n_starts` random starts that ends lowest."""
+    z = ladder[-1].z
+    search = _with_filters if ladder[-1].model is None else _with_models
     best: Descent | None = None
     for number in range(attack.n_starts):
-        starts = torch.stack([rotation_start(views.z.shape[1], g) for g in generators])
+        starts = torch.stack([rotation_start(z.shape[1], g) for g in generators])
         told = partial(after, report, number * attack.n_iterations)
-        ended = search(attack, views, starts.to(views.z), told)
+        ended = search(attack, ladder, starts.to(z), told)
         best = ended if best is None else _lower(best, ended)
     assert best is not None
     return best
 
 
-def _with_model(attack: SpanAttack, views: Views, starts: Tensor, report: Report) -> Descent:
-    return minimise(
-        _likelihood(views),
-        views.z,
+def _with_models(
+    attack: SpanAttack, ladder: Sequence[Views], starts: Tensor, report: Report
+) -> Descent:
+    """The models one after the other. What is wrong in a picture at first is as large as the
+    picture, so the first model is one of images in that much noise; a clean one has optima that are
+    none (as scores are annealed in sampling: Song and Ermon 2019)."""
+    rough, coarse = ladder
+    n = max(1, round(ROUGH * attack.n_learned))
+    begun = minimise(
+        _likelihood(rough),
+        rough.z,
         starts,
-        n_iterations=attack.n_learned,
+        n_iterations=n,
         tolerance=attack.tolerance,
         report=report,
     )
+    ended = refined(
+        attack,
+        begun.rotation @ rough.whiten,
+        coarse,
+        partial(after, report, n),
+        n_iterations=max(1, attack.n_learned - n),
+    )
+    return replace(ended, n_iterations=begun.n_iterations + ended.n_iterations)
 
 
 def refined(
-    attack: SpanAttack, unmixing: Float[Tensor, "r k k"], views: Views, report: Report
+    attack: SpanAttack,
+    unmixing: Float[Tensor, "r k k"],
+    views: Views,
+    report: Report,
+    *,
+    n_iterations: int | None = None,
 ) -> Descent:
     """The separation that follows `unmixing` (of the directions themselves) downhill in `views`, in
-    at most `attack.n_fine` iterations. The rows' sizes, which each model has its own idea of, are
-    its first steps."""
+    at most `n_iterations`, by default `attack.n_fine`. The rows' sizes, which each model has its
+    own idea of, are its first steps."""
     likelihood = _likelihood(views)
     w = torch.linalg.solve(views.whiten.mT, unmixing.mT).mT
     for _ in range(RESCALINGS):
@@ -136,7 +170,7 @@ def refined(
         likelihood,
         views.z,
         w,
-        n_iterations=attack.n_fine,
+        n_iterations=attack.n_fine if n_iterations is None else n_iterations,
         tolerance=attack.tolerance,
         report=report,
     )
@@ -148,7 +182,10 @@ def _likelihood(views: Views) -> ModelLikelihood:
     return ModelLikelihood(views.model, views.precision)
 
 
-def _with_filters(attack: SpanAttack, views: Views, starts: Tensor, report: Report) -> Descent:
+def _with_filters(
+    attack: SpanAttack, ladder: Sequence[Views], starts: Tensor, report: Report
+) -> Descent:
+    (views,) = ladder
     rotated = rotate(views.z, starts, attack.stages, tolerance=attack.tolerance, report=report)
     n = sum(attack.n_rotations)
     turned = grouped_fixed_point(
