@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from flows.families.weights.grids import Size
 from flows.papers import MILLION, gradient_descent
-from recon_core.attacks.kkt.attacks import features_of
+from recon_core.attacks.kkt.attacks import separation_operations
 from recon_core.attacks.kkt.objective import Condition, KKTAttack
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.experiments import KKT
@@ -255,7 +255,8 @@ def _iterations(scale: Scale, at: dict[str, Value], experiment: KKT) -> int:
     n_directions = min(
         experiment.victim.widths[0], round(DIRECTIONS_PER_IMAGE * n), scale.most_directions
     )
-    separation = 6 * n_directions**2 * features_of(replace(attack, sources="independent"), shape)
+    alone = replace(attack, sources="independent")
+    separation = separation_operations(alone, n_directions, shape)
     search = attack_operations(experiment, n, shape)
     slow = SLOW_RULES.get(str(at["rule"]), 1.0)
     wanted = MARGIN * slow * USUAL_ITERATIONS * separation / search

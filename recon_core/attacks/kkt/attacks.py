@@ -57,6 +57,20 @@ def features_of(span: SpanAttack, shape: Shape) -> int:
     return max(counts)
 
 
+def separation_operations(span: SpanAttack, n_directions: int, shape: Shape) -> int:
+    """Operations of an iteration of a separation of pictures (c, h, w) at most: features are mixed
+    and multiplied with their scores; a model sees mixed pictures through its filters and back."""
+    k, counts = n_directions, [0]
+    if span.sources != "learned":
+        alone = replace(span, sources="independent", n_fine=0)
+        counts.append(6 * k**2 * features_of(alone, shape))
+    model = shipped_model()
+    if span.sources != "independent" and tuple(model.spectrum.shape) == shape:
+        seen = features_of(replace(span, sources="learned"), shape) * model.filters[0].numel()
+        counts.append(4 * k**2 * math.prod(shape) + 6 * k * seen)
+    return max(counts)
+
+
 def _places(shape: Shape, side: int, stride: int) -> int:
     return math.prod((length - side) // stride + 1 for length in shape[1:])
 

@@ -130,7 +130,7 @@ def _with_models(
     picture, so the first model is one of images in that much noise; a clean one has optima that are
     none (as scores are annealed in sampling: Song and Ermon 2019)."""
     rough, coarse = ladder
-    n = max(1, round(ROUGH * attack.n_learned))
+    n = round(ROUGH * attack.n_learned)
     begun = minimise(
         _likelihood(rough),
         rough.z,
@@ -144,7 +144,7 @@ def _with_models(
         begun.rotation @ rough.whiten,
         coarse,
         partial(after, report, n),
-        n_iterations=max(1, attack.n_learned - n),
+        n_iterations=attack.n_learned - n,
     )
     return replace(ended, n_iterations=begun.n_iterations + ended.n_iterations)
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from flows.cli.main import app
 from flows.families.weights.study import GRIDS
 from flows.studies import kind_of, study
-from recon_core.attacks.kkt.attacks import features_of
+from recon_core.attacks.kkt.attacks import separation_operations
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.experiments import KKT
 from recon_core.optimisers import Optimiser
@@ -144,7 +144,7 @@ def test_a_separation_costs_its_iterations_and_both_signs_are_stored(kind: str) 
     assert cost.disk_bytes == n_attacks * (3 if steps else 1) * 2 * n_directions * 3072 * 2
     attack = cell.experiment.attack
     span = attack if isinstance(attack, SpanAttack) else attack.span
-    one = 2e-3 + 6 * n_directions**2 * features_of(span, SHAPE) / 2e9
+    one = 2e-3 + separation_operations(span, n_directions, SHAPE) / 2e9
     searched = cost.seconds_of["attacks take"] / n_attacks - span.n_iterations * one
     iteration = 2e-3 + attack_operations(cell.experiment, cell.images_per_run, SHAPE) / 2e9
     assert searched == pytest.approx(100 * iteration if steps else 0.0, abs=1e-6)

@@ -39,6 +39,20 @@ SEARCH = KKTAttack(save_at=(2, 6))
 BOTH = replace(QUICK_ALL, attack=SpanThenKKT(span=SHORT, kkt=SEARCH))
 
 
+def test_operations_of_a_separation() -> None:
+    """6 k^2 T of T features; 4 k^2 d, and six products of every patch with every filter, of a
+    model."""
+    shape, k = (3, 32, 32), 100
+    operations = {
+        sources: kkt_attacks.separation_operations(SpanAttack(sources=sources), k, shape)
+        for sources in ("independent", "learned", "auto")
+    }
+    alone, known = 6 * k**2 * 45 * 15**2, 4 * k**2 * 3072 + 6 * k * 189 * 9**2 * 192
+    assert operations == {"independent": alone, "learned": known, "auto": max(alone, known)}
+    other = kkt_attacks.separation_operations(SpanAttack(), k, (3, 16, 16))  # no model knows these
+    assert other == 6 * k**2 * 45 * 7**2
+
+
 def test_both_signs_of_every_source_are_candidates_of_iteration_0() -> None:
     for result in run(SEPARATED):
         pairs, m = result.pairs, SHORT.n_images

@@ -12,7 +12,7 @@ from torch import Tensor
 from recon_core.attacks.span import attack as attack_module
 from recon_core.attacks.span.attack import Separated, SpanAttack, separate
 from recon_core.attacks.span.lbfgs import Descent, unheard
-from recon_core.attacks.span.search import best_start, views_of
+from recon_core.attacks.span.search import best_start, ladder_of
 from recon_core.attacks.span.separation import Likelihood, rotation_start
 from recon_core.victims.network import Architecture, Conv, Network, Parameters
 from tests.recon_core.drawing import generator
@@ -172,13 +172,13 @@ def test_several_starts_keep_the_lowest() -> None:
     pictures = torch.linalg.qr(_images().mT)[0].mT[: N - 1].unflatten(1, (3, SIDE, SIDE))[None]
     short = replace(QUICK, n_rotations=(2, 1, 1, 1), n_grouped=1, n_likelihood=1)
     attack = replace(short, n_starts=3, sources="independent")
-    views = views_of(attack, pictures)
+    ladder = ladder_of(attack, pictures)
 
     def ended(n_starts: int, skipped: int = 0) -> Descent:
         generator = torch.Generator().manual_seed(0)
         for _ in range(skipped):
             rotation_start(N - 1, generator)
-        return best_start(replace(attack, n_starts=n_starts), views, [generator], unheard)
+        return best_start(replace(attack, n_starts=n_starts), ladder, [generator], unheard)
 
     each = [float(ended(1, skipped).objective) for skipped in range(3)]
     best = ended(3)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -14,6 +15,9 @@ from benchmarks.span.source_model import (
     score_matching,
 )
 from recon_core.attacks.span.features import (
+    BLOCK,
+    Kind,
+    SourceModel,
     colour_axes,
     cosines,
     dct_filters,
@@ -21,7 +25,7 @@ from recon_core.attacks.span.features import (
     shipped_model,
     whitened,
 )
-from recon_core.attacks.span.search import views_of
+from recon_core.attacks.span.search import ladder_of, views_of
 from recon_core.attacks.span.separation import rotation_start
 from recon_core.attacks.span.settings import SpanAttack
 from tests.recon_core.drawing import generator
@@ -52,13 +56,87 @@ def test_learning_lowers_the_score_matching_loss_of_other_images() -> None:
     assert losses[1] < gaussian - 0.03
 
 
-@pytest.mark.parametrize(("kind", "n_pools"), [("coarse", 189), ("fine", 378)])
-def test_the_shipped_models_tell_images_from_mixtures(
-    kind: Literal["coarse", "fine"], n_pools: int
-) -> None:
+def test_a_learned_pool_keeps_the_filters_that_weigh_most() -> None:
+    tiles = photograph_tiles(16, shrink=1).float() / 255
+    learning = Learning(
+        size=3, stride=3, n_patches=4000, n_pools=30, n_kept=5, n_steps=6, batch_size=8
+    )
+    models = [
+        learn_source_model(
+            tiles[:200], generator=generator(0), learning=replace(learning, n_kept=kept)
+        )
+        for kept in (5, 24)
+    ]
+    few, all_of_them = (model.pools for model in models)
+    assert few.shape == (30, 24)
+    assert few.count_nonzero(1).tolist() == [5] * 30
+    assert bool((all_of_them > 0).all())
+    # what is kept has hardly moved in the three steps since: it is what was largest
+    weakest = torch.where(few > 0, few, torch.inf).amin(1)
+    dropped = torch.where(few > 0, 0.0, all_of_them).amax(1)
+    assert bool((weakest > 0.8 * dropped).all())
+
+
+def _odd_model(share: float) -> SourceModel:
+    """A model of images 2x11x8, which its filters do not cover to the edge, with this share of
+    entries in its pools."""
+    drawn = partial(torch.rand, generator=generator(3), dtype=torch.float64)
+    pools = drawn(7, 12)
+    return SourceModel(
+        filters=drawn(12, 2, 4, 4) - 0.5,
+        stride=3,
+        pools=torch.where(pools <= pools.quantile(share), pools, 0.0),
+        alpha=drawn(7),
+        kappa=torch.tensor(0.4, dtype=torch.float64),
+        spectrum=torch.ones(2, 11, 8, dtype=torch.float64),
+    )
+
+
+@pytest.mark.parametrize("share", [0.1, 1.0])
+def test_energies_gradients_and_curves_of_pictures_are_those_of_autograd(share: float) -> None:
+    model = _odd_model(share)
+    n = BLOCK["cpu"] + 5  # so more than one block
+    pictures = torch.randn(n, 2, 11, 8, generator=generator(4), dtype=torch.float64)
+
+    def energies(outputs: torch.Tensor) -> torch.Tensor:
+        pools = torch.matmul(model.pools, outputs.square()).log1p()
+        return torch.einsum("mkp,k->m", pools, model.alpha)
+
+    seen = pictures.clone().requires_grad_()
+    outputs = model.outputs(seen)
+    expected = energies(outputs)
+    (gradient,) = torch.autograd.grad(expected.sum(), seen)
+    found = model.pooled(pictures)
+    torch.testing.assert_close(found, (expected.detach(), gradient))
+    assert bool((gradient[:, :, 10:] == 0).all())  # no filter reaches the last row
+    y = outputs.detach()
+    second = torch.autograd.functional.hessian(lambda one: energies(one[None]).sum(), y[0])
+    (n_filters, n_places), (curves, squares) = y.shape[1:], model.curves(pictures)
+    own = second.view(n_filters * n_places, -1).diagonal().view(n_filters, n_places)
+    torch.testing.assert_close(curves[0], own.sum(1))
+    torch.testing.assert_close(squares, y.square().mean(2))
+
+
+def test_pictures_are_seen_in_falling_noise() -> None:
+    pictures = photograph_tiles(32, shrink=1)[None, :4].float() / 255
+    rough, coarse = ladder_of(SpanAttack(sources="learned"), pictures)
+    for views, kind in ((rough, "rough"), (coarse, "coarse")):
+        assert views.model is not None
+        assert torch.equal(views.model.pools, shipped_model(kind).pools)
+        white = views.features(views.z)[0]
+        covariance = white @ white.mT / white.shape[1]
+        torch.testing.assert_close(covariance, torch.eye(4), atol=1e-4, rtol=0)
+    (alone,) = ladder_of(SpanAttack(sources="independent"), pictures)
+    assert alone.model is None
+    assert torch.equal(alone.features(alone.z), alone.z)
+
+
+@pytest.mark.parametrize(("kind", "n_pools"), [("rough", 189), ("coarse", 189), ("fine", 378)])
+def test_the_shipped_models_tell_images_from_mixtures(kind: Kind, n_pools: int) -> None:
     """Whitened features of a rotation of images: the images themselves have the lower energy."""
     model = shipped_model(kind)
     assert len(model.pools) == n_pools
+    assert int(model.pools.count_nonzero(1).max()) == 12
     assert model.spectrum.shape == (3, 32, 32)
     tiles = photograph_tiles(32, shrink=1)[:30].float() / 255
     images = tiles - tiles.mean(0)
