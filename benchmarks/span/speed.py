@@ -21,13 +21,15 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from benchmarks.record import Measurement, compared, measured, said
 from flows.presets import preset
 from recon_core.attacks.kkt.run import KKT
 from recon_core.attacks.span.attack import SpanAttack, separate
-from recon_core.attacks.span.search import best_start, ladder_of
+from recon_core.attacks.span.features import Kind, SourceModel
+from recon_core.attacks.span.search import Views, best_start, ladder_of, likelihood_of, views_of
 from recon_core.attacks.span.separation import Stage, rotate, rotation_start
 from recon_core.matching import fit_to_range
 from recon_core.metrics import ssim_matrix
@@ -57,6 +59,8 @@ class Found:
 def measure(images: ImageSet, *, quick: bool, seed: int) -> Iterator[Measurement]:
     """Planted sources beside python-picard, true spans, victims."""
     yield from planted(n=20 if quick else 100, t=2000 if quick else 10_000)
+    for n in (10,) if quick else (100, 430):
+        yield from iteration(images, n, seed=seed, repeats=1 if quick else 7)
     for n in (10,) if quick else (100, 200, 300, 500):
         yield from _lines(f"true span of {n} images", true_span(images, n, seed=seed, quick=quick))
     for name in ("restoration-cpu",) if quick else ("cifar-hundred", "restoration-cpu"):
@@ -113,12 +117,60 @@ def planted(*, n: int, t: int) -> Iterator[Measurement]:
     yield compared("span", case, ours=ours, reference="python-picard", theirs=theirs, repeats=3)
 
 
+def iteration(images: ImageSet, n: int, *, seed: int, repeats: int) -> Iterator[Measurement]:
+    """One value and gradient of the likelihood of n sources, ours and by `mixed_outputs`."""
+    vectors, shape = _directions(drawn(images, n, seed)[0]), images.images.shape[1:]
+    kinds: tuple[Kind, ...] = ("coarse", "fine")
+    for kind in kinds:
+        pictures = vectors.unflatten(1, shape)[None]
+        views = views_of(SpanAttack(sources="learned"), pictures, kind=kind)
+        assert views.model is not None
+        outputs = views.features(views.z)[0]
+        w = rotation_start(len(vectors), seeded_generator(seed, 0, "attack")).to(vectors)
+        yield compared(
+            "span",
+            f"iteration of {n} images, {kind} model",
+            ours=partial(mixed_pictures, views, w),
+            reference="outputs mixed, whole pools",
+            theirs=partial(mixed_outputs, views.model, outputs, w),
+            repeats=repeats,
+        )
+
+
+def mixed_pictures(views: Views, w: Float[Tensor, "k k"]) -> Float[Tensor, "k k"]:
+    """The likelihood's gradient at W; its value is computed with it."""
+    gradient, _ = likelihood_of(views).at(w[None], w[None] @ views.z)[1](False)
+    return gradient[0]
+
+
+def mixed_outputs(
+    model: SourceModel, outputs: Float[Tensor, "k t"], w: Float[Tensor, "k k"]
+) -> tuple[Float[Tensor, " k"], Float[Tensor, "k k"]]:
+    """(energies, gradient) of the pools at W, as the formulas have it: filters' outputs of all
+    directions are mixed, and pools are a matrix like any other."""
+    mixed: Tensor = w @ outputs
+    y = mixed.unflatten(1, (len(model.filters), -1))
+    energies, scores = [], []
+    for rows in y.split(50):
+        total = torch.matmul(model.pools, rows.square()).add_(1)
+        energies.append(torch.einsum("mkp,k->m", total.log(), model.alpha))
+        share = 2 * model.alpha[:, None] / total
+        scores.append(torch.matmul(model.pools.mT, share).mul_(rows).flatten(1))
+    gradient: Tensor = torch.cat(scores) @ mixed.mT
+    return torch.cat(energies), gradient
+
+
+def _directions(seen: Float[Tensor, "n c h w"]) -> Float[Tensor, "k d"]:
+    centred = (seen - seen.mean(0)).flatten(1)
+    rows: Tensor = torch.linalg.svd(centred.double(), full_matrices=False)[2][: len(seen) - 1]
+    return rows.float()
+
+
 def true_span(images: ImageSet, n: int, *, seed: int, quick: bool) -> Found:
     """The attack on the span of n images, turned at random."""
     seen, decoys = drawn(images, n, seed)
     mean = seen.mean(0)
-    centred = (seen - mean).flatten(1)
-    vectors = torch.linalg.svd(centred.double(), full_matrices=False)[2][: n - 1].float()
+    vectors = _directions(seen)
     attack = SpanAttack(sources="learned")
     attack = replace(attack, n_learned=40) if quick else attack
     began = time.perf_counter()

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks.record import Measurement
 from benchmarks.restore import in_span
@@ -15,6 +16,9 @@ from benchmarks.span import features as span_features
 from benchmarks.span import kkt as span_kkt
 from benchmarks.span import speed as span
 from benchmarks.span.kkt import SMALL, SpanCoordinates, check_gradients, paired, planted
+from recon_core.attacks.span.search import views_of
+from recon_core.attacks.span.separation import rotation_start
+from recon_core.attacks.span.settings import SpanAttack
 from recon_core.restore.generic import GENERIC_RESTORERS
 from storage.sources.load import load_images
 
@@ -36,6 +40,21 @@ def test_the_whole_of_it_runs_small() -> None:
     assert set(good) == cases | {f"{case}, nothing clipped" for case in cases}
     assert min(good.values()) >= 8
     assert by_case["true span of 10 images", "mean SSIM"] > 0.5
+
+
+def test_what_is_timed_of_an_iteration_is_the_same_gradient() -> None:
+    pictures = torch.randn(1, 20, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    views = views_of(SpanAttack(sources="learned"), pictures, kind="fine")
+    assert views.model is not None
+    assert views.precision is not None
+    w = rotation_start(20, torch.Generator().manual_seed(1)).float()
+    ours = span.mixed_pictures(views, w)
+    outputs = views.features(views.z)[0]
+    energies, theirs = span.mixed_outputs(views.model, outputs, w)
+    gaussian = views.model.kappa * (w @ views.precision[0] @ w.mT)
+    torch.testing.assert_close(ours, (theirs + gaussian) / 3072 - torch.eye(20), atol=1e-4, rtol=0)
+    pooled, _ = views.model.pooled((w @ views.z[0]).unflatten(1, (3, 32, 32)))
+    torch.testing.assert_close(energies, pooled, rtol=1e-5, atol=0)
 
 
 def test_planted_sources_that_do_not_come_back_are_seen() -> None:

@@ -132,7 +132,7 @@ def _with_models(
     rough, coarse = ladder
     n = round(ROUGH * attack.n_learned)
     begun = minimise(
-        _likelihood(rough),
+        likelihood_of(rough),
         rough.z,
         starts,
         n_iterations=n,
@@ -160,7 +160,7 @@ def refined(
     """The separation that follows `unmixing` (of the directions themselves) downhill in `views`, in
     at most `n_iterations`, by default `attack.n_fine`. The rows' sizes, which each model has its
     own idea of, are its first steps."""
-    likelihood = _likelihood(views)
+    likelihood = likelihood_of(views)
     w = torch.linalg.solve(views.whiten.mT, unmixing.mT).mT
     for _ in range(RESCALINGS):
         gradient, _ = likelihood.at(w, w @ views.z)[1](False)
@@ -176,7 +176,8 @@ def refined(
     )
 
 
-def _likelihood(views: Views) -> ModelLikelihood:
+def likelihood_of(views: Views) -> ModelLikelihood:
+    """The objective in views with a model of images."""
     assert views.model is not None
     assert views.precision is not None
     return ModelLikelihood(views.model, views.precision)
