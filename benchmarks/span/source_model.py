@@ -1,9 +1,10 @@
 """Learns the models of images that the span attack comes with, and writes them into the package.
 
-    python -m benchmarks.span.source_model --images folder:cifar10 [--kind fine] [--out FILE]
+    python -m benchmarks.span.source_model --images folder:cifar10 --kind coarse [--out FILE]
 
 From the first images of every class of the train split, which the victims of the measured results
-never saw; XX
+never saw; on one core two minutes for the rough and the coarse model, eight for the fine one. Kept
+in half precision.
 """
 
 from __future__ import annotations
