@@ -82,9 +82,8 @@ def whitened(features: Float[Tensor, "k t"]) -> tuple[Float[Tensor, "k t"], Floa
     return whiten @ features, whiten
 
 
-BLOCK = {"cpu": 16}
+BLOCK, BLOCK_ON_GPU = 16, 1024
 """Pictures that a model sees at once: on a CPU as many as fit a cache."""
-BLOCK_ELSEWHERE = 1024
 SPARSE = 0.25
 """Share of a pool matrix from which on it is multiplied as any other."""
 
@@ -124,9 +123,7 @@ class SourceModel:
     def pooled(
         self, pictures: Float[Tensor, "k c h w"]
     ) -> tuple[Float[Tensor, " k"], Float[Tensor, "k c h w"]]:
-        """(the pools' part of the energy, its gradient) of pictures, `BLOCK` at a time. For more
-        filters than directions that is less work than to mix outputs, which are five times as many
-        as pixels."""
+        """(the pools' part of the energy, its gradient) of pictures, `BLOCK` at a time."""
         alpha, size, (pools, back) = self.alpha[:, None], self.filters.shape[-1], self._factors
         flat = self.filters.flatten(1)
         energies, gradients = [], []
@@ -160,7 +157,7 @@ class SourceModel:
     def _seen(self, pictures: Tensor) -> Iterator[tuple[Float[Tensor, "f p"], int]]:
         """(outputs at all places of n pictures, n)."""
         size = self.filters.shape[-1]
-        for block in pictures.split(BLOCK.get(pictures.device.type, BLOCK_ELSEWHERE)):
+        for block in pictures.split(BLOCK if pictures.device.type == "cpu" else BLOCK_ON_GPU):
             patches = block.unfold(2, size, self.stride).unfold(3, size, self.stride)
             columns = patches.permute(1, 4, 5, 0, 2, 3).reshape(self.filters[0].numel(), -1)
             yield self.filters.flatten(1) @ columns, len(block)

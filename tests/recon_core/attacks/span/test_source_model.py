@@ -95,7 +95,7 @@ def _odd_model(share: float) -> SourceModel:
 @pytest.mark.parametrize("share", [0.1, 1.0])
 def test_energies_gradients_and_curves_of_pictures_are_those_of_autograd(share: float) -> None:
     model = _odd_model(share)
-    n = BLOCK["cpu"] + 5  # so more than one block
+    n = BLOCK + 5  # so more than one block
     pictures = torch.randn(n, 2, 11, 8, generator=generator(4), dtype=torch.float64)
 
     def energies(outputs: torch.Tensor) -> torch.Tensor:
