@@ -16,11 +16,11 @@ class SpanAttack(Strict):
     `start`: whether the first layer's start is known and taken off. `n_images`: the number of
     directions; None counts those that stand out of the noise and takes the share `surplus` more.
     `sources`: "independent" takes filters' outputs for independent, which bears noise in the span;
-    "learned" takes the model of images that comes with the package (`source_model`), in at most
-    `n_learned` iterations, and tells hundreds of images apart where the span is known well; "auto"
-    is "learned" where the span ends sharply and the model knows images of this shape. `n_fine`: the
-    most iterations of "learned" after them, with the finer of the two models: what restores a
-    separation of 400 images in minutes. The rest is of "independent":
+    "learned" takes models of images that come with the package (`source_model`), in at most
+    `n_learned` iterations, a sixth of them in more noise, and tells hundreds of images apart where
+    the span is known well; "auto" is "learned" where the span ends sharply and the models know
+    images of this shape. `n_fine`: the most iterations of "learned" after them, with the finest
+    model: what restores a separation of 400 images in minutes. The rest is of "independent":
 
     `filter_size`, `colours`, `stride`: the cosine filters whose outputs are separated. `scales` and
     `n_rotations`: c of the score and the most iterations at each. `n_grouped`: steps of the grouped
