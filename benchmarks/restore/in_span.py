@@ -198,8 +198,8 @@ def lines(found: Sequence[Restored]) -> Iterator[Measurement]:
     yield from _ratio(line, case, f"{SSIM_OVER} before", after.sum(1), before.sum(1))
     for begun, told in (("before", ""), (LEARNED, f", after over {LEARNED}")):
         given = _values(found, begun)
-        headroom = [(after - given).mean(), (oracle - given).mean()]
-        closed = max(0.0, float(headroom[0] / headroom[1]))  # where nothing was gained, none
+        gained, room = float((after - given).mean()), float((oracle - given).mean())
+        closed = max(0.0, gained / room) if room > 0 else 0.0  # where nothing was gained, none
         yield line(case, closed, f"{CLOSED}{told}")
         for least in (NOTICEABLE, WORSE):
             worse, better = after < given - least, after > given + least
