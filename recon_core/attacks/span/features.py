@@ -142,8 +142,7 @@ class SourceModel:
     ) -> tuple[Float[Tensor, "k f"], Float[Tensor, "k f"]]:
         """(the energy's second derivative by each filter's output, but for what pools have in
         common, summed over places; the mean square of the output)."""
-        alpha, (pools, back) = self.alpha[:, None], self._factors
-        _, twice = self._squared
+        alpha, (pools, back), twice = self.alpha[:, None], self._factors, self._squared
         curves, squares = [], []
         for y, n in self._seen(pictures):
             square = y.square()
@@ -167,8 +166,8 @@ class SourceModel:
         return _fast(self.pools), _fast(self.pools.mT)
 
     @cached_property
-    def _squared(self) -> tuple[Tensor, Tensor]:
-        return self._factors[0], _fast(self.pools.mT.square())
+    def _squared(self) -> Tensor:
+        return _fast(self.pools.mT.square())
 
     def whitened(self, pictures: Float[Tensor, "k c h w"]) -> Float[Tensor, "k d"]:
         """C^{-1/2} x, in cosines."""

@@ -38,8 +38,9 @@ SMALL, LARGE = (2, 16, 12), (50, 200, 32)
 """Images, width and side of the images of the two victims that are measured."""
 DIRECTIONS_PER_IMAGE = 1.5
 """Directions of a separation: those that Adadelta leaves of 100 images at width 200, and more."""
-FINE_COST = 2.0
-"""An iteration with the finer model of images, in those with the coarse (.42 and .2 s at 430)."""
+FINE_COST = 1.5
+"""An iteration with the finer model of images, in those with the coarse (1.6 at 400 images on a
+busy core, 1.2 at 430 on two idle ones)."""
 
 
 @dataclass(frozen=True)

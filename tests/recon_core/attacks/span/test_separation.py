@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
-from recon_core.attacks.span.features import SourceModel, cosines
+from recon_core.attacks.span.features import cosines
 from recon_core.attacks.span.lbfgs import Derivatives, Objective, Solve, minimise
 from recon_core.attacks.span.separation import (
     Likelihood,
@@ -22,6 +21,7 @@ from recon_core.attacks.span.separation import (
     rotation_start,
 )
 from recon_core.attacks.span.sources import denoised, image_spectrum
+from tests.recon_core.attacks.span.models import small_model
 from tests.recon_core.drawing import generator
 from tests.recon_core.tiles import photograph_tiles
 
@@ -53,20 +53,6 @@ def _start(k: int, seed: int, like: Tensor) -> Tensor:
     return rotation_start(k, generator(seed)).to(like)[None]
 
 
-def _model(*, kept: float = 1.0) -> SourceModel:
-    """A model of images 2x10x15, with this share of its pools' entries."""
-    drawn = partial(torch.rand, generator=generator(9), dtype=torch.float64)
-    pools = drawn(5, 10)
-    return SourceModel(
-        filters=drawn(10, 2, 3, 3) - 0.5,
-        stride=2,
-        pools=torch.where(pools <= pools.quantile(kept), pools, 0.0),
-        alpha=0.3 + pools[:, 0],
-        kappa=torch.tensor(0.4, dtype=torch.float64),
-        spectrum=torch.ones(2, 10, 15, dtype=torch.float64),
-    )
-
-
 def _precision() -> Tensor:
     half = torch.randn(1, 6, 9, generator=generator(8), dtype=torch.float64)
     return half @ half.mT
@@ -77,8 +63,8 @@ def _precision() -> Tensor:
     [
         Sparsity(0.7),
         Likelihood(1.5, 0.7),
-        ModelLikelihood(_model(), _precision()),
-        ModelLikelihood(_model(kept=0.2), _precision()),
+        ModelLikelihood(small_model(), _precision()),
+        ModelLikelihood(small_model(0.2), _precision()),
     ],
     ids=["sparsity", "likelihood", "model", "model with few entries"],
 )
@@ -110,7 +96,7 @@ def test_a_hessian_that_costs_much_is_asked_for_at_every_tenth_iteration_alone()
 
             return value, told
 
-    likelihood = Told(_model(), _precision())
+    likelihood = Told(small_model(), _precision())
     ended = minimise(likelihood, z, _start(6, 3, z), n_iterations=25, tolerance=0.0)
     assert [n for n, anew in enumerate(asked) if anew] == [0, 10, 20]
     every = minimise(likelihood, z, _start(6, 3, z), n_iterations=200, tolerance=1e-9)
