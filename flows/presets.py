@@ -234,6 +234,7 @@ def span_pairs() -> Recipe:
             sources="independent",
             scales=(1.0, 0.5),
             n_rotations=(40, 40),
+            thinned=3,
             n_grouped=20,
             n_likelihood=20,
         ),

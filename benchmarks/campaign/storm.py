@@ -12,7 +12,8 @@ so that all of them hit before the end. A killed command is simply started again
 happens to lose three workers in one go is quarantined, as it should be, and cleared with
 `campaign retry`. `--kinds` draws from others: `group` is SIGTERM to the command's process group, as
 `timeout`, systemd and Slurm send it, after which the command has a minute to end; `server` kills a
-Prefect server that records the campaign, which comes back while the campaign goes on.
+Prefect server that records the campaign, which comes back while the campaign goes on; `frozen` is
+SIGSTOP to a worker, which nobody continues.
 
 It ends with an error unless every campaign has the content hash of the undisturbed one of its
 sampler, verifies, and leaves no process behind.
@@ -52,7 +53,7 @@ from storage.pairs.dataset import Dataset
 from storage.pairs.verify import vacuum, verify_store
 
 Sampler = Literal["uniform", "least_seen", "adaptive"]
-Kind = Literal["worker", "coordinator", "machine", "group", "server"]
+Kind = Literal["worker", "coordinator", "machine", "group", "server", "frozen"]
 SAMPLERS: tuple[Sampler, ...] = ("uniform", "least_seen", "adaptive")
 KINDS: tuple[Kind, ...] = ("worker", "worker", "coordinator", "machine")
 """What is drawn, each equally likely. A worker that is not there yet when its turn comes is drawn
@@ -225,15 +226,14 @@ class Campaign:
             return ended
         try:
             victims = {
-                "worker": lambda: rng.sample(w, 1) if (w := self.workers(coordinator)) else [],
                 "coordinator": lambda: [coordinator],
                 "machine": self.processes,
-            }[kind]()
+            }.get(kind, lambda: rng.sample(w, 1) if (w := self.workers(coordinator)) else [])()
         except psutil.NoSuchProcess:
             return False
         for process in victims:
             try:
-                process.kill()
+                (process.suspend if kind == "frozen" else process.kill)()
             except psutil.NoSuchProcess:
                 continue
         if victims:

@@ -57,10 +57,11 @@ class Found:
 
 
 def measure(images: ImageSet, *, quick: bool, seed: int) -> Iterator[Measurement]:
-    """Planted sources beside python-picard, true spans, victims."""
+    """Planted sources beside python-picard, victims that make pairs, true spans, whole victims."""
     yield from planted(n=20 if quick else 100, t=2000 if quick else 10_000)
     for n in (10,) if quick else (100, 430):
         yield from iteration(images, n, seed=seed, repeats=1 if quick else 7)
+    yield from pairs(images, n=10 if quick else 100, n_victims=1 if quick else 8, seed=seed)
     for n in (10,) if quick else (100, 200, 300, 500):
         yield from _lines(f"true span of {n} images", true_span(images, n, seed=seed, quick=quick))
     for name in ("restoration-cpu",) if quick else ("cifar-hundred", "restoration-cpu"):
@@ -158,6 +159,33 @@ def mixed_outputs(
         scores.append(torch.matmul(model.pools.mT, share).mul_(rows).flatten(1))
     gradient: Tensor = torch.cat(scores) @ mixed.mT
     return torch.cat(energies), gradient
+
+
+def pairs(images: ImageSet, *, n: int, n_victims: int, seed: int) -> Iterator[Measurement]:
+    """Victims of `span-pairs`, trained and attacked, beside rotations that see every place."""
+    brief = preset("span-pairs").experiment
+    assert isinstance(brief, KKT)
+    attack = brief.attack
+    assert isinstance(attack, SpanAttack)
+    labels = tuple([0] * (n // 2) + [1] * (n // 2))
+    specs = [
+        RunSpec(run=k, root_seed=seed, image_ids=tuple(range(n)), labels=labels)
+        for k in range(n_victims)
+    ]
+    seen = torch.stack([drawn(images, n, seed + k)[0] for k in range(n_victims)])
+    rows = (seen * 255).round().to(torch.uint8)
+
+    def made(thinned: int) -> int:
+        experiment = replace(brief, attack=replace(attack, thinned=thinned))
+        results = experiment.run_batch(specs, rows, device=CPU)
+        return sum(len(result.pairs.ssim_best) for result in results)
+
+    few, every = attack.thinned, "rotations that see every place"
+    case = f"{n_victims} victims of span-pairs, {n} images"
+    yield _line(case, made(few), "pairs")
+    yield _line(f"{case}, {every}", made(1), "pairs")
+    ours, theirs = partial(made, few), partial(made, 1)
+    yield compared("span", case, ours=ours, reference=every, theirs=theirs, repeats=3)
 
 
 def _directions(seen: Float[Tensor, "n c h w"]) -> Float[Tensor, "k d"]:

@@ -35,6 +35,8 @@ from tasks.campaign.victim_files import kept_victims
 
 PROGRESS_TOPIC = "palimpsest-part"
 HEARTBEAT_SECONDS = 30.0
+STUCK_SECONDS = 2 * HEARTBEAT_SECONDS
+"""Without a line for so long the interpreter itself is stuck, and where is written to the log."""
 TELL_EVERY_SECONDS = 0.5
 
 
@@ -162,10 +164,12 @@ def device_name(device: str) -> str:
 
 
 class PartLog:
-    """The log of one attempt at a part: a line per stage and one every 30 seconds in between."""
+    """The log of one attempt at a part: a line per stage and one every 30 seconds in between. In a
+    worker's own process a crash, and an interpreter that is stuck, leave a traceback in it."""
 
     def __init__(self, file: TextIO | None) -> None:
         self._file = file
+        self._alone = multiprocessing.parent_process() is not None
         self._stage, self.fraction = "start", 0.0
         self._ended = threading.Event()
         self._lock = threading.Lock()
@@ -184,7 +188,7 @@ class PartLog:
         if file is None:
             yield log
             return
-        with file, _crashes_written_to(file):
+        with file, log._traced(file):
             log.stage("start")
             beat.start()
             try:
@@ -211,8 +215,21 @@ class PartLog:
         try:
             with self._lock:
                 self._file.write(f"{now} {self._stage}  {self.fraction:.0%}  {memory_text()}\n")
+                if self._alone:
+                    faulthandler.dump_traceback_later(STUCK_SECONDS, file=self._file)
         except (OSError, ValueError):
             self._file = None
+
+    @contextmanager
+    def _traced(self, file: TextIO) -> Iterator[None]:
+        if self._alone:
+            faulthandler.enable(file)
+        try:
+            yield
+        finally:
+            if self._alone:
+                faulthandler.cancel_dump_traceback_later()
+                faulthandler.disable()
 
 
 def log_path(job: PartJob, worker: str) -> Path | None:
@@ -241,19 +258,6 @@ def memory_text() -> str:
     if torch.cuda.is_initialized():
         text += f", {torch.cuda.memory_reserved() / 2**20:.0f} MiB of the GPU"
     return text
-
-
-@contextmanager
-def _crashes_written_to(file: TextIO) -> Iterator[None]:
-    """A crash of the interpreter leaves a traceback in the log; in a worker's own process only."""
-    if multiprocessing.parent_process() is None:
-        yield
-        return
-    faulthandler.enable(file)
-    try:
-        yield
-    finally:
-        faulthandler.disable()
 
 
 def _published(job: PartJob) -> Receipt | None:

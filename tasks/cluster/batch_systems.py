@@ -31,6 +31,9 @@ PIP_NAMES = {
 GPU_RESOURCE = ("--resources", "GPU=1")
 ALLOWED_FAILURES = 2
 """Deaths of workers after which Dask tries a part again; the third gives it up."""
+SILENT_S = 90
+"""A worker that says nothing for so long is frozen, and started anew. Dask looks as often, so that
+nobody waits longer than twice that; its own 300 would be ten minutes."""
 MOST_BYTES = 2**20
 """A site's settings are a page of text."""
 IDLE_S = 3600
@@ -243,9 +246,10 @@ def _kubernetes_workers(
 
 def _kubernetes_scheduler(site: KubernetesSite, cluster: str) -> dict[str, Any]:
     limits = {"cpu": "1", "memory": site.scheduler_memory}
-    failures = {"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": ALLOWED_FAILURES}
+    told = {"ALLOWED_FAILURES": ALLOWED_FAILURES, "WORKER_TTL": SILENT_S}
+    told = {f"DASK_DISTRIBUTED__SCHEDULER__{name}": value for name, value in told.items()}
     command = ["dask", "scheduler", "--host", "0.0.0.0"]
-    container = _container(site, "scheduler", command, limits, failures)
+    container = _container(site, "scheduler", command, limits, told)
     ports = {"tcp-comm": 8786, "http-dashboard": 8787}
     container["ports"] = _ports("containerPort", ports)
     health = {"httpGet": {"port": "http-dashboard", "path": "/health"}}

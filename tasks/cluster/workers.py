@@ -24,6 +24,7 @@ from distributed.security import Security
 from tasks.cluster.batch_jobs import KeepJobs, check_script
 from tasks.cluster.batch_systems import (
     ALLOWED_FAILURES,
+    SILENT_S,
     KubernetesSite,
     SlurmSite,
     cuda_arguments,
@@ -162,6 +163,7 @@ def dask_client(workers: Workers, *, threads: int) -> Iterator[Client]:
             {
                 "distributed.nanny.pre-spawn-environ": environment,
                 "distributed.scheduler.allowed-failures": ALLOWED_FAILURES,
+                "distributed.scheduler.worker-ttl": SILENT_S,
             }
         ),
         start_cluster(workers, threads, environment) as cluster,

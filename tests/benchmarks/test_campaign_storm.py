@@ -50,7 +50,9 @@ def test_another_dataset_ends_the_storm_with_both_hashes(
         list(measure(TINY, tmp_path, seed=0))
 
 
-def test_everything_with_the_campaigns_mark_is_found_and_killed(tmp_path: Path) -> None:
+def test_everything_with_the_campaigns_mark_is_found_and_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     campaign = Campaign(tmp_path / "c", TINY.recipe("uniform"), 1)
     program = [sys.executable, "-c", "import time; time.sleep(600)"]
     ours, other = (
@@ -60,6 +62,9 @@ def test_everything_with_the_campaigns_mark_is_found_and_killed(tmp_path: Path) 
         assert [p.pid for p in campaign.processes()] == [ours.pid]
         rng = random.Random(0)
         assert not campaign.kill("worker", psutil.Process(ours.pid), rng)  # it has no workers
+        monkeypatch.setattr(campaign, "workers", lambda coordinator: [coordinator])
+        assert campaign.kill("frozen", psutil.Process(ours.pid), rng)
+        assert psutil.Process(ours.pid).status() == psutil.STATUS_STOPPED
         assert campaign.kill("machine", psutil.Process(ours.pid), rng)
         assert ours.wait(timeout=30) == -9
         assert other.poll() is None
@@ -67,7 +72,7 @@ def test_everything_with_the_campaigns_mark_is_found_and_killed(tmp_path: Path) 
         other.kill()
         other.wait()
         campaign.log.close()
-    assert campaign.report.kills == Counter(machine=1)
+    assert campaign.report.kills == Counter(machine=1, frozen=1)
 
 
 def test_lines_count_kills_by_kind() -> None:

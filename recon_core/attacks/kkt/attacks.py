@@ -31,7 +31,7 @@ from recon_core.attacks.kkt.solver import Judge, reconstruct
 from recon_core.attacks.kkt.span_coordinates import directions_of, orthonormal, stacked
 from recon_core.attacks.span.attack import Separated, SpanAttack, separate
 from recon_core.attacks.span.features import shipped_model
-from recon_core.attacks.span.search import views_of
+from recon_core.attacks.span.search import thinned, views_of
 from recon_core.attacks.span.subspace import NoSpanError
 from recon_core.ncc import ncc_matrix
 from recon_core.threads import share_of
@@ -79,7 +79,9 @@ def check_pictures(attack: Attack, n_images: int, shape: Shape) -> None:
     """Raises ValueError, before a victim is trained, for pictures too small for a separation."""
     span = span_of(attack)
     if span is not None:
-        views_of(span, torch.zeros(1, span.n_images or n_images, *shape))
+        views = views_of(span, torch.zeros(1, span.n_images or n_images, *shape))
+        if views.model is None:
+            thinned(views.z, views.n_filters, span.thinned)
 
 
 @dataclass(frozen=True)

@@ -187,7 +187,8 @@ def _with_filters(
     attack: SpanAttack, ladder: Sequence[Views], starts: Tensor, report: Report
 ) -> Descent:
     (views,) = ladder
-    rotated = rotate(views.z, starts, attack.stages, tolerance=attack.tolerance, report=report)
+    seen = thinned(views.z, views.n_filters, attack.thinned)
+    rotated = rotate(seen, starts, attack.stages, tolerance=attack.tolerance, report=report)
     n = sum(attack.n_rotations)
     turned = grouped_fixed_point(
         views.z,
@@ -208,6 +209,20 @@ def _with_filters(
     total = rotated.n_iterations + turned.n_iterations + freed.n_iterations
     settled = rotated.settled and freed.settled
     return replace(freed, n_iterations=total, settled=settled)
+
+
+def thinned(z: Float[Tensor, "r k t"], n_filters: int, step: int) -> Float[Tensor, "r k s"]:
+    """Features at every `step`-th place, from the first on; ValueError for fewer than directions,
+    which no rotation would tell apart."""
+    if step == 1:
+        return z
+    seen: Tensor = z.unflatten(2, (n_filters, -1))[..., ::step].flatten(2)
+    if seen.shape[2] <= z.shape[1]:
+        raise ValueError(
+            f"attack.thinned={step} leaves {seen.shape[2]} features for {z.shape[1]} directions; "
+            "lower it"
+        )
+    return seen
 
 
 def _lower(a: Descent, b: Descent) -> Descent:

@@ -23,11 +23,12 @@ class SpanAttack(Strict):
     model: what restores a separation of 400 images in minutes. The rest is of "independent":
 
     `filter_size`, `colours`, `stride`: the cosine filters whose outputs are separated. `scales` and
-    `n_rotations`: c of the score and the most iterations at each. `n_grouped`: steps of the grouped
-    fixed point at `grouped_scale`. `n_likelihood`: iterations without orthogonality, of sources
-    with shape `shape` and scale `likelihood_scale`; 0 leaves them out. A stage ends early once the
-    objective falls by less than `tolerance` of itself in 20 iterations. `n_starts`: random starts,
-    of which the one with the lowest objective is kept.
+    `n_rotations`: c of the score and the most iterations at each; these see every `thinned`-th
+    place, and what follows sees them all. `n_grouped`: steps of the grouped fixed point at
+    `grouped_scale`. `n_likelihood`: iterations without orthogonality, of sources with shape `shape`
+    and scale `likelihood_scale`; 0 leaves them out. A stage ends early once the objective falls by
+    less than `tolerance` of itself in 20 iterations. `n_starts`: random starts, of which the one
+    with the lowest objective is kept.
     """
 
     kind: Literal["span"] = "span"
@@ -42,6 +43,7 @@ class SpanAttack(Strict):
     stride: int = 2
     scales: tuple[float, ...] = (2.0, 1.0, 0.7, 0.5)
     n_rotations: tuple[int, ...] = (40, 200, 150, 150)
+    thinned: int = 1
     n_grouped: int = 100
     grouped_scale: float = 0.4
     n_likelihood: int = 60
@@ -52,7 +54,7 @@ class SpanAttack(Strict):
 
     def __post_init__(self) -> None:
         self._at_least(2, "filter_size", "n_images")
-        self._at_least(1, "stride", "n_starts", "n_learned")
+        self._at_least(1, "stride", "n_starts", "n_learned", "thinned")
         self._at_least(0, "n_grouped", "n_likelihood", "n_fine")
         if self.n_fine and self.sources == "independent":
             raise ValueError(

@@ -1,11 +1,17 @@
 """Campaigns on real Dask workers: one dataset whatever the workers, and nothing is repeated."""
 
+import ctypes
 import errno
 import logging
+import multiprocessing
+import os
+import signal
+import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from distributed import Client, KilledWorker, LocalCluster
@@ -27,12 +33,14 @@ from storage.pairs.dataset import Dataset
 from storage.pairs.parts import write_part
 from storage.pairs.receipts import Receipt
 from storage.sources.load import ImageSet
+from tasks.campaign import part as worker_side
 from tasks.campaign.generate import run_campaign
-from tasks.campaign.part import PartJob, batch_of, log_tail, run_part
+from tasks.campaign.part import PartJob, PartLog, batch_of, log_tail, run_part
 from tasks.campaign.part_errors import reason_of, verdict
 from tasks.campaign.plan import Campaign, Plan, open_store
 from tasks.campaign.state import clear_quarantine, read_quarantine, write_control, write_quarantine
 from tasks.campaign.watch import CampaignError, Pace
+from tasks.cluster import workers as cluster_workers
 from tasks.cluster.workers import Workers, dask_client
 from tests.tasks.troubled_runs import MIXED, UNIFORM, begun, no_op, small_images, troubled
 
@@ -328,6 +336,54 @@ def test_the_log_of_a_part_ends_with_its_error(tmp_path: Path, in_process: Clien
     tail = log_tail(tmp_path / "logs", 0)
     assert "ended by UnsettledError: no answer from the bucket" in tail
     assert "no log" in log_tail(tmp_path / "logs", 77)
+
+
+def hold_the_interpreter(job: PartJob) -> None:
+    """A part in which a library keeps every other thread from running, as a deadlock would."""
+    worker_side.STUCK_SECONDS = 0.5
+    with PartLog.of(job, None) as log:
+        log.stage("attack")
+        ctypes.PyDLL(None).usleep(2_000_000)
+        log.stage("done")
+        time.sleep(1)  # the watch starts anew with every line, and ends with the log
+
+
+def test_an_interpreter_that_is_stuck_leaves_its_stack_in_the_log(tmp_path: Path) -> None:
+    images = small_images()
+    planned = Plan(no_op(UNIFORM), images).part(0, [])
+    job = PartJob("", planned, images.images, "f", "s", "cpu", 1, logs=str(tmp_path))
+    process = multiprocessing.get_context("spawn").Process(target=hold_the_interpreter, args=(job,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    before, after = log_tail(tmp_path, 0).split(" done ")
+    assert "Timeout (0:00:00.500000)!" in before
+    assert "in hold_the_interpreter" in before
+    assert "Timeout" in after  # one second without a line
+
+
+@pytest.mark.slow
+def test_a_part_of_a_frozen_worker_is_made_by_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_workers, "SILENT_S", 5)
+    there = tmp_path / "frozen"
+    with dask_client(Workers(n_workers=1, device="cpu"), threads=1) as client:
+        (before,) = client.run(os.getpid).values()
+        assert client.submit(freeze_once, str(there), pure=False).result(timeout=120) != before
+    assert int(there.read_text()) == before
+    assert not psutil.pid_exists(before)
+
+
+def freeze_once(there: str) -> int:
+    """The worker's process; the first one that comes here stops first, and does not go on."""
+    try:
+        with Path(there).open("x") as file:
+            file.write(str(os.getpid()))
+    except FileExistsError:
+        return os.getpid()
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return os.getpid()
 
 
 def test_without_workers_the_campaign_waits_for_the_time_that_it_says(tmp_path: Path) -> None:

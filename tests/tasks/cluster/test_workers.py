@@ -269,8 +269,8 @@ def test_a_pod_of_kubernetes_has_one_process_and_one_gpu_the_scheduler_none() ->
     (scheduler,) = spec["scheduler"]["spec"]["containers"]
     assert scheduler["args"][:2] == ["dask", "scheduler"]
     assert "nvidia.com/gpu" not in scheduler["resources"]["limits"]
-    failures = {"name": "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES", "value": "2"}
-    assert failures in scheduler["env"]
+    for name, value in (("ALLOWED_FAILURES", "2"), ("WORKER_TTL", "90")):
+        assert {"name": f"DASK_DISTRIBUTED__SCHEDULER__{name}", "value": value} in scheduler["env"]
     for container in (worker, scheduler):
         assert {"name": "AWS_REGION", "value": "r"} in container["env"]
         assert container["envFrom"] == [{"secretRef": {"name": "bucket"}}]

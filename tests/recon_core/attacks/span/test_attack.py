@@ -12,7 +12,7 @@ from torch import Tensor
 from recon_core.attacks.span import attack as attack_module
 from recon_core.attacks.span.attack import Separated, SpanAttack, separate
 from recon_core.attacks.span.lbfgs import Descent, unheard
-from recon_core.attacks.span.search import best_start, ladder_of
+from recon_core.attacks.span.search import best_start, ladder_of, thinned
 from recon_core.attacks.span.separation import Likelihood, rotation_start
 from recon_core.victims.network import Architecture, Conv, Network, Parameters
 from tests.recon_core.drawing import generator
@@ -186,6 +186,20 @@ def test_several_starts_keep_the_lowest() -> None:
     assert float(best.objective) == min(each)
     own, _ = Likelihood(attack.shape, attack.likelihood_scale).at(best.rotation, best.sources)
     assert float(own) == pytest.approx(min(each), abs=1e-9)
+
+
+def test_rotations_may_see_fewer_places_than_what_follows_them() -> None:
+    architecture, x = _network(), _images()
+    victim, start = _victim(x, architecture, seed=1)
+    attack = replace(QUICK, start="known", sources="independent", thinned=2)
+    found = _separated(attack, architecture, victim, start).sources.x
+    like = torch.corrcoef(torch.cat([found, x]))[: len(found), len(found) :].abs().amax(0)
+    assert int((like > 0.9).sum()) >= N - 2
+    places = torch.arange(30.0).view(1, 2, 5, 3).flatten(2)  # of 5 filters at 3 places
+    seen = thinned(places, 5, 2).unflatten(2, (5, 2))
+    assert torch.equal(seen, places.unflatten(2, (5, 3))[..., [0, 2]])
+    with pytest.raises(ValueError, match=r"attack.thinned=3 leaves 2 features for 2 directions"):
+        thinned(places[..., :6], 2, 3)
 
 
 def test_what_does_not_fit_is_refused() -> None:
