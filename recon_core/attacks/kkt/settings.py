@@ -88,6 +88,8 @@ class KKTSettings(FamilyRun):
         "attack.kkt.coordinates": "pixels",
         "attack.n_fine": 0,
         "attack.span.n_fine": 0,
+        "attack.thinned": 1,
+        "attack.span.thinned": 1,
         "defence": None,
         "defence_layer": None,
         "clipped": 0.0,

@@ -138,8 +138,10 @@ def description(job: WeightsJob, victim: Victim, device: str) -> dict[str, Any]:
         del attack["kind"]  # folders of before have none
         if attack["coordinates"] == "pixels":
             del attack["coordinates"]
-    elif attack["n_fine"] == 0:
-        del attack["n_fine"]
+    else:
+        for name, before in (("n_fine", 0), ("thinned", 1)):
+            if attack[name] == before:
+                del attack[name]
     return {
         "weights": victim.file.sha256,
         **({} if start is None else {"initial": start.file.sha256}),
