@@ -91,6 +91,13 @@ class Restored:
     methods: dict[str, Scored]
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
+    def __post_init__(self) -> None:
+        if lacking := {"before", LEARNED, "after", "oracle"} - self.methods.keys():
+            raise ValueError(
+                f"methods lack {', '.join(sorted(lacking))}, as those of older versions do: remove "
+                "the file"
+            )
+
 
 def restored(
     images: ImageSet,
@@ -402,7 +409,10 @@ def main(argv: Sequence[str] | None = None) -> None:
                 write_json(part, asdict(found))
     adapter = TypeAdapter(Restored)
     there = sorted(options.store.glob("*-*.json"))
-    every = [checked_json(adapter, part.read_text(), str(part)) for part in there]
+    try:
+        every = [checked_json(adapter, part.read_text(), str(part)) for part in there]
+    except ValueError as error:
+        raise SystemExit(str(error)) from error
     if other := sorted({some.n_fine for some in every} - {n_fine}):
         raise SystemExit(
             f"{options.store} has victims of --fine {other[0]}, not {n_fine}; use another --store "

@@ -192,6 +192,10 @@ def test_restoration_inside_the_span_is_not_computed_twice(
     assert '"10 images, coarse model, 30 more iterations", "value"' in first
     with pytest.raises(SystemExit, match="has victims of --fine 20, not 30; use another --store"):
         in_span.main([*words[:-1], "30"])
+    part = tmp_path / "10-1.json"
+    part.write_text(part.read_text().replace('"learned"', '"taught"'))
+    with pytest.raises(SystemExit, match=r"10-1.json.*methods lack learned"):
+        in_span.main(words)
 
 
 def test_the_interval_is_students() -> None:
