@@ -33,14 +33,14 @@ from torch import Tensor, nn
 
 from benchmarks.evaluation.checks import FEW
 from benchmarks.record import Claim, Measurement, checked_json, measured, said
-from benchmarks.span.speed import GOOD, drawn
+from benchmarks.span.speed import GOOD, HIGH, LOW, drawn, ratio_of_sums
 from flows.papers import gradient_descent
 from recon_core.attacks.span.attack import Separated, SpanAttack, separate
 from recon_core.attacks.span.search import refined, views_of
 from recon_core.matching import fit_to_range
 from recon_core.metrics import ssim_matrix
 from recon_core.restore.generic import GENERIC_RESTORERS
-from recon_core.summary import N_BOOTSTRAP, NOTICEABLE
+from recon_core.summary import NOTICEABLE
 from recon_core.types import seeded_generator
 from recon_core.victims.network import Network
 from recon_core.victims.training import Training, train
@@ -67,7 +67,6 @@ LEARNED = "learned"
 CLOSED = "share of the headroom in SSIM closed"
 SSIM_OVER = "mean SSIM after over that of"
 SHARE_WORSE = "share of images worse by more than"
-LOW, HIGH = "low end of 95 % over victims", "high end of 95 % over victims"
 COMMAND = "python -m benchmarks.restore.in_span --images folder:cifar10 --store DIR --n"
 
 
@@ -191,18 +190,18 @@ def lines(found: Sequence[Restored]) -> Iterator[Measurement]:
         )
     good = {name: (_values(found, name) > GOOD).sum(1) for name in ("before", LEARNED, "after")}
     excess = {name: n - (_values(found, name, "decoys") > GOOD).sum(1) for name, n in good.items()}
-    yield from _ratio(line, case, RISES, good["after"], good["before"])
-    yield from _ratio(line, case, f"{RISES}, {LEARNED}", good["after"], good[LEARNED])
-    yield from _ratio(line, case, BEYOND, excess["after"], excess["before"])
+    yield from ratio_of_sums(line, case, RISES, good["after"], good["before"])
+    yield from ratio_of_sums(line, case, f"{RISES}, {LEARNED}", good["after"], good[LEARNED])
+    yield from ratio_of_sums(line, case, BEYOND, excess["after"], excess["before"])
     for name in GENERIC_RESTORERS:
         generic = _values(found, f"{name}, projected")
-        yield from _ratio(
+        yield from ratio_of_sums(
             line, case, f"{SSIM_OVER} {name}, projected", after.sum(1), generic.sum(1)
         )
-        yield from _ratio(
+        yield from ratio_of_sums(
             line, case, f"SSIM of {name}, projected, over before", generic.sum(1), before.sum(1)
         )
-    yield from _ratio(line, case, f"{SSIM_OVER} before", after.sum(1), before.sum(1))
+    yield from ratio_of_sums(line, case, f"{SSIM_OVER} before", after.sum(1), before.sum(1))
     for begun, told in (("before", ""), (LEARNED, f", after over {LEARNED}")):
         given = _values(found, begun)
         gained, room = float((after - given).mean()), float((oracle - given).mean())
@@ -214,19 +213,6 @@ def lines(found: Sequence[Restored]) -> Iterator[Measurement]:
             more = f"share of images better by more than {least:g}{told}"
             yield line(case, float(better.mean()), more)
     yield line(case, victims, "victims")
-
-
-def _ratio(
-    line: partial[Measurement], case: str, unit: str, over: np.ndarray, under: np.ndarray
-) -> Iterator[Measurement]:
-    """Sums of all victims together, one over the other, and a bootstrap interval over victims."""
-    sums = np.stack([over, under]).astype(float)
-    rows = np.random.default_rng(0).integers(len(over), size=(N_BOOTSTRAP, len(over)))
-    drawn_sums = sums[:, rows].sum(2)
-    ratios = drawn_sums[0] / drawn_sums[1]
-    yield line(case, float(sums[0].sum() / sums[1].sum()), unit)
-    for end, tail in ((LOW, 0.025), (HIGH, 0.975)):
-        yield line(case, float(np.quantile(ratios, tail)), f"{unit}, {end}")
 
 
 Lines = Mapping[str, float]

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,7 @@ from torch import Tensor
 
 from benchmarks.record import Measurement, compared, measured, said
 from flows.presets import preset
+from recon_core.attacks.kkt.results import KnownVictim
 from recon_core.attacks.kkt.run import KKT
 from recon_core.attacks.span.attack import SpanAttack, separate
 from recon_core.attacks.span.features import Kind, SourceModel
@@ -34,11 +36,15 @@ from recon_core.attacks.span.separation import Stage, rotate, rotation_start
 from recon_core.matching import fit_to_range
 from recon_core.metrics import ssim_matrix
 from recon_core.sampling import binary_labels
+from recon_core.summary import N_BOOTSTRAP
 from recon_core.types import RunSpec, seeded_generator
 from storage.sources.load import ImageSet, load_images
 
 _line = partial(measured, "span")
 GOOD = 0.4
+LOW, HIGH = "low end of 95 % over victims", "high end of 95 % over victims"
+ROTATIONS = 5
+"""Random starts of the attack whose sources together are as many as those of the larger frame."""
 CPU = torch.device("cpu")
 
 
@@ -54,16 +60,19 @@ class Found:
     seconds: float
     good_fitting: int
     ssim_fitting: float
+    n_sources: int
 
 
 def measure(images: ImageSet, *, quick: bool, seed: int) -> Iterator[Measurement]:
-    """Planted sources beside python-picard, victims that make pairs, true spans, whole victims."""
+    """Planted sources beside python-picard, victims that make pairs, true spans, frames, victims
+    with their start unknown and known."""
     yield from planted(n=20 if quick else 100, t=2000 if quick else 10_000)
     for n in (10,) if quick else (100, 430):
         yield from iteration(images, n, seed=seed, repeats=1 if quick else 7)
     yield from pairs(images, n=10 if quick else 100, n_victims=1 if quick else 8, seed=seed)
     for n in (10,) if quick else (100, 200, 300, 500):
         yield from _lines(f"true span of {n} images", true_span(images, n, seed=seed, quick=quick))
+    yield from frames(images, n=10 if quick else 100, n_victims=2 if quick else 12, seed=seed)
     for name in ("restoration-cpu",) if quick else ("cifar-hundred", "restoration-cpu"):
         yield from victims(images, name, n=10 if quick else 100, seed=seed, quick=quick)
 
@@ -210,6 +219,71 @@ def true_span(images: ImageSet, n: int, *, seed: int, quick: bool) -> Found:
     return _found(x, mean, seen, decoys, seconds)
 
 
+def frames(images: ImageSet, *, n: int, n_victims: int, seed: int) -> Iterator[Measurement]:
+    """Whole victims of `span-pairs`, whose start is unknown and hides directions: a rotation of
+    those that stand out, several rotations together, and frames of more sources."""
+    experiment = preset("span-pairs").campaign("heldout").experiment
+    assert isinstance(experiment, KKT)
+    rotation = "a rotation"
+    attacks = {
+        rotation: (SpanAttack(), 1),
+        f"{ROTATIONS} rotations": (SpanAttack(), ROTATIONS),
+        "a frame of 2 sources for each direction": (SpanAttack(overcomplete=2.0), 1),
+        "a frame of 4, and .4 more directions": (SpanAttack(overcomplete=4.0, surplus=0.4), 1),
+    }
+    by_attack: dict[str, list[Found]] = {name: [] for name in attacks}
+    for k in range(n_victims):
+        victim, _spec, seen, decoys = _trained(experiment, images, n, seed + k)
+        for name, (attack, n_starts) in attacks.items():
+            generators = [seeded_generator(seed + k, start, "attack") for start in range(n_starts)]
+            began, weights = time.perf_counter(), victim.trained.parameters
+            x = [separate(attack, victim.architecture, weights, [g])[0] for g in generators]
+            seconds = time.perf_counter() - began
+            together = torch.cat([found.sources.x for found in x])
+            by_attack[name].append(_found(together, victim.mean, seen, decoys, seconds))
+    line = partial(_line, repeats=n_victims)
+    good = {name: np.array([one.good for one in some]) for name, some in by_attack.items()}
+    for name, some in by_attack.items():
+        case = f"{n_victims} victims of span-pairs, {n} images, {name}"
+        yield line(case, float(good[name].mean()), f"good of {n}")
+        yield line(case, float(np.mean([one.ssim for one in some])), "mean SSIM")
+        yield line(case, float(np.mean([one.decoys for one in some])), f"good decoys of {n}")
+        yield line(case, float(np.mean([one.n_sources for one in some])), "sources")
+        yield line(case, float(np.median([one.seconds for one in some])), "s")
+        if name != rotation:
+            yield from ratio_of_sums(
+                line, case, f"good over {rotation}", good[name], good[rotation]
+            )
+
+
+def ratio_of_sums(
+    line: partial[Measurement],
+    case: str,
+    unit: str,
+    over: npt.NDArray[Any],
+    under: npt.NDArray[Any],
+) -> Iterator[Measurement]:
+    """Sums of all victims together, one over the other, and a bootstrap interval over victims."""
+    sums = np.stack([over, under]).astype(float)
+    rows = np.random.default_rng(0).integers(len(over), size=(N_BOOTSTRAP, len(over)))
+    drawn_sums = sums[:, rows].sum(2)
+    ratios = drawn_sums[0] / drawn_sums[1]
+    yield line(case, float(sums[0].sum() / sums[1].sum()), unit)
+    for end, tail in ((LOW, 0.025), (HIGH, 0.975)):
+        yield line(case, float(np.quantile(ratios, tail)), f"{unit}, {end}")
+
+
+def _trained(
+    experiment: KKT, images: ImageSet, n: int, seed: int
+) -> tuple[KnownVictim, RunSpec, Tensor, Tensor]:
+    """(a victim, its run, its images, decoys)."""
+    seen, decoys = drawn(images, n, seed)
+    rows = (seen * 255).round().to(torch.uint8)
+    labels = tuple([0] * (n // 2) + [1] * (n // 2))
+    spec = RunSpec(run=0, root_seed=seed, image_ids=tuple(range(n)), labels=labels)
+    return experiment.train_victim(spec, rows, device=CPU), spec, seen, decoys
+
+
 def victims(
     images: ImageSet, name: str, *, n: int, seed: int, quick: bool
 ) -> Iterator[Measurement]:
@@ -218,11 +292,7 @@ def victims(
     assert isinstance(experiment, KKT)
     epochs = 2000 if quick else min(experiment.training.epochs, 200_000)
     experiment = replace(experiment, training=replace(experiment.training, epochs=epochs))
-    seen, decoys = drawn(images, n, seed)
-    rows = (seen * 255).round().to(torch.uint8)
-    labels = tuple([0] * (n // 2) + [1] * (n // 2))
-    spec = RunSpec(run=0, root_seed=seed, image_ids=tuple(range(n)), labels=labels)
-    victim = experiment.train_victim(spec, rows, device=CPU)
+    victim, spec, seen, decoys = _trained(experiment, images, n, seed)
     weights = victim.trained.parameters
     start = victim.architecture.initial([spec.victim_generator("victim")], dtype=torch.float32)
     for known in (False, True):
@@ -263,7 +333,7 @@ def _found(x: Tensor, mean: Tensor, seen: Tensor, decoys: Tensor, seconds: float
     n_good, n_lucky = int((best > GOOD).sum()), int((lucky > GOOD).sum())
     whole = ssim_matrix(fit_to_range(both, mean, clipped=0.0), seen).amax(0)
     fitting = (int((whole > GOOD).sum()), float(whole.mean()))
-    return Found(len(seen), n_good, float(best.mean()), n_lucky, seconds, *fitting)
+    return Found(len(seen), n_good, float(best.mean()), n_lucky, seconds, *fitting, len(x))
 
 
 def _lines(case: str, found: Found) -> Iterator[Measurement]:

@@ -37,8 +37,14 @@ def test_the_whole_of_it_runs_small() -> None:
         "victim of restoration-cpu, 10 images, start unknown",
         "victim of restoration-cpu, 10 images, start known",
     }
-    assert set(good) == cases | {f"{case}, nothing clipped" for case in cases}
+    frames = {case for case in good if case.startswith("2 victims of span-pairs, 10 images, a ")}
+    assert len(frames) == 3
+    rotations = {"2 victims of span-pairs, 10 images, 5 rotations"}
+    clipped = {f"{case}, nothing clipped" for case in cases}
+    assert set(good) == cases | clipped | frames | rotations
     assert min(good.values()) >= 8
+    (made,) = {case for case, unit in by_case if unit == "pairs" and case.endswith("10 images")}
+    assert by_case[made, "pairs"] >= 8
     assert by_case["true span of 10 images", "mean SSIM"] > 0.5
 
 
@@ -129,7 +135,7 @@ def test_victims_restored_inside_the_span_are_summed_up() -> None:
     assert found["10 images, after", "good decoys of 10, mean of 2 victims"] == 1
     assert found["10 images, after", "of 10, mean of 2 victims, at 1 % false positives"] == 6
     assert found["10 images, before", "s"] == 2.5
-    low, high = in_span.LOW, in_span.HIGH
+    low, high = span.LOW, span.HIGH
     for unit, of_both, ends in (
         (in_span.RISES, 2, (1.5, 3)),
         (in_span.BEYOND, 10 / 4, (5 / 3, 5)),

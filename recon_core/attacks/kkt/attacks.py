@@ -63,7 +63,7 @@ def separation_operations(span: SpanAttack, n_directions: int, shape: Shape) -> 
     k, counts = n_directions, [0]
     if span.sources != "learned":
         alone = replace(span, sources="independent", n_fine=0)
-        counts.append(6 * k**2 * features_of(alone, shape))
+        counts.append(6 * k * span.n_sources(k) * features_of(alone, shape))
     model = shipped_model()
     if span.sources != "independent" and tuple(model.spectrum.shape) == shape:
         seen = features_of(replace(span, sources="learned"), shape) * model.filters[0].numel()

@@ -221,7 +221,10 @@ def kkt_bytes(experiment: KKT, n_images: int, shape: Shape) -> int:
     span, kkt = span_of(experiment.attack), kkt_of(experiment.attack)
     if span is not None:
         k = most_directions(experiment, span)
-        working += PER_FEATURE * k * features_of(span, shape) + PER_PAIR_OF_DIRECTIONS * k**2
+        working += (
+            PER_FEATURE * span.n_sources(k) * features_of(span, shape)
+            + PER_PAIR_OF_DIRECTIONS * k**2
+        )
     saved = PER_SAVED * len(experiment.saved_iterations) * candidates * experiment.n_attacks
     extra = 0
     if experiment.defence is not None:

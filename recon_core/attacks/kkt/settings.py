@@ -90,6 +90,8 @@ class KKTSettings(FamilyRun):
         "attack.span.n_fine": 0,
         "attack.thinned": 1,
         "attack.span.thinned": 1,
+        "attack.overcomplete": 1.0,
+        "attack.span.overcomplete": 1.0,
         "defence": None,
         "defence_layer": None,
         "clipped": 0.0,
@@ -187,7 +189,7 @@ def most_candidates(experiment: KKTSettings) -> int:
     if span is None:
         assert isinstance(experiment.attack, KKTAttack)
         return experiment.attack.n_candidates
-    return 2 * most_directions(experiment, span)
+    return 2 * span.n_sources(most_directions(experiment, span))
 
 
 def most_directions(experiment: KKTSettings, span: SpanAttack) -> int:

@@ -104,7 +104,7 @@ class _Problem:
     shape: Shape
     generator: torch.Generator
 
-    def sources(self, unmixing: Float[Tensor, "k k"]) -> Float[Tensor, "k e"]:
+    def sources(self, unmixing: Float[Tensor, "m k"]) -> Float[Tensor, "m e"]:
         """Rows that an unmixing matrix makes of the span's directions; where noise is left in the
         weights, the start or what was added to them, their pixels are denoised."""
         rows, d = unmixing @ self.span.vectors, math.prod(self.shape)

@@ -70,11 +70,11 @@ class Objective(Protocol):
 
 @dataclass(frozen=True)
 class Descent:
-    """W (r, k, k), its sources Y = W Z (r, k, t), the objective (r,) and the iterations it took.
+    """W (r, m, k), its sources Y = W Z (r, m, t), the objective (r,) and the iterations it took.
     `settled`: the objective of every matrix stopped falling before the iterations were used up."""
 
-    rotation: Float[Tensor, "r k k"]
-    sources: Float[Tensor, "r k t"]
+    rotation: Float[Tensor, "r m k"]
+    sources: Float[Tensor, "r m t"]
     objective: Float[Tensor, " r"]
     n_iterations: int
     settled: bool

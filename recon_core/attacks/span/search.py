@@ -34,6 +34,8 @@ RESCALINGS = 10
 square, so that errors of a factor of 10 are below a hundredth after them."""
 ROUGH = 1 / 6
 """Share of `n_learned` for the first model."""
+WIDE, WIDER = 0.4, 2.5
+"""Share of a frame's steps with a wider score, and how much wider it is."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ def sources_for(attack: SpanAttack, span: Subspace, shape: tuple[int, int, int])
         return attack
     known = span.ends_sharply and tuple(shipped_model().spectrum.shape) == shape
     if known:
-        return replace(attack, sources="learned")
+        return replace(attack, sources="learned", overcomplete=1.0)
     return replace(attack, sources="independent", n_fine=0)
 
 
@@ -111,11 +113,15 @@ def best_start(
 ) -> Descent:
     """Every victim's separation, in the last of the views (`ladder_of`), from that of
     `attack.n_starts` random starts that ends lowest."""
-    z = ladder[-1].z
-    search = _with_filters if ladder[-1].model is None else _with_models
+    z, n_sources, search = ladder[-1].z, None, _with_models
+    if ladder[-1].model is None:
+        search = _with_filters if attack.overcomplete == 1 else _with_frame
+        n_sources = attack.n_sources(z.shape[1])
     best: Descent | None = None
     for number in range(attack.n_starts):
-        starts = torch.stack([rotation_start(z.shape[1], g) for g in generators])
+        starts = torch.stack(
+            [rotation_start(z.shape[1], g, n_sources=n_sources) for g in generators]
+        )
         told = partial(after, report, number * attack.n_iterations)
         ended = search(attack, ladder, starts.to(z), told)
         best = ended if best is None else _lower(best, ended)
@@ -209,6 +215,21 @@ def _with_filters(
     total = rotated.n_iterations + turned.n_iterations + freed.n_iterations
     settled = rotated.settled and freed.settled
     return replace(freed, n_iterations=total, settled=settled)
+
+
+def _with_frame(
+    attack: SpanAttack, ladder: Sequence[Views], starts: Tensor, report: Report
+) -> Descent:
+    (views,), wide = ladder, round(WIDE * attack.n_grouped)
+    search = partial(grouped_fixed_point, views.z, n_filters=views.n_filters)
+    begun = search(starts, scale=WIDER * attack.grouped_scale, n_iterations=wide, report=report)
+    ended = search(
+        begun.rotation,
+        scale=attack.grouped_scale,
+        n_iterations=attack.n_grouped - wide,
+        report=partial(after, report, wide),
+    )
+    return replace(ended, n_iterations=attack.n_grouped)
 
 
 def thinned(z: Float[Tensor, "r k t"], n_filters: int, step: int) -> Float[Tensor, "r k s"]:

@@ -10,7 +10,11 @@ is G - G^T, its Hessian nearly diagonal, E psi'_i + E psi'_j - G_ii - G_jj. A wi
 has few false optima and a narrow one tells images from mixtures, so c is lowered in stages. Then a
 fixed point with a score that knows which samples belong together,
 
-    g(y) = y / (c^2 + mean over filters at the place of y^2 + y^2).
+    g(y) = y / (c^2 + mean over filters at the place of y^2 + y^2),
+
+which also takes more sources than directions: then the rows of W are a tight frame, W^T W = I, and
+the score sees them at length 1 (as in reconstruction ICA, Le et al. 2011, whose penalty on
+W^T W z - z is a constraint here).
 
 Whitened images are not quite orthogonal, so W is freed at last (`Likelihood`).
 """
@@ -38,6 +42,7 @@ from recon_core.attacks.span.lbfgs import (
 )
 
 SMALLEST_CURVATURE = 0.02
+SMALLEST_ROW = 1e-6
 
 
 @dataclass(frozen=True)
@@ -74,9 +79,11 @@ class Sparsity:
         return orthogonal(w)
 
 
-def rotation_start(size: int, generator: torch.Generator) -> Float[Tensor, "k k"]:
-    """A random rotation (Haar), drawn on the CPU in float64."""
-    drawn = torch.randn(size, size, dtype=torch.float64, generator=generator)
+def rotation_start(
+    size: int, generator: torch.Generator, *, n_sources: int | None = None
+) -> Float[Tensor, "m k"]:
+    """A random rotation (Haar), or tight frame of `n_sources` rows, drawn on the CPU in float64."""
+    drawn = torch.randn(n_sources or size, size, dtype=torch.float64, generator=generator)
     q, r = torch.linalg.qr(drawn)
     rotation: Tensor = q * r.diagonal().sign()
     return rotation
@@ -117,8 +124,8 @@ def cayley(p: Float[Tensor, "r k k"]) -> Float[Tensor, "r k k"]:
     return solved
 
 
-def orthogonal(w: Float[Tensor, "r k k"]) -> Float[Tensor, "r k k"]:
-    """The nearest orthogonal matrix, W (W^T W)^{-1/2}."""
+def orthogonal(w: Float[Tensor, "r m k"]) -> Float[Tensor, "r m k"]:
+    """The nearest orthogonal matrix, or tight frame, W (W^T W)^{-1/2}."""
     u, _, v = torch.linalg.svd(w.double(), full_matrices=False)
     nearest: Tensor = (u @ v).to(w.dtype)
     return nearest
@@ -126,7 +133,7 @@ def orthogonal(w: Float[Tensor, "r k k"]) -> Float[Tensor, "r k k"]:
 
 def grouped_fixed_point(
     z: Float[Tensor, "r k t"],
-    rotation: Float[Tensor, "r k k"],
+    rotation: Float[Tensor, "r m k"],
     *,
     n_filters: int,
     scale: float,
@@ -135,11 +142,16 @@ def grouped_fixed_point(
 ) -> Descent:
     """FastICA's steps W <- orth(E[g(y) z^T] - diag(E[g'(y)]) W) with the grouped score.
 
-    `n_filters` samples stand at each place, filter after filter.
+    `n_filters` samples stand at each place, filter after filter; the sources are as many as the
+    directions, or more.
     """
     w, places = rotation, (n_filters, z.shape[2] // n_filters)
+    is_frame = w.shape[1] > w.shape[2]
     y = w @ z
     for n in range(n_iterations):
+        if is_frame:
+            w = w / w.norm(dim=2, keepdim=True).clamp_min(SMALLEST_ROW)
+            y = w @ z
         square = y.unflatten(2, places).square()
         inverse = (square.mean(2, keepdim=True) + square + scale**2).reciprocal_()
         slope = (inverse - 2 * square * inverse.square()).flatten(2).mean(2)

@@ -8,6 +8,8 @@ from typing import Literal
 from recon_core.attacks.span.separation import Stage
 from recon_core.strict import Strict
 
+MOST_OVERCOMPLETE = 100
+
 
 @dataclass(frozen=True, kw_only=True)
 class SpanAttack(Strict):
@@ -29,6 +31,10 @@ class SpanAttack(Strict):
     and scale `likelihood_scale`; 0 leaves them out. A stage ends early once the objective falls by
     less than `tolerance` of itself in 20 iterations. `n_starts`: random starts, of which the one
     with the lowest objective is kept.
+
+    `overcomplete`: sources for each direction. Where noise hides some of the images' directions,
+    there are more images than directions, and a tight frame of sources shows more of them than a
+    rotation does: above 1 the `n_grouped` steps search it, and no other stage does.
     """
 
     kind: Literal["span"] = "span"
@@ -51,6 +57,7 @@ class SpanAttack(Strict):
     likelihood_scale: float = 1.5
     tolerance: float = 1e-6
     n_starts: int = 1
+    overcomplete: float = 1.0
 
     def __post_init__(self) -> None:
         self._at_least(2, "filter_size", "n_images")
@@ -62,6 +69,16 @@ class SpanAttack(Strict):
                 "has none; use sources='learned' or 'auto', or n_fine=0"
             )
         self._positive("grouped_scale", "shape", "likelihood_scale")
+        if not 1 <= self.overcomplete <= MOST_OVERCOMPLETE:
+            raise ValueError(
+                f"overcomplete={self.overcomplete} sources for each direction; give 1 to "
+                f"{MOST_OVERCOMPLETE}"
+            )
+        if self.overcomplete > 1 and (self.sources == "learned" or self.n_grouped == 0):
+            raise ValueError(
+                f"overcomplete={self.overcomplete} with sources={self.sources!r} and n_grouped="
+                f"{self.n_grouped}; a frame is searched by the grouped steps of 'independent'"
+            )
         if not 0 <= self.surplus <= 1:
             raise ValueError(f"surplus={self.surplus} is a share, from 0 to 1")
         if len(self.scales) != len(self.n_rotations) or not self.scales:
@@ -75,12 +92,18 @@ class SpanAttack(Strict):
                 f"tolerance={self.tolerance} in [0, 1)"
             )
 
+    def n_sources(self, n_directions: int) -> int:
+        """Number of sources that "independent" finds in a span."""
+        return round(self.overcomplete * n_directions)
+
     @property
     def stages(self) -> tuple[Stage, ...]:
         return tuple(Stage(c, n) for c, n in zip(self.scales, self.n_rotations, strict=True))
 
     @property
     def n_iterations(self) -> int:
-        independent = sum(self.n_rotations) + self.n_grouped + self.n_likelihood
+        independent = self.n_grouped
+        if self.overcomplete == 1:
+            independent += sum(self.n_rotations) + self.n_likelihood
         by_sources = {"learned": self.n_learned, "independent": independent}
         return by_sources.get(self.sources, max(by_sources.values()))

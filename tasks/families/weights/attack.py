@@ -139,7 +139,7 @@ def description(job: WeightsJob, victim: Victim, device: str) -> dict[str, Any]:
         if attack["coordinates"] == "pixels":
             del attack["coordinates"]
     else:
-        for name, before in (("n_fine", 0), ("thinned", 1)):
+        for name, before in (("n_fine", 0), ("thinned", 1), ("overcomplete", 1.0)):
             if attack[name] == before:
                 del attack[name]
     return {

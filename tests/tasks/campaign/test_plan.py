@@ -163,7 +163,12 @@ def test_what_later_releases_added_is_in_the_manifest_only_where_it_is_used(
     assert swept["experiment"]["attack"]["halving"] == {"first": 500, "factor": 3}
     span = Campaign(sampling=SAMPLING, experiment=KKT(attack=SpanAttack())).manifest(images)
     assert span["campaign"]["experiment"]["attack"]["kind"] == "span"
-    for fine in (SpanAttack(), SpanAttack(n_fine=800), SpanAttack(thinned=3)):
+    for fine in (
+        SpanAttack(),
+        SpanAttack(n_fine=800),
+        SpanAttack(thinned=3),
+        SpanAttack(overcomplete=2.0),
+    ):
         for attack in (fine, SpanThenKKT(span=fine)):
             told = Campaign(sampling=SAMPLING, experiment=KKT(attack=attack)).manifest(images)
             settings = told["campaign"]["experiment"]["attack"]
@@ -172,6 +177,8 @@ def test_what_later_releases_added_is_in_the_manifest_only_where_it_is_used(
             assert settings.get("thinned", 1) == fine.thinned
             assert ("n_fine" in settings) == (fine.n_fine > 0)
             assert ("thinned" in settings) == (fine.thinned > 1)
+            assert settings.get("overcomplete", 1.0) == fine.overcomplete
+            assert ("overcomplete" in settings) == (fine.overcomplete > 1)
     guarded = KKT(defence=MixCon(lam=2.0), defence_layer=1)
     told = Campaign(sampling=SAMPLING, experiment=guarded).manifest(images)["campaign"]
     assert told["experiment"]["defence"]["lam"] == 2.0

@@ -149,7 +149,7 @@ def _candidates(experiment: KKT, n_images: int) -> int:
     if isinstance(attack, KKTAttack):
         return attack.n_candidates
     span = attack if isinstance(attack, SpanAttack) else attack.span
-    return 2 * _directions(experiment, span, n_images)
+    return 2 * span.n_sources(_directions(experiment, span, n_images))
 
 
 def attack_operations(experiment: KKT, n_images: int, shape: Shape) -> int:

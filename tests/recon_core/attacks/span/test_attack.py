@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from recon_core.attacks.span import attack as attack_module
-from recon_core.attacks.span.attack import Separated, SpanAttack, separate
+from recon_core.attacks.span.attack import Separated, SpanAttack, _problem, separate
 from recon_core.attacks.span.lbfgs import Descent, unheard
 from recon_core.attacks.span.search import best_start, ladder_of, thinned
 from recon_core.attacks.span.separation import Likelihood, rotation_start
@@ -200,6 +200,30 @@ def test_rotations_may_see_fewer_places_than_what_follows_them() -> None:
     assert torch.equal(seen, places.unflatten(2, (5, 3))[..., [0, 2]])
     with pytest.raises(ValueError, match=r"attack.thinned=3 leaves 2 features for 2 directions"):
         thinned(places[..., :6], 2, 3)
+
+
+def test_a_frame_has_more_sources_than_directions_and_every_image_among_them() -> None:
+    architecture, x = _network(), _images()
+    victim, start = _victim(x, architecture, seed=1)
+    attack = replace(QUICK, start="known", sources="independent", overcomplete=3.0, n_grouped=60)
+    reported: list[float] = []
+    (separated,) = separate(
+        attack, architecture, victim, [generator(0)], start=start, progress=reported.append
+    )
+    found = separated.sources.x
+    assert len(found) == 3 * len(separated.subspace.vectors) == 3 * (N - 1)
+    assert separated.n_iterations == attack.n_iterations == 60
+    assert reported == sorted(reported)
+    assert reported[-1] == 1.0
+    like = torch.corrcoef(torch.cat([found, x]))[: len(found), len(found) :].abs().amax(0)
+    assert int((like > 0.9).sum()) >= N - 2
+    two = replace(attack, n_starts=2)
+    again = _separated(two, architecture, victim, start)
+    assert again.objective <= separated.objective
+    learned = replace(attack, sources="auto")
+    sharp = _problem(learned, architecture, victim, start, generator=generator(0))
+    assert sharp.span.ends_sharply
+    assert (sharp.attack.sources, sharp.attack.overcomplete) == ("independent", 3.0)  # of 16x16
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -116,6 +116,23 @@ def test_planted_sources_come_back(dtype: torch.dtype) -> None:
     assert bool((_correlations(grouped.sources[0], sources) > 0.99).all())
 
 
+def test_more_sources_than_directions_come_back_from_a_tight_frame() -> None:
+    sources = _laplacian(12, T, seed=1)
+    mixing = torch.linalg.qr(torch.randn(12, 8, generator=generator(2), dtype=torch.float64))[0]
+    z = (mixing.mT @ sources)[None]  # 8 directions of 12 sources
+    start = rotation_start(8, generator(3), n_sources=24)
+    assert torch.allclose(start.mT @ start, torch.eye(8, dtype=start.dtype))
+    found = grouped_fixed_point(z, start[None], n_filters=1, scale=0.4, n_iterations=60)
+    w = found.rotation[0]
+    assert torch.allclose(w.mT @ w, torch.eye(8, dtype=w.dtype))
+    assert torch.allclose(found.sources[0], w @ z[0])
+    most = _correlations(mixing.double() @ z[0], sources)  # what eight directions hold of each
+    turned = rotate(z, _start(8, 4, z), STAGES)
+    frame, rotation = (_correlations(d.sources[0], sources) / most for d in (found, turned))
+    assert int((frame > 0.9).sum()) > int((rotation > 0.9).sum())
+    assert float(frame.mean()) > float(rotation.mean())
+
+
 def test_likelihood_finds_sources_that_are_not_quite_orthogonal() -> None:
     sources = _laplacian(8, T, seed=1)
     sources[1] += 0.4 * sources[0]
