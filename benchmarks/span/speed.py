@@ -69,10 +69,11 @@ def measure(images: ImageSet, *, quick: bool, seed: int) -> Iterator[Measurement
     yield from planted(n=20 if quick else 100, t=2000 if quick else 10_000)
     for n in (10,) if quick else (100, 430):
         yield from iteration(images, n, seed=seed, repeats=1 if quick else 7)
-    yield from pairs(images, n=10 if quick else 100, n_victims=1 if quick else 8, seed=seed)
+    n, n_victims, repeats = (10, 1, 1) if quick else (100, 8, 3)
+    yield from pairs(images, n=n, n_victims=n_victims, seed=seed, repeats=repeats)
     for n in (10,) if quick else (100, 200, 300, 500):
         yield from _lines(f"true span of {n} images", true_span(images, n, seed=seed, quick=quick))
-    yield from frames(images, n=10 if quick else 100, n_victims=2 if quick else 12, seed=seed)
+    yield from frames(images, n=10 if quick else 100, n_victims=1 if quick else 12, seed=seed)
     for name in ("restoration-cpu",) if quick else ("cifar-hundred", "restoration-cpu"):
         yield from victims(images, name, n=10 if quick else 100, seed=seed, quick=quick)
 
@@ -170,7 +171,9 @@ def mixed_outputs(
     return torch.cat(energies), gradient
 
 
-def pairs(images: ImageSet, *, n: int, n_victims: int, seed: int) -> Iterator[Measurement]:
+def pairs(
+    images: ImageSet, *, n: int, n_victims: int, seed: int, repeats: int
+) -> Iterator[Measurement]:
     """Victims of `span-pairs`, trained and attacked, beside rotations that see every place."""
     brief = preset("span-pairs").experiment
     assert isinstance(brief, KKT)
@@ -194,7 +197,7 @@ def pairs(images: ImageSet, *, n: int, n_victims: int, seed: int) -> Iterator[Me
     yield _line(case, made(few), "pairs")
     yield _line(f"{case}, {every}", made(1), "pairs")
     ours, theirs = partial(made, few), partial(made, 1)
-    yield compared("span", case, ours=ours, reference=every, theirs=theirs, repeats=3)
+    yield compared("span", case, ours=ours, reference=every, theirs=theirs, repeats=repeats)
 
 
 def _directions(seen: Float[Tensor, "n c h w"]) -> Float[Tensor, "k d"]:
