@@ -66,7 +66,8 @@ def separation_operations(span: SpanAttack, n_directions: int, shape: Shape) -> 
         counts.append(6 * k * span.n_sources(k) * features_of(alone, shape))
     model = shipped_model()
     if span.sources != "independent" and tuple(model.spectrum.shape) == shape:
-        seen = features_of(replace(span, sources="learned"), shape) * model.filters[0].numel()
+        learned = replace(span, sources="learned", overcomplete=1.0)
+        seen = features_of(learned, shape) * model.filters[0].numel()
         counts.append(4 * k**2 * math.prod(shape) + 6 * k * seen)
     return max(counts)
 

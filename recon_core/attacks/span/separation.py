@@ -150,8 +150,8 @@ def grouped_fixed_point(
     y = w @ z
     for n in range(n_iterations):
         if is_frame:
-            w = w / w.norm(dim=2, keepdim=True).clamp_min(SMALLEST_ROW)
-            y = w @ z
+            length = w.norm(dim=2, keepdim=True).clamp_min(SMALLEST_ROW)
+            w, y = w / length, y / length
         square = y.unflatten(2, places).square()
         inverse = (square.mean(2, keepdim=True) + square + scale**2).reciprocal_()
         slope = (inverse - 2 * square * inverse.square()).flatten(2).mean(2)

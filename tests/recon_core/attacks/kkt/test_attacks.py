@@ -13,7 +13,7 @@ from torch import Tensor
 from recon_core.attacks.kkt import attacks as kkt_attacks
 from recon_core.attacks.kkt import run as kkt_run
 from recon_core.attacks.kkt.objective import KKTAttack, Objective, relative_residual
-from recon_core.attacks.kkt.settings import SpanThenKKT
+from recon_core.attacks.kkt.settings import SpanThenKKT, most_candidates
 from recon_core.attacks.kkt.solver import reconstruct
 from recon_core.attacks.span.attack import SpanAttack
 from recon_core.attacks.span.subspace import NoSpanError
@@ -51,6 +51,11 @@ def test_operations_of_a_separation() -> None:
     assert operations == {"independent": alone, "learned": known, "auto": max(alone, known)}
     other = kkt_attacks.separation_operations(SpanAttack(), k, (3, 16, 16))  # no model knows these
     assert other == 6 * k**2 * 45 * 7**2
+    frame = kkt_attacks.separation_operations(SpanAttack(overcomplete=4.0), k, shape)
+    assert frame == max(4 * alone, known)
+    victim = Network(widths=(60,))
+    for attack in (SpanAttack(overcomplete=2.5), SpanThenKKT(span=SpanAttack(overcomplete=2.5))):
+        assert most_candidates(kkt_run.KKT(victim=victim, attack=attack)) == 2 * 150
 
 
 def test_both_signs_of_every_source_are_candidates_of_iteration_0() -> None:

@@ -84,13 +84,24 @@ def test_the_estimate_is_above_what_is_alive_and_not_far_above(
 
 
 @pytest.mark.parametrize(
-    ("widths", "n_images", "then_kkt"),
-    [((300,), 20, False), ((64, 64), 40, False), ((600, 600), 8, True)],
+    ("widths", "n_images", "overcomplete", "then_kkt"),
+    [
+        ((300,), 20, 1.0, False),
+        ((64, 64), 40, 1.0, False),
+        ((64, 64), 40, 4.0, False),
+        ((600, 600), 8, 1.0, True),
+    ],
 )
 def test_the_estimate_of_a_separation(
-    widths: tuple[int, ...], n_images: int, then_kkt: bool
+    widths: tuple[int, ...], n_images: int, overcomplete: float, then_kkt: bool
 ) -> None:
-    span = SpanAttack(n_images=n_images, n_rotations=(12, 12, 12, 12), n_grouped=2, n_likelihood=12)
+    span = SpanAttack(
+        n_images=n_images,
+        n_rotations=(12, 12, 12, 12),
+        n_grouped=2,
+        n_likelihood=12,
+        overcomplete=overcomplete,
+    )
     attack = SpanThenKKT(span=span, kkt=KKTAttack(save_at=(1, 2))) if then_kkt else span
     experiment = KKT(victim=Network(widths=widths), training=Training(epochs=2), attack=attack)
     estimate = kkt_bytes(experiment, n_images, SHAPE)
