@@ -6,7 +6,8 @@ Images are drawn from the held-out split; the shipped model of images is learned
 "Good" is an SSIM above .4, decoys are as many images that were in no span. A true span is what a
 training would leave at best: the images less their mean, known up to float32. Victims are those of
 `cifar-hundred` and `restoration-cpu` (200,000 epochs), attacked with an unknown start and a known
-one. python-picard (BSD) is no dependency; its lines are left out, and said to be, without it.
+one, and of `span-pairs`, whose start hides directions. python-picard (BSD) is no dependency; its
+lines are left out, and said to be, without it.
 """
 
 from __future__ import annotations

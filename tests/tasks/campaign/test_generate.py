@@ -345,7 +345,10 @@ def hold_the_interpreter(job: PartJob) -> None:
         log.stage("attack")
         ctypes.PyDLL(None).usleep(2_000_000)
         log.stage("done")
-        time.sleep(1)  # the watch starts anew with every line, and ends with the log
+        time.sleep(1)  # the watch starts anew with every line
+        log.stage("over")
+    with Path(str(job.logs), "later").open("w"):  # most likely under the log's number
+        time.sleep(1)  # and ends with the log
 
 
 def test_an_interpreter_that_is_stuck_leaves_its_stack_in_the_log(tmp_path: Path) -> None:
@@ -360,6 +363,7 @@ def test_an_interpreter_that_is_stuck_leaves_its_stack_in_the_log(tmp_path: Path
     assert "Timeout (0:00:00.500000)!" in before
     assert "in hold_the_interpreter" in before
     assert "Timeout" in after  # one second without a line
+    assert (tmp_path / "later").read_text() == ""
 
 
 @pytest.mark.slow

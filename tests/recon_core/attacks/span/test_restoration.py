@@ -141,6 +141,13 @@ def test_the_finer_model_goes_on_where_the_search_ended(monkeypatch: pytest.Monk
     span = subspace_of(noise, n_directions=9)
     decided = sources_for(replace(ATTACK, sources="auto"), span, (3, 32, 32))
     assert (decided.sources, decided.n_fine) == ("independent", 0)  # a span without an end
+    frame = replace(ATTACK, sources="auto", overcomplete=2.0)
+    assert sources_for(frame, span, (3, 32, 32)).overcomplete == 2.0
+    mixed = torch.randn(40, len(images), generator=generator(9)) @ (
+        images - images.mean(0)
+    ).flatten(1)
+    decided = sources_for(frame, subspace_of(mixed), (3, 32, 32))
+    assert (decided.sources, decided.overcomplete, decided.n_fine) == ("learned", 1.0, 40)
 
 
 def test_an_attack_says_how_many_directions_a_span_has() -> None:
