@@ -222,8 +222,8 @@ def span_pairs() -> Recipe:
     short, a quarter of the iterations for nearly as many images. A million pairs are
     `--set sampling.phases.0.n_runs=25000`; give the images with `--data`.
 
-    Victims that are evaluated are trained for 3,000 epochs and attacked to the end: what restores
-    them must not know how pairs were made.
+    Victims that are evaluated are trained for 3,000 epochs and attacked as they give most, by twice
+    as many sources as directions: what restores them must not know how pairs were made.
     """
     start = span_hundred()
     brief = KKT(
@@ -244,7 +244,7 @@ def span_pairs() -> Recipe:
         start,
         experiment=brief,
         sampling=one_phase(200, images=100, per_part=4),
-        heldout_experiment=replace(brief, training=whole, attack=SpanAttack()),
+        heldout_experiment=replace(brief, training=whole, attack=SpanAttack(overcomplete=2.0)),
     )
 
 

@@ -168,7 +168,7 @@ class Audit(Strict):
     recipe: VictimRecipe = field(default_factory=VictimRecipe)
     defences: tuple[Defence, ...] = ()
     attacks: tuple[AttackName, ...] = (*ON_WEIGHTS, *MEMBERSHIP)
-    span: SpanAttack = field(default_factory=SpanAttack)
+    span: SpanAttack = field(default_factory=lambda: SpanAttack(overcomplete=2.0))
     kkt: KKTAttack = field(default_factory=KKTAttack)
     inversion: StrongInversion = field(
         default_factory=lambda: StrongInversion(zeta=0.01, starts=("grey",))

@@ -166,6 +166,7 @@ def _separate_stack(
                 weight=problem.rows,
                 architecture=architecture,
                 parameters=problem.parameters,
+                is_frame=attack.overcomplete > 1,
             ),
             float(best.objective[r]),
             best.n_iterations,

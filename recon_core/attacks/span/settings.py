@@ -77,7 +77,8 @@ class SpanAttack(Strict):
         if self.overcomplete > 1 and (self.sources == "learned" or self.n_grouped == 0):
             raise ValueError(
                 f"overcomplete={self.overcomplete} with sources={self.sources!r} and n_grouped="
-                f"{self.n_grouped}; a frame is searched by the grouped steps of 'independent'"
+                f"{self.n_grouped}; a frame is searched by the grouped steps of 'independent', so "
+                "use that or 'auto' with some steps, or overcomplete=1"
             )
         if not 0 <= self.surplus <= 1:
             raise ValueError(f"surplus={self.surplus} is a share, from 0 to 1")

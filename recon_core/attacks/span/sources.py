@@ -7,8 +7,8 @@ belongs to an image x is what flowed back to the first layer while it was learne
     M_j = lam y relu'(W x)_j (d phi / d a_1)_j,
 
 lam > 0 (the KKT condition's coefficient). Of x and -x the one whose M agrees more is taken, and the
-label with it. Images are told from what is none by how sparse a source is and how much of the
-layer's norm it makes up.
+label with it. Images are told from what is none by how sparse a source is and, where sources are no
+more than directions, how much of the layer's norm it makes up.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ class Sources:
     `x` (m, d) have the likelier sign; their scale is the image's where biases tell it (`scaled`),
     otherwise that of an average image. `label` is -1 or +1, or a class, `other_label` that of -x.
     `trust` in [0, 1] is the mean rank of `sparsity` and `strength`, the source's share of the
-    layer's norm. `agreement` is the cosine between the mixing column and what the network says of
-    it, which tells the sign, and would rank worse.
+    layer's norm; of a frame it is the rank of `sparsity` alone, since of more sources than
+    directions the shares are not determined. `agreement` is the cosine between the mixing column
+    and what the network says of it, which tells the sign, and would rank worse.
     """
 
     x: Float[Tensor, "m d"]
@@ -59,11 +60,13 @@ def sources_of(
     weight: Float[Tensor, "h e"],
     architecture: Architecture,
     parameters: Parameters,
+    is_frame: bool,
 ) -> Sources:
     """Separated sources, with sign and label.
 
-    `rows` are the sources in the span, `weight` the first layer that was taken apart (less its
-    start, with the biases behind it), `parameters` of this one victim.
+    `rows` are the sources in the span, with `is_frame` more than it has directions, `weight` the
+    first layer that was taken apart (less its start, with the biases behind it), `parameters` of
+    this one victim.
     """
     d = architecture.d
     mixing = mixing_of(rows, weight).to(rows)
@@ -85,7 +88,7 @@ def sources_of(
     agreement = torch.where(flip, minus[0], plus[0])
     label, other = (torch.where(f, minus[1], plus[1]) for f in (flip, ~flip))
     strength = column.norm(dim=0) * unit.norm(dim=1) / weight.norm().clamp_min(1e-30)
-    trust = (_ranks(sparsity) + _ranks(strength)) / 2
+    trust = _ranks(sparsity) if is_frame else (_ranks(sparsity) + _ranks(strength)) / 2
     order = trust.argsort(descending=True, stable=True)
     signed = torch.where(flip[:, None], -unit, unit)
     return Sources(

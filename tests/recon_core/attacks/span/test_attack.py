@@ -217,6 +217,9 @@ def test_a_frame_has_more_sources_than_directions_and_every_image_among_them() -
     assert reported[-1] == 1.0
     like = torch.corrcoef(torch.cat([found, x]))[: len(found), len(found) :].abs().amax(0)
     assert int((like > 0.9).sum()) >= N - 2
+    by_sparsity = separated.sources.sparsity.sort(descending=True).values
+    assert torch.equal(separated.sources.sparsity, by_sparsity)
+    assert not separated.sources.strength.equal(separated.sources.strength.sort().values.flip(0))
     two = replace(attack, n_starts=2)
     again = _separated(two, architecture, victim, start)
     assert again.objective <= separated.objective
