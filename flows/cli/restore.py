@@ -32,6 +32,10 @@ BLURRED = (
     "the start of training blurs the span of these weights, and what is put in it may lose more "
     "than it gains; give --initial, the weights before training, if you have them"
 )
+FEW = (
+    "so few images separate nearly whole without a model of images, and this one makes them a "
+    "little worse"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +97,7 @@ def restore(
     denoised --limit 100` · `palimpsest restore --weights span --span victim.pt --initial
     epoch0.pt --input attack --out restored`
     """
+    from recon_core.attacks.span.search import FEWEST_LEARNED
     from storage.sources.picture_files import facts_of
     from tasks.restoring.folder import SHEET
     from tasks.restoring.in_span import open_span
@@ -113,6 +118,8 @@ def restore(
     show_facts(out, str(at), facts_of(len(inputs), (), reading))
     if allowed is not None and not allowed.exact:
         say(err, f"{in_span.span}: {BLURRED}")
+    if allowed is not None and weights == "span" and allowed.n_directions < FEWEST_LEARNED:
+        say(err, f"{in_span.span}: {FEW}")
     from flows import restore as flow  # Prefect, after all that may be refused
 
     record = flow.restore(

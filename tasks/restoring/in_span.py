@@ -78,6 +78,10 @@ class OpenSpan:
     tolerance: float = 0.0
 
     @property
+    def n_directions(self) -> int:
+        return len(self.allowed.directions)
+
+    @property
     def at_every_step(self) -> bool:
         """True if a restorer that has steps is kept in the span at each of them."""
         if self.steps is None:

@@ -24,7 +24,6 @@ from storage.sources.load import load_images
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_the_whole_of_it_runs_small() -> None:
     lines = list(span.measure(load_images("photos", split="heldout"), quick=True, seed=0))
     by_case = {(line.case, line.unit): line.value for line in lines}
@@ -43,6 +42,8 @@ def test_the_whole_of_it_runs_small() -> None:
     rotations = {"1 victims of span-pairs, 10 images, 5 rotations"}
     clipped = {f"{case}, nothing clipped" for case in cases}
     assert set(good) == cases | clipped | frames | rotations
+    ranked = {case for case, unit in by_case if unit == "found without the originals at 5% false"}
+    assert ranked == frames
     assert min(good.values()) >= 8
     (made,) = {case for case, unit in by_case if unit == "pairs" and case.endswith("10 images")}
     assert by_case[made, "pairs"] >= 8

@@ -32,6 +32,9 @@ from recon_core.attacks.span.subspace import Subspace
 RESCALINGS = 10
 """Rounds in which rows take the size that a model gives them: its energy grows with less than the
 square, so that errors of a factor of 10 are below a hundredth after them."""
+FEWEST_LEARNED = 32
+"""Directions from which on models of images separate better than sparse derivatives do: SSIM of 40
+images .926 for .917, of 20 .881 for .893."""
 ROUGH = 1 / 6
 """Share of `n_learned` for the first model."""
 WIDE, WIDER = 0.4, 2.5
@@ -60,12 +63,15 @@ class Views:
 
 
 def sources_for(attack: SpanAttack, span: Subspace, shape: tuple[int, int, int]) -> SpanAttack:
-    """The attack on one victim's span, with "auto" decided."""
+    """The attack on one victim's span, with "auto" decided: a span that ends sharply hides no
+    direction, so that sources are no more than these."""
     if attack.sources != "auto":
         return attack
-    known = span.ends_sharply and tuple(shipped_model().spectrum.shape) == shape
-    if known:
-        return replace(attack, sources="learned", overcomplete=1.0)
+    if span.ends_sharply:
+        attack = replace(attack, overcomplete=1.0)
+        known = tuple(shipped_model().spectrum.shape) == shape
+        if known and len(span.vectors) >= FEWEST_LEARNED:
+            return replace(attack, sources="learned")
     return replace(attack, sources="independent", n_fine=0)
 
 

@@ -20,9 +20,10 @@ class SpanAttack(Strict):
     `sources`: "independent" takes filters' outputs for independent, which bears noise in the span;
     "learned" takes models of images that come with the package (`source_model`), in at most
     `n_learned` iterations, a sixth of them in more noise, and tells hundreds of images apart where
-    the span is known well; "auto" is "learned" where the span ends sharply and the models know
-    images of this shape. `n_fine`: the most iterations of "learned" after them, with the finest
-    model: what restores a separation of 400 images in minutes. The rest is of "independent":
+    the span is known well; "auto" is "learned" where the span ends sharply, after 32 directions or
+    more, and the models know images of this shape. `n_fine`: the most iterations of "learned" after
+    them, with the finest model: what restores a separation of 400 images in minutes. The rest is of
+    "independent":
 
     `filter_size`, `colours`, `stride`: the cosine filters whose outputs are separated. `scales` and
     `n_rotations`: c of the score and the most iterations at each; these see every `thinned`-th
@@ -34,7 +35,8 @@ class SpanAttack(Strict):
 
     `overcomplete`: sources for each direction. Where noise hides some of the images' directions,
     there are more images than directions, and a tight frame of sources shows more of them than a
-    rotation does: above 1 the `n_grouped` steps search it, and no other stage does.
+    rotation does: above 1 the `n_grouped` steps search it, and no other stage does. "auto" takes
+    no frame where the span ends sharply.
     """
 
     kind: Literal["span"] = "span"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from flows.cli.restore import BLURRED
+from flows.cli.restore import BLURRED, FEW
 from storage.pairs.dataset import Dataset
 from tests.recon_core.tiles import photograph_tiles
 from tests.storage import stores
@@ -107,6 +107,26 @@ def test_an_attacks_pictures_are_restored_inside_the_span_of_its_weights(
     network_of(images[6:], victim)
     assert "they are not of this network" in palimpsest.refused(*words, "--fresh")
     assert (tmp_path / "out" / "restored.json").exists()
+
+
+@pytest.mark.parametrize("fewest", [5, 6])
+def test_a_separation_of_few_images_says_that_it_brings_nothing(
+    palimpsest,
+    prefect_server: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fewest: int,
+) -> None:
+    images = photograph_tiles(32, shrink=1)[:6].numpy()
+    network_of(images, tmp_path / "victim.pt", start=tmp_path / "start.pt")
+    monkeypatch.setattr("tasks.restoring.in_span.N_FINE", 3)
+    monkeypatch.setattr("recon_core.attacks.span.search.FEWEST_LEARNED", fewest)
+    words = ["--weights", "span", "--span", tmp_path / "victim.pt"]
+    words += ["--initial", tmp_path / "start.pt", "--device", "cpu"]
+    words += ["--input", picture_folder(tmp_path / "in", images), "--out", tmp_path / "out"]
+    ended, _, notice = palimpsest(*words)
+    assert ended == 0
+    assert (FEW in notice) == (fewest == 6), "the mean is missing: five directions"
 
 
 def test_the_steps_that_are_kept_in_the_span_are_settings_of_the_folder(

@@ -226,7 +226,7 @@ def test_a_frame_has_more_sources_than_directions_and_every_image_among_them() -
     learned = replace(attack, sources="auto")
     sharp = _problem(learned, architecture, victim, start, generator=generator(0))
     assert sharp.span.ends_sharply
-    assert (sharp.attack.sources, sharp.attack.overcomplete) == ("independent", 3.0)  # of 16x16
+    assert (sharp.attack.sources, sharp.attack.overcomplete) == ("independent", 1.0)  # of 16x16
 
 
 def test_what_does_not_fit_is_refused() -> None:

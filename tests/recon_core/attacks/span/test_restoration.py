@@ -146,8 +146,12 @@ def test_the_finer_model_goes_on_where_the_search_ended(monkeypatch: pytest.Monk
     mixed = torch.randn(40, len(images), generator=generator(9)) @ (
         images - images.mean(0)
     ).flatten(1)
-    decided = sources_for(frame, subspace_of(mixed), (3, 32, 32))
-    assert (decided.sources, decided.overcomplete, decided.n_fine) == ("learned", 1.0, 40)
+    sharp = subspace_of(mixed)
+    assert sharp.ends_sharply
+    for fewest, sources, n_fine in ((23, "learned", 40), (24, "independent", 0)):
+        monkeypatch.setattr(search, "FEWEST_LEARNED", fewest)
+        decided = sources_for(frame, sharp, (3, 32, 32))
+        assert (decided.sources, decided.overcomplete, decided.n_fine) == (sources, 1.0, n_fine)
 
 
 def test_an_attack_says_how_many_directions_a_span_has() -> None:
