@@ -130,7 +130,8 @@ def test_a_batch_is_its_images_one_by_one(name: str) -> None:
     for i in range(3):
         alone = METHODS[name].invert(h, z[i : i + 1], shape=SHAPE, generators=generators(1, i))
         part = {field.name: getattr(together, field.name)[i : i + 1] for field in FIELDS}
-        close(alone, Inverted(**part))
+        # Products round as their number of rows has it, and 120 steps make that a little larger.
+        close(alone, Inverted(**part), atol=1e-10)
     if "converging" in name:
         assert Ending.CONVERGED in together.ending.tolist()
         assert len(set(together.n_steps.tolist())) > 1
