@@ -240,6 +240,8 @@ def test_what_is_no_limit_is_refused_with_an_example(text: str) -> None:
 
 
 def test_attacks_have_the_settings_of_their_victims() -> None:
+    plain = audit()
+    assert plain.attack("span", plain.recipe, 8) == SpanAttack(overcomplete=2.0)
     made = audit(span=SpanAttack(n_fine=9, n_learned=33), kkt=KKTAttack(alpha=7.0))
     span = made.attack("span", made.recipe, 8)
     assert span == SpanAttack(n_fine=0, n_learned=33, start="unknown")
