@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from recon_core.summary import bootstrap_interval
+from tasks.evaluation.settings import PROJECTED
 
 Interval = tuple[float, float]
 Curve = list[tuple[int, float]]
@@ -171,10 +172,13 @@ def draw(
     """PNG: learning curves (of restorers that were validated), hits against false positives, scores
     after against before.
 
-    A restorer has one colour in all of them. `titles` of the methods and of the restorers.
+    A restorer has one colour in all of them. `titles` of the methods and of the restorers. What is
+    projected on a span is left out, so that the others can be told apart.
     """
     from matplotlib.figure import Figure
 
+    drawn = {n: body for n, body in evaluation["methods"].items() if not n.endswith(PROJECTED)}
+    evaluation = {**evaluation, "methods": drawn}
     validated = {name: facts for name, facts in restorers.items() if facts.validation}
     panels = [*(["learning"] if validated else []), "roc", "pairs"]
     figure = Figure(figsize=(4.2 * len(panels), 3.9), dpi=150, layout="constrained")
