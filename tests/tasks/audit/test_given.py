@@ -59,7 +59,7 @@ def test_images_come_back_from_a_given_network_and_its_start(files: Files, tmp_p
     assert known["good_at"]["0.01"]["mean"] > 0.8
     assert known["n_good_decoys"] == 0
     unknown = base["attacks"]["span"]["good_at"]["0.01"]["mean"]
-    assert unknown < known["good_at"]["0.01"]["mean"] / 2  # the standard start hides them
+    assert unknown <= 3 / N  # the standard start hides them; two with one source for each direction
     assert base["leak"]["attack"] == "span_known"
     assert base["accuracy"]["train"] == 1.0
     low, high = base["leak"]["interval"]
