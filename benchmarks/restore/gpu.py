@@ -28,7 +28,7 @@ from benchmarks.record import Measurement, main, measured, median_seconds
 from benchmarks.restore.speed import example_batch, few_steps, lively, relative
 from recon_core.cuda_graphs import repeated
 from recon_core.precision import matmul_precision
-from recon_core.restore import PAPER_TRAININGS, BFDnCNN, Examples, Fit, Restorer
+from recon_core.restore import PAPER_TRAININGS, BFDnCNN, Examples, Fit, PaperRestorer
 from recon_core.restore.edm import EDM
 
 _line = partial(measured, "restore_gpu")
@@ -43,8 +43,8 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CPU = torch.device("cpu")
 PARITY = {"output": 1e-4, "gradients": 2e-3}
 """Limits for float32. Where a ReLU has an input near 0, rounding turns its gradient on or off."""
-PAPER: dict[str, Restorer] = {"edm": EDM(), "bf_dncnn": BFDnCNN()}
-QUICK: dict[str, Restorer] = {
+PAPER: dict[str, PaperRestorer] = {"edm": EDM(), "bf_dncnn": BFDnCNN()}
+QUICK: dict[str, PaperRestorer] = {
     "edm": EDM(size="tiny", resolution=16, n_steps=3),
     "bf_dncnn": BFDnCNN(depth=4, n_channels=8),
 }
@@ -54,7 +54,7 @@ QUICK: dict[str, Restorer] = {
 class Sizes:
     """Restorers, images in a training step and at once in sampling, steps that are timed."""
 
-    restorers: dict[str, Restorer]
+    restorers: dict[str, PaperRestorer]
     batch: dict[str, int]
     n_sampled: int
     n_steps: int
@@ -127,7 +127,7 @@ def numbers(kind: Kind, *, graph: bool = False) -> Iterator[None]:
         yield
 
 
-def parity(restorer: Restorer) -> Iterator[Measurement]:
+def parity(restorer: PaperRestorer) -> Iterator[Measurement]:
     """Distance of the output and the gradients from float64 on the CPU.
 
     Raises SystemExit if float32 is off.
@@ -148,7 +148,7 @@ def parity(restorer: Restorer) -> Iterator[Measurement]:
 
 
 def output_and_gradients(
-    restorer: Restorer, device: torch.device, dtype: torch.dtype
+    restorer: PaperRestorer, device: torch.device, dtype: torch.dtype
 ) -> dict[str, Tensor]:
     """The network's output for four images and its gradients, on the CPU in float64."""
     net = lively(restorer).eval().to(device, dtype)
@@ -165,7 +165,9 @@ def output_and_gradients(
     return {what: values.detach().cpu().double() for what, values in found.items()}
 
 
-def training(restorer: Restorer, kind: Kind, mode: Mode, sizes: Sizes) -> Iterator[Measurement]:
+def training(
+    restorer: PaperRestorer, kind: Kind, mode: Mode, sizes: Sizes
+) -> Iterator[Measurement]:
     """Images a second of training steps, the memory, and the hours to the paper's budget."""
     n, name = sizes.batch[restorer.kind], f"{restorer.kind}, {kind}, {mode}"
     side = restorer.resolution if isinstance(restorer, EDM) else 32
@@ -198,7 +200,7 @@ def _calls(step: Callable[[], object]) -> Callable[[int], None]:
 
 
 def training_step(
-    restorer: Restorer, net: nn.Module, batch: Examples, *, compiled: bool = False
+    restorer: PaperRestorer, net: nn.Module, batch: Examples, *, compiled: bool = False
 ) -> Callable[[], None]:
     """A training step that a CUDA graph can hold: loss, backward, fused Adam, the average.
 
@@ -223,7 +225,9 @@ def training_step(
     return step
 
 
-def sampling(restorer: Restorer, kind: Kind, mode: Mode, sizes: Sizes) -> Iterator[Measurement]:
+def sampling(
+    restorer: PaperRestorer, kind: Kind, mode: Mode, sizes: Sizes
+) -> Iterator[Measurement]:
     """Images a second of `restore`, one sample of each."""
     n, graph = sizes.n_sampled, mode == "CUDA graph"
     net: Any = lively(restorer).to(DEVICE).eval()
@@ -248,7 +252,7 @@ def sampling(restorer: Restorer, kind: Kind, mode: Mode, sizes: Sizes) -> Iterat
     yield from peak(case)
 
 
-def evaluations(restorer: Restorer) -> int:
+def evaluations(restorer: PaperRestorer) -> int:
     """Evaluations of the network for one restoration."""
     return 2 * restorer.n_steps - 1 if isinstance(restorer, EDM) else 1
 

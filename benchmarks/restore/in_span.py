@@ -8,7 +8,8 @@ Victims 3072-1000-1000-1 learn n held-out images by gradient descent; their star
 the span is known to float32. "Before" is the attack alone, which knows of images only that their
 derivatives are sparse (`independent`); "learned" the separation with the rough and the coarse model
 of images (`learned`, 600 iterations), and "after" what `--fine` more with the finer model make of
-it, every picture a row of the unmixing matrix and so in the span. Beside them on the same victims:
+it, every picture a row of the unmixing matrix and so in the span; few images are left to sparse
+derivatives, as by `auto` in the attack. Beside them on the same victims:
 what the classical denoisers make of the attack's pictures, projected on the span; more iterations
 of the coarse model (`--controls` victims); and the oracle, the images' own projections. "Good" is
 an SSIM above .4, decoys are as many images that no victim saw. Intervals resample victims. One
@@ -36,7 +37,7 @@ from benchmarks.record import Claim, Measurement, checked_json, measured, said
 from benchmarks.span.speed import GOOD, HIGH, LOW, drawn, ratio_of_sums
 from flows.papers import gradient_descent
 from recon_core.attacks.span.attack import Separated, SpanAttack, separate
-from recon_core.attacks.span.search import refined, views_of
+from recon_core.attacks.span.search import refined, sources_for, views_of
 from recon_core.matching import fit_to_range
 from recon_core.metrics import ssim_matrix
 from recon_core.restore.generic import GENERIC_RESTORERS
@@ -55,7 +56,7 @@ WORSE = 0.02
 FALSE_POSITIVES = 0.01
 TRAINING = Training(epochs=3000, optimiser=gradient_descent(0.2), span="auto")
 NETWORK = Network()
-ATTACK = SpanAttack(start="known", sources="learned", n_fine=800)
+ATTACK = SpanAttack(start="known", n_fine=800)
 CONTROL = 1.5
 """Iterations of the coarse model for one of the finer, which takes 1.2 to 1.6 times as long."""
 N_SHOWN = 20
@@ -141,22 +142,24 @@ def restored(
         methods[f"{name}, projected"] = scored(inside, clock.lap())
     learned = attacked(replace(attack, n_fine=0)).sources.x
     methods[LEARNED] = scored(learned, clock.lap())
+    attack, after = sources_for(attack, found.subspace, shape), learned
     unmixing = (learned @ vectors.mT)[None]
     pictures = vectors.unflatten(1, shape)[None]
     _ = clock.lap()
-    ended = refined(attack, unmixing, fine := views_of(attack, pictures, kind="fine"), _unheard)
-    after = ended.rotation[0] @ fine.whiten[0] @ vectors
+    if attack.sources == "learned":
+        ended = refined(attack, unmixing, fine := views_of(attack, pictures, kind="fine"), _unheard)
+        after = ended.rotation[0] @ fine.whiten[0] @ vectors
     methods["after"] = scored(after, clock.lap())
     if sheet is not None:
         shown = {"before": given, LEARNED: learned, "after": after}
         write_file(sheet, _sheet(shown, mean, seen))
-    if control:
+    if control and attack.sources == "learned":
         coarse, n_more = views_of(attack, pictures), round(CONTROL * n_fine)
         ended = refined(attack, unmixing, coarse, _unheard, n_iterations=n_more)
         more = ended.rotation[0] @ coarse.whiten[0] @ vectors
         methods[f"coarse model, {n_more:,} more iterations"] = scored(more, clock.lap())
     methods["oracle"] = scored((x @ vectors.mT) @ vectors, training)
-    return Restored(n=n, seed=seed, n_fine=attack.n_fine, methods=methods)
+    return Restored(n=n, seed=seed, n_fine=n_fine, methods=methods)
 
 
 def sparse_attack(quick: bool) -> SpanAttack:

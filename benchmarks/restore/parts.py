@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from benchmarks.record import Measurement, compared
 from benchmarks.restore.reference import ReferenceAttention, ReferenceNorm
-from recon_core.restore import Restorer
+from recon_core.restore import PaperRestorer
 from recon_core.restore.bf_dncnn import BFDnCNN, BiasFreeBatchNorm
 from recon_core.restore.edm import EDM
 from recon_core.restore.unet import UNET_SIZES, SelfAttention
@@ -29,7 +29,7 @@ Step = Callable[[], object]
 
 
 def parts(
-    restorer: Restorer, n: int, repeats: int, *, compiled: bool = True
+    restorer: PaperRestorer, n: int, repeats: int, *, compiled: bool = True
 ) -> Iterator[Measurement]:
     """Seconds of each part for a batch of n images, ours and otherwise."""
     for what, ours, reference, theirs in _both_sides(restorer, n, compiled=compiled):
@@ -44,7 +44,7 @@ def parts(
 
 
 def _both_sides(
-    restorer: Restorer, n: int, *, compiled: bool
+    restorer: PaperRestorer, n: int, *, compiled: bool
 ) -> Iterator[tuple[str, Step, str, Step]]:
     net = restorer.build(seed=0)
     inputs = network_inputs(restorer, n)
@@ -116,7 +116,7 @@ def _normalisation(restorer: BFDnCNN, n: int) -> tuple[str, Step, str, Step]:
     )
 
 
-def network_inputs(restorer: Restorer, n: int) -> tuple[Tensor, ...]:
+def network_inputs(restorer: PaperRestorer, n: int) -> tuple[Tensor, ...]:
     """Inputs of the network, n times."""
     if isinstance(restorer, EDM):
         side = restorer.resolution

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from recon_core.restore import BFDnCNN, Examples, Restorer, Training
+from recon_core.restore import BFDnCNN, Examples, PaperRestorer, Training
 from recon_core.restore.bf_dncnn import BATCH_NORM_EPS, BATCH_NORM_MOMENTUM
 from recon_core.restore.edm import EDM
 from recon_core.restore.unet import UNET_SIZES, UNetSize
@@ -189,7 +189,7 @@ class ReferenceDnCNN(nn.Module):
         return x - F.pixel_shuffle(self.last(hidden), self.patch)
 
 
-def reference_net(restorer: Restorer, state: dict[str, Tensor]) -> nn.Module:
+def reference_net(restorer: PaperRestorer, state: dict[str, Tensor]) -> nn.Module:
     """The reference's network of `restorer`'s size with our weights, channels first."""
     net: nn.Module
     if isinstance(restorer, EDM):
@@ -200,7 +200,7 @@ def reference_net(restorer: Restorer, state: dict[str, Tensor]) -> nn.Module:
     return net.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload, no-any-return]
 
 
-def reference_loss(restorer: Restorer, net: nn.Module, batch: Examples, seed: int) -> Tensor:
+def reference_loss(restorer: PaperRestorer, net: nn.Module, batch: Examples, seed: int) -> Tensor:
     """The loss of either restorer, its noise drawn as ours draws it."""
     if isinstance(restorer, BFDnCNN):
         return F.mse_loss(net(batch.condition), batch.target)
@@ -230,7 +230,7 @@ def reference_denoise(
 
 @torch.no_grad()
 def reference_restore(
-    restorer: Restorer, net: nn.Module, pictures: Tensor, noise: Tensor
+    restorer: PaperRestorer, net: nn.Module, pictures: Tensor, noise: Tensor
 ) -> Tensor:
     """One restoration of each picture, in [0, 1]; EDM starts from `noise`, in float64."""
     net.eval()
@@ -263,7 +263,7 @@ def reference_restore(
 class ReferenceFit:
     """A training step by step: loss, backward, Adam, the average."""
 
-    restorer: Restorer
+    restorer: PaperRestorer
     training: Training
     net: nn.Module
     ema: nn.Module

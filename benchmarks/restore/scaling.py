@@ -23,7 +23,7 @@ from benchmarks.record import Measurement, main, measured, median_seconds
 from benchmarks.restore import gpu as restore_gpu
 from benchmarks.restore.gpu import Kind, Sizes, numbers, sizes_of
 from benchmarks.restore.speed import example_batch
-from recon_core.restore import PAPER_TRAININGS, Restorer
+from recon_core.restore import PAPER_TRAININGS, PaperRestorer
 from recon_core.restore.edm import EDM
 
 
@@ -42,7 +42,7 @@ def scaling(quick: bool) -> Iterator[Measurement]:
                         yield from lines
 
 
-def trial(restorer: Restorer, kind: Kind, sizes: Sizes) -> None:
+def trial(restorer: PaperRestorer, kind: Kind, sizes: Sizes) -> None:
     """A step of this process alone, on its share of the batch."""
     with numbers(kind):
         ddp_step(restorer, sizes.batch[restorer.kind] // dist.get_world_size(), alone=True)()
@@ -77,7 +77,7 @@ def process_group() -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def scaled(restorer: Restorer, kind: Kind, sizes: Sizes) -> Iterator[Measurement]:
+def scaled(restorer: PaperRestorer, kind: Kind, sizes: Sizes) -> Iterator[Measurement]:
     """The paper's batch divided among all processes, and on the first one alone."""
     n_processes, n = dist.get_world_size(), sizes.batch[restorer.kind]
     if n % n_processes:
@@ -120,7 +120,7 @@ def timed(step: Callable[[], None], sizes: Sizes) -> float:
     return median_seconds(steps, sizes.repeats) / sizes.n_steps
 
 
-def ddp_step(restorer: Restorer, n: int, *, alone: bool) -> Callable[[], None]:
+def ddp_step(restorer: PaperRestorer, n: int, *, alone: bool) -> Callable[[], None]:
     """A step on n images: loss, backward with the mean over processes, Adam, the average."""
     device = restore_gpu.DEVICE
     net = restorer.build(seed=0).to(device).train()

@@ -35,7 +35,7 @@ from benchmarks.restore.reference import (
 )
 from benchmarks.store import sample as store_sample
 from recon_core.balance import Curation
-from recon_core.restore import PAPER_TRAININGS, BFDnCNN, Examples, Fit, Restorer
+from recon_core.restore import PAPER_TRAININGS, BFDnCNN, Examples, Fit, PaperRestorer
 from recon_core.restore.edm import EDM
 from recon_core.types import N_AUGMENT
 from storage.pairs.dataset import Dataset
@@ -54,7 +54,7 @@ NEARLY_ZERO = 1e-3
 class Case:
     """A restorer, images in a training step, and images that are sampled at once."""
 
-    restorer: Restorer
+    restorer: PaperRestorer
     batch: int
     n_sampled: int
 
@@ -118,7 +118,7 @@ def example_batch(n: int, side: int, seed: int = 0) -> Examples:
     return Examples(condition=(target + 0.3 * noise).clamp(-1, 1), target=target, augment=labels)
 
 
-def lively(restorer: Restorer) -> nn.Module:
+def lively(restorer: PaperRestorer) -> nn.Module:
     """Our network, without the nearly zero weights of a fresh one, behind which branches hide."""
     net = restorer.build(seed=0)
     draw = torch.Generator().manual_seed(1)
@@ -169,7 +169,7 @@ def check_agreement(case: Case) -> None:
             )
 
 
-def restored(restorer: Restorer, net: nn.Module, n: int, side: int) -> Tensor:
+def restored(restorer: PaperRestorer, net: nn.Module, n: int, side: int) -> Tensor:
     """n restorations by our `restore`, or by the reference's if the network is the reference's."""
     pictures = (example_batch(n, side).condition + 1) / 2
     if not type(net).__name__.startswith("Reference"):
@@ -178,7 +178,7 @@ def restored(restorer: Restorer, net: nn.Module, n: int, side: int) -> Tensor:
     return reference_restore(restorer, net, pictures, torch.stack(noise))
 
 
-def few_steps(restorer: Restorer, n_steps: int) -> Restorer:
+def few_steps(restorer: PaperRestorer, n_steps: int) -> PaperRestorer:
     """An EDM of fewer sampler steps; a BF-DnCNN as it is."""
     return replace(restorer, n_steps=n_steps) if isinstance(restorer, EDM) else restorer
 
@@ -269,7 +269,7 @@ def _added_memory(side: str, what: str, case: Case, n_threads: int) -> float:
     return _memory("VmHWM") - before
 
 
-SMALLEST: dict[str, Restorer] = {
+SMALLEST: dict[str, PaperRestorer] = {
     "edm": EDM(size="tiny"),
     "bf_dncnn": BFDnCNN(depth=3, n_channels=8),
 }

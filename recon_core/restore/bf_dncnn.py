@@ -12,14 +12,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float, Float32, Int64
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recon_core.metrics import ssim_pairs
-from recon_core.restore.examples import Examples, to_network, to_pictures
-from recon_core.strict import Strict
-from recon_core.types import Progress, no_progress
+from recon_core.restore.regression import Regression
 
 BATCH_NORM_EPS = 1e-5
 BATCH_NORM_MOMENTUM = 0.1
@@ -29,24 +26,20 @@ HALVES = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, kw_only=True)
-class BFDnCNN(Strict):
-    """The bias-free convolutional restorer. Defaults are those of Mohan et al. 2020. `loss_terms`:
-    "mse" is the paper's mean squared error; "mse+ssim" adds `ssim_weight` * (1 - SSIM), our
-    departure, since the mean squared error alone blurs. `strength`: see `EDM`."""
+class BFDnCNN(Regression):
+    """The bias-free convolutional restorer. Defaults are those of Mohan et al. 2020; the paper's
+    loss is "mse"."""
 
     kind: Literal["bf_dncnn"] = "bf_dncnn"
     depth: int = 20
     n_channels: int = 64
     patch: int = 1
-    loss_terms: Literal["mse", "mse+ssim"] = "mse"
-    ssim_weight: float = 0.1
-    strength: float = 1.0
 
     def __post_init__(self) -> None:
         if self.depth < 2:
             raise ValueError(f"depth={self.depth} is too small; the first and last layer make 2")
         self._at_least(1, "n_channels", "patch")
-        self._within("[0, 1]", "strength")
+        super().__post_init__()
 
     def build(self, *, seed: int) -> nn.Module:
         """A freshly initialised network, on the CPU; the same seed gives the same weights."""
@@ -56,55 +49,6 @@ class BFDnCNN(Strict):
         net.initialise(torch.Generator().manual_seed(seed))
         net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return net
-
-    def loss(
-        self,
-        net: nn.Module,
-        batch: Examples,
-        *,
-        generator: torch.Generator,
-        first: int = 0,
-        total: int | None = None,
-    ) -> Tensor:
-        """Mean squared error in [-1, 1] units, plus the SSIM term if asked for (scalar).
-
-        Nothing is drawn from `generator`; it is there because every restorer's loss may. With
-        `total`, `batch` is a part of a batch of that many examples and the result its share of the
-        whole batch's loss, but the statistics of the normalisation are those of the part.
-        """
-        del generator, first
-        output = net(batch.condition.contiguous(memory_format=torch.channels_last))
-        loss = functional.mse_loss(output, batch.target)
-        if self.loss_terms == "mse+ssim":
-            pictures, targets = (output + 1) / 2, (batch.target + 1) / 2
-            loss = loss + self.ssim_weight * (1 - ssim_pairs(pictures, targets).mean())
-        return loss if total is None else loss * (len(batch) / total)
-
-    @torch.inference_mode()
-    def restore(
-        self,
-        net: nn.Module,
-        condition: Float32[Tensor, "n 3 h w"],
-        *,
-        n_samples: int,
-        seeds: Int64[Tensor, " n"],
-        progress: Progress = no_progress,
-        batch_size: int = 256,
-    ) -> Float32[Tensor, "1 n 3 h w"]:
-        """The one restoration of each picture, in [0, 1].
-
-        The network is deterministic: `seeds` and `n_samples` are ignored, and there is always
-        one sample.
-        """
-        del n_samples, seeds
-        net.eval()
-        restored = torch.empty_like(condition)
-        for start in range(0, len(condition), batch_size):
-            part = slice(start, start + batch_size)
-            inputs = to_network(condition[part])
-            restored[part] = to_pictures(net(inputs.contiguous(memory_format=torch.channels_last)))
-            progress(min(1.0, (start + batch_size) / len(condition)))
-        return condition.lerp(restored, self.strength).unsqueeze(0)
 
 
 class BFDnCNNNet(nn.Module):

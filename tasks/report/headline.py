@@ -37,6 +37,7 @@ LEARNED_NOTHING = "a classical denoiser that learned nothing"
 RESTORERS = {
     "bf_dncnn": ("BF-DnCNN", "a convolutional denoiser, run once"),
     "edm": ("EDM", "a conditional diffusion model"),
+    "unet": ("U-Net", "the diffusion model's network as a regression, run once"),
     "nlm": ("Non-local means", f"{LEARNED_NOTHING}: averages like surroundings"),
     "tv": ("Total variation", f"{LEARNED_NOTHING}: flattens what varies"),
     "wavelet": ("Wavelet shrinkage", f"{LEARNED_NOTHING}: shrinks wavelet coefficients"),

@@ -26,7 +26,7 @@ from torch.nn import functional
 
 from recon_core.attacks.span.features import shipped_model
 from recon_core.attacks.span.restoration import InSpan
-from recon_core.restore import EDM, BFDnCNN
+from recon_core.restore import EDM, BFDnCNN, RegressionUNet
 from recon_core.restore.edm import Constraint
 from recon_core.restore.generic import GENERIC_RESTORERS, need_wavelets
 from recon_core.types import Progress, no_progress
@@ -253,7 +253,7 @@ def open_restorer(
         )
     where = resolve_device(device)
     restorer, net = load_restorer(path, device=where)
-    side = restorer.resolution if isinstance(restorer, EDM) else None
+    side = restorer.resolution if isinstance(restorer, EDM | RegressionUNet) else None
     return OpenRestorer(
         restorer=restorer,
         net=net,

@@ -12,6 +12,7 @@ import torch
 from tasks.campaign.plan import code_version
 
 PAGE = "MODEL_CARD.md"
+TITLES = {"edm": "EDM diffusion restorer", "bf_dncnn": "BF-DnCNN", "unet": "U-Net regression"}
 
 
 def versions() -> dict[str, str]:
@@ -34,9 +35,7 @@ def device_name(device: str) -> str:
 def model_page(card: Mapping[str, Any]) -> str:
     """The card as Markdown."""
     training, dataset = card["training"], card["dataset"]
-    kind = {"edm": "EDM diffusion restorer", "bf_dncnn": "BF-DnCNN"}.get(
-        card["restorer"]["kind"], card["restorer"]["kind"]
-    )
+    kind = TITLES.get(card["restorer"]["kind"], card["restorer"]["kind"])
     is_averaged = training["ema_halflife_images"] > 0 and training["ema_ramp"] > 0
     averaged = "averaged (EMA)" if is_averaged else "not averaged"
     lines = [

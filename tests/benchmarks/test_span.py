@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -187,22 +188,41 @@ def test_claims_on_restoration_inside_the_span() -> None:
 def test_restoration_inside_the_span_is_not_computed_twice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ["--store", str(tmp_path), "--n", "10", "--victims", "2", "--controls", "1", "--quick"]
+    words = [
+        "--store",
+        str(tmp_path),
+        "--n",
+        "10",
+        "40",
+        "--victims",
+        "2",
+        "--controls",
+        "1",
+        "--quick",
+    ]
     words += ["--fine", "20"]
     in_span.main([*words, "--sheet", str(tmp_path / "sheet.png")])
     assert (tmp_path / "sheet.png").read_bytes().startswith(b"\x89PNG")
     first = capsys.readouterr().out
-    assert sorted(f.name for f in tmp_path.glob("*.json")) == ["10-0.json", "10-1.json"]
+    assert sorted(f.name for f in tmp_path.glob("*.json")) == [
+        "10-0.json",
+        "10-1.json",
+        "40-0.json",
+        "40-1.json",
+    ]
     monkeypatch.setattr(in_span, "restored", lambda *_a, **_k: pytest.fail("computed again"))
     in_span.main(words)
     strip = re.compile(r'"load_average": [0-9.]+')
     assert strip.sub("", capsys.readouterr().out) == strip.sub("", first)
-    assert '"10 images, coarse model, 30 more iterations", "value"' in first
+    assert '"40 images, coarse model, 30 more iterations", "value"' in first
+    assert "10 images, coarse model" not in first  # few images are left to sparse derivatives
+    few = json.loads((tmp_path / "10-0.json").read_text())["methods"]
+    assert few["after"]["images"] == few["learned"]["images"] == few["before"]["images"]
     with pytest.raises(SystemExit, match="has victims of --fine 20, not 30; use another --store"):
         in_span.main([*words[:-1], "30"])
-    part = tmp_path / "10-1.json"
+    part = tmp_path / "40-1.json"
     part.write_text(part.read_text().replace('"learned"', '"taught"'))
-    with pytest.raises(SystemExit, match=r"10-1.json.*methods lack learned"):
+    with pytest.raises(SystemExit, match=r"40-1.json.*methods lack learned"):
         in_span.main(words)
 
 

@@ -28,6 +28,7 @@ from recon_core.restore.edm import EDM
 from recon_core.restore.fit import Training as Fitting
 from recon_core.restore.generic import NonLocalMeans, TotalVariation, Wavelet
 from recon_core.restore.inpaint import DDNM
+from recon_core.restore.regression import RegressionUNet
 from recon_core.sampling import Phase
 from recon_core.victims.autoencoder import FullyConnected, UNet
 from recon_core.victims.autoencoder_training import AutoencoderTraining
@@ -85,6 +86,7 @@ REFUSED: list[tuple[type[Any], dict[str, Any], str]] = [
     (Descent, {"n_smooth": -1}, "n_smooth=-1"),
     (Descent, {"total_variation": 1.0}, "n_smooth=0"),
     (BFDnCNN, {"strength": 1.1}, r"strength=1\.1 is outside \[0, 1\]"),
+    (RegressionUNet, {"strength": 1.1}, r"strength=1\.1 is outside \[0, 1\]"),
     (EDM, {"strength": -0.1}, r"strength=-0\.1 is outside \[0, 1\]"),
     (EDM, {"n_steps": 1}, "n_steps=1 is too few"),
     (EDM, {"sigma_min": 0.0}, "sigma_min=0.0 must be above 0"),

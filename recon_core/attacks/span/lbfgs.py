@@ -9,18 +9,22 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 MEMORY = 20
 CURVATURE = 1e-12
 """Share of |s| |y| that s.y must exceed: pairs without curvature are not remembered."""
-HALVINGS = 12
+TRIALS = 12
 DECREASE = 1e-4
 """Armijo's constant."""
+SHORTEST, LONGEST = 0.1, 0.5
+"""Bounds of a step's length over that of the trial before."""
+SHORTEST_FIRST = 0.25
+"""The least length that a search begins with."""
 LOOK_BACK = 20
 """Iterations over which the objective must have fallen."""
 FLAT = 1e-4
@@ -92,8 +96,9 @@ def minimise(
     """W with a low objective of (W, W Z), from `start`. Ends early once no matrix's objective falls
     by more than `tolerance` of itself (of 1, where it is smaller) in 20 iterations, or every
     gradient is flat."""
-    w, y, memory = start, start @ z, _Memory()
+    w, y, memory = start, start @ z, Memory()
     loss, derivatives = objective.at(w, y)
+    length = torch.ones_like(loss)
     gradient, solve = derivatives(True)
     assert solve is not None
     history = deque([loss], maxlen=LOOK_BACK + 1)
@@ -102,7 +107,10 @@ def minimise(
         n += 1
         direction = memory.direction(gradient, solve)
         slope = _dot(gradient, direction).flatten()
-        p, w, y, loss, derivatives = _line_search(objective, (w, y, loss), direction, slope)
+        here = _Place(w, y, loss, derivatives)
+        p, (w, y, loss, derivatives), length = _line_search(
+            objective, here, direction, slope, length
+        )
         if n % CLEAN_EVERY == 0:
             w = objective.clean(w)
             y = w @ z
@@ -111,6 +119,7 @@ def minimise(
         gradient, renewed = derivatives(n % RENEWED_EVERY == 0)
         solve = renewed or solve
         memory.add(p, gradient - before)
+        memory.forget(p.abs().amax((1, 2)) == 0)
         history.append(loss)
         fell = history[0] - loss
         stalled = fell <= tolerance * loss.abs().clamp_min(1.0)
@@ -121,29 +130,46 @@ def minimise(
     return Descent(w, w @ z, loss, n, settled)
 
 
+class _Place(NamedTuple):
+    """W, Y = W Z, the objective there and what gives its derivatives."""
+
+    w: Float[Tensor, "r k k"]
+    y: Float[Tensor, "r k t"]
+    loss: Float[Tensor, " r"]
+    derivatives: Derivatives
+
+
 def _line_search(
     objective: Objective,
-    at: tuple[Tensor, Tensor, Tensor],
+    at: _Place,
     direction: Float[Tensor, "r k k"],
     slope: Float[Tensor, " r"],
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Derivatives]:
-    """(step, W, Y, loss, derivatives) after backtracking (Armijo); a matrix that finds nothing
-    lower stays."""
-    w, y, loss = at
-    length = torch.ones_like(loss)
-    for _ in range(HALVINGS):
+    length: Float[Tensor, " r"],
+) -> tuple[Float[Tensor, "r k k"], _Place, Float[Tensor, " r"]]:
+    """(step, where it leads, the length to try next) after backtracking from `length` (Armijo). A
+    step that is too long is cut where the parabola through both values and the slope is lowest
+    (Nocedal and Wright 2006, section 3.5), and the next begins there: models of images bend more
+    than their approximated Hessians say, so that full steps fail again and again. A matrix that
+    finds nothing lower stays."""
+    w, y, loss, _ = at
+    for _ in range(TRIALS):
         p = length[:, None, None] * direction
-        move = objective.step(p)
+        move, tried = objective.step(p), length
         w_new, y_new = move @ w, move @ y
         new, derivatives = objective.at(w_new, y_new)
-        good = new <= loss + DECREASE * length * slope
+        good = new <= loss + DECREASE * tried * slope
+        bend = new - loss - tried * slope
+        lowest = torch.where(bend > 0, -slope * tried.square() / (2 * bend), torch.inf)
+        longer = torch.minimum(torch.maximum(lowest, tried), 2 * tried)
+        longer = longer.clamp(SHORTEST_FIRST, 1.0)
         if bool(good.all()):
-            return p, w_new, y_new, new, derivatives
-        length = torch.where(good, length, length / 2)
+            return p, _Place(w_new, y_new, new, derivatives), longer
+        shorter = torch.minimum(torch.maximum(lowest, SHORTEST * tried), LONGEST * tried)
+        length = torch.where(good, tried, shorter)
     stay = (~good)[:, None, None]
     p, w = torch.where(stay, 0.0, p), torch.where(stay, w, w_new)
     y, loss = torch.where(stay, y, y_new), torch.where(good, new, loss)
-    return p, w, y, loss, objective.at(w, y)[1]
+    return p, _Place(w, y, loss, objective.at(w, y)[1]), torch.where(good, longer, 1.0)
 
 
 def likelihood_blocks(h: Float[Tensor, "r k k"]) -> Solve:
@@ -164,7 +190,7 @@ def likelihood_blocks(h: Float[Tensor, "r k k"]) -> Solve:
     return solve
 
 
-class _Memory:
+class Memory:
     def __init__(self) -> None:
         self.pairs: deque[tuple[Tensor, Tensor, Tensor]] = deque(maxlen=MEMORY)
 
@@ -173,6 +199,12 @@ class _Memory:
         floor = CURVATURE * (_dot(step, step) * _dot(change, change)).sqrt()
         rho = torch.where(product > floor, 1 / product.clamp_min(1e-30), 0.0)
         self.pairs.append((step, change, rho))
+
+    def forget(self, stuck: Bool[Tensor, " r"]) -> None:
+        """Leaves the approximated Hessian alone to matrices that found nothing lower."""
+        if bool(stuck.any()):
+            for step, change, rho in [self.pairs.popleft() for _ in range(len(self.pairs))]:
+                self.pairs.append((step, change, torch.where(stuck[:, None, None], 0.0, rho)))
 
     def direction(self, gradient: Float[Tensor, "r k k"], solve: Solve) -> Float[Tensor, "r k k"]:
         """-H^{-1} g; where that does not descend, by the approximated Hessian alone."""

@@ -13,6 +13,7 @@ from recon_core.restore.bf_dncnn import BFDnCNN
 from recon_core.restore.edm import EDM
 from recon_core.restore.examples import Examples
 from recon_core.restore.fit import Fit, NonfiniteLossError, Training
+from recon_core.restore.regression import RegressionUNet
 from recon_core.restore.unet import UNET_SIZES
 
 SHORT = Training(
@@ -21,6 +22,7 @@ SHORT = Training(
 SMALL_RESTORERS = {
     "edm": EDM(size="tiny", resolution=16, n_steps=3),
     "bf_dncnn": BFDnCNN(depth=4, n_channels=8),
+    "unet": RegressionUNet(size="tiny", resolution=16),
 }
 
 

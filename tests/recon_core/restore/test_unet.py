@@ -1,4 +1,4 @@
-"""DDPM++ and BF-DnCNN: sizes, what reaches what, homogeneity."""
+"""DDPM++, alone as a regression, and BF-DnCNN: sizes, what reaches what, homogeneity."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 
 from recon_core.restore.bf_dncnn import BFDnCNN, BFDnCNNNet, BiasFreeBatchNorm, variance
 from recon_core.restore.examples import Examples
+from recon_core.restore.regression import RegressionUNet
 from recon_core.restore.unet import (
     UNET_SIZES,
     SelfAttention,
@@ -116,7 +117,18 @@ def test_a_resolution_that_cannot_be_halved_is_refused() -> None:
         UNet(UNetSize(), in_channels=3, out_channels=3, n_labels=0, resolution=30)
 
 
-def with_some_statistics(restorer: BFDnCNN) -> torch.nn.Module:
+def test_an_untrained_regression_answers_what_it_is_given() -> None:
+    net = RegressionUNet(size="tiny", resolution=16).build(seed=0).eval()
+    x = torch.rand(2, 3, 16, 16, generator=generator()) * 2 - 1
+    assert (net(x) - x).abs().max() < 1e-3
+    with torch.no_grad():
+        net.unet.conv_out.weight.normal_(generator=generator(1))
+    both, one = net(x), net(x[:1])
+    assert torch.allclose(both[:1], one, atol=1e-4)
+    assert (both - x).abs().max() > 0.1
+
+
+def with_some_statistics(restorer: BFDnCNN | RegressionUNet) -> torch.nn.Module:
     """A network whose gammas and running statistics are those of no initialisation."""
     net = restorer.build(seed=0)
     random = generator(4)
@@ -184,8 +196,15 @@ def test_normalisation_divides_by_the_unbiased_deviation_and_keeps_the_mean() ->
     assert torch.equal(norm.running_var, frozen)
 
 
-def test_the_loss_is_the_mean_squared_error() -> None:
-    restorer = BFDnCNN(depth=3, n_channels=8)
+REGRESSIONS = pytest.mark.parametrize(
+    "restorer",
+    [BFDnCNN(depth=3, n_channels=8), RegressionUNet(size="tiny", resolution=16)],
+    ids=lambda restorer: restorer.kind,
+)
+
+
+@REGRESSIONS
+def test_the_loss_is_the_mean_squared_error(restorer: BFDnCNN | RegressionUNet) -> None:
     net = restorer.build(seed=0).eval()
     condition = torch.rand(2, 3, 16, 16, generator=generator()) * 2 - 1
     target = torch.rand(2, 3, 16, 16, generator=generator(1)) * 2 - 1
@@ -194,9 +213,11 @@ def test_the_loss_is_the_mean_squared_error() -> None:
     assert torch.allclose(loss, (net(condition) - target).square().mean())
 
 
-def test_the_ssim_term_is_zero_for_a_perfect_restoration_only() -> None:
-    plain = BFDnCNN(depth=3, n_channels=8)
-    with_ssim = BFDnCNN(depth=3, n_channels=8, loss_terms="mse+ssim", ssim_weight=0.5)
+@REGRESSIONS
+def test_the_ssim_term_is_zero_for_a_perfect_restoration_only(
+    restorer: BFDnCNN | RegressionUNet,
+) -> None:
+    plain, with_ssim = restorer, replace(restorer, loss_terms="mse+ssim", ssim_weight=0.5)
     net = plain.build(seed=0).eval()
     condition = torch.rand(2, 3, 16, 16, generator=generator()) * 2 - 1
     restored = net(condition).detach()
@@ -209,8 +230,8 @@ def test_the_ssim_term_is_zero_for_a_perfect_restoration_only() -> None:
     assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
 
 
-def test_restoring_gives_one_picture_in_range() -> None:
-    restorer = BFDnCNN(depth=4, n_channels=8)
+@REGRESSIONS
+def test_restoring_gives_one_picture_in_range(restorer: BFDnCNN | RegressionUNet) -> None:
     net = with_some_statistics(restorer)
     pictures = torch.rand(5, 3, 16, 16, generator=generator())
     seen: list[float] = []

@@ -13,7 +13,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from recon_core.restore import EDM, BFDnCNN, Restorer
+from recon_core.restore import EDM, BFDnCNN, RegressionUNet, Restorer
 from storage.checkpoints import save_checkpoint
 from tasks.restoring.restore import OpenRestorer
 from tasks.training.train import SCHEMA, VERSION
@@ -21,6 +21,7 @@ from tasks.training.train import SCHEMA, VERSION
 SIZE = 8
 TINY_EDM = EDM(size="tiny", resolution=SIZE, n_steps=3)
 TINY_BF_DNCNN = BFDnCNN(depth=3, n_channels=4, patch=2)
+TINY_UNET = RegressionUNet(size="tiny", resolution=SIZE)
 
 
 def trained(folder: Path, restorer: Restorer = TINY_EDM, *, seed: int = 0) -> Path:

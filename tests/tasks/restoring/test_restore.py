@@ -25,6 +25,7 @@ from tests.tasks.restoring.restorers import (
     SIZE,
     TINY_BF_DNCNN,
     TINY_EDM,
+    TINY_UNET,
     floats,
     identity,
     network_of,
@@ -58,7 +59,7 @@ def test_three_lines_restore_arrays_and_tensors_alike(tmp_path: Path) -> None:
     np.testing.assert_array_equal(as_tensors[1].numpy(), disagreement)
 
 
-@pytest.mark.parametrize("restorer", [TINY_EDM, TINY_BF_DNCNN])
+@pytest.mark.parametrize("restorer", [TINY_EDM, TINY_BF_DNCNN, TINY_UNET])
 def test_a_result_does_not_depend_on_the_batch(tmp_path: Path, restorer) -> None:
     opened = open_restorer(trained(tmp_path / "model", restorer), device="cpu")
     pictures = floats(5)

@@ -343,7 +343,7 @@ def edited(out: Path, **changes: object) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"kind": "gan"}, r"kind='gan'; known are edm, bf_dncnn"),
+        ({"kind": "gan"}, r"kind='gan'; known are edm, bf_dncnn, unet"),
         ({"kind": None}, r"kind=None; known are"),
         ({"width": 7}, r"of no bf_dncnn of this program: width=7 is unknown; .*train again"),
         ({"depth": None}, r"depth is missing; "),

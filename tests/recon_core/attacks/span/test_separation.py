@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
 from recon_core.attacks.span.features import cosines
-from recon_core.attacks.span.lbfgs import Derivatives, Objective, Solve, minimise
+from recon_core.attacks.span.lbfgs import Derivatives, Memory, Objective, Solve, minimise
 from recon_core.attacks.span.separation import (
     Likelihood,
     ModelLikelihood,
@@ -101,6 +102,51 @@ def test_a_hessian_that_costs_much_is_asked_for_at_every_tenth_iteration_alone()
     assert [n for n, anew in enumerate(asked) if anew] == [0, 10, 20]
     every = minimise(likelihood, z, _start(6, 3, z), n_iterations=200, tolerance=1e-9)
     assert float(every.objective) < float(ended.objective) + 1e-9
+
+
+class TooLong(Likelihood):
+    """A likelihood that thinks it bends a quarter as much as it does, and counts its values."""
+
+    values = 0
+
+    def at(self, w: Tensor, y: Tensor) -> tuple[Tensor, Derivatives]:
+        TooLong.values += 1
+        value, derivatives = super().at(w, y)
+
+        def long(anew: bool) -> tuple[Tensor, Solve | None]:
+            gradient, solve = derivatives(anew)
+            assert solve is not None
+            return gradient, lambda v: 4 * solve(v)
+
+        return value, long
+
+
+def test_a_step_is_not_tried_again_at_the_length_that_failed() -> None:
+    z = torch.stack([_whitened(_laplacian(8, 2000, seed=s), seed=s) for s in (1, 2)])
+    starts = torch.cat([_start(8, s, z) for s in (4, 5)])
+    search = partial(minimise, TooLong(1.5, 0.7), n_iterations=20, tolerance=0.0)
+    TooLong.values = 0
+    together = search(z, starts)
+    assert TooLong.values < 35  # 63, were every step tried at full length first
+    right = minimise(Likelihood(1.5, 0.7), z, starts, n_iterations=200, tolerance=1e-9)
+    assert torch.allclose(together.objective, right.objective, atol=1e-3)
+    for r in range(2):
+        alone = search(z[r : r + 1], starts[r : r + 1])
+        assert torch.allclose(alone.rotation[0], together.rotation[r], atol=1e-3)
+
+
+def test_a_matrix_that_finds_nothing_lower_forgets_its_curvature_and_no_other_does() -> None:
+    memory = Memory()
+    for seed in range(3):
+        step, noise = (torch.randn(2, 4, 4, generator=generator(seed + s)) for s in (0, 10))
+        memory.add(step, step + 0.1 * noise)
+    gradient = torch.randn(2, 4, 4, generator=generator(5))
+    before = memory.direction(gradient, lambda v: v / 2)
+    memory.forget(torch.tensor([True, False]))
+    after = memory.direction(gradient, lambda v: v / 2)
+    assert torch.equal(after[0], -gradient[0] / 2)
+    assert not torch.allclose(before[0], after[0], atol=1e-2)
+    assert torch.equal(after[1], before[1])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
