@@ -245,6 +245,7 @@ def span_pairs() -> Recipe:
         experiment=brief,
         sampling=one_phase(200, images=100, per_part=4),
         heldout_experiment=replace(brief, training=whole, attack=SpanAttack(overcomplete=2.0)),
+        restorers=half_hour_restorers(fitted=True, regress=True),
     )
 
 

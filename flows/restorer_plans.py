@@ -12,6 +12,7 @@ from recon_core.restore import (
     EDM,
     PAPER_TRAININGS,
     BFDnCNN,
+    RegressionUNet,
     Restorer,
     Training,
 )
@@ -34,9 +35,9 @@ def small_restorers(longer: int = 1, *, fitted: bool = False) -> dict[str, Resto
     return plans
 
 
-def half_hour_restorers(*, fitted: bool = False) -> dict[str, RestorerPlan]:
+def half_hour_restorers(*, fitted: bool = False, regress: bool = False) -> dict[str, RestorerPlan]:
     """Both restorers as one core trains them in half an hour each, on tens of thousands of pairs;
-    `fitted` as of `small_restorers`.
+    `fitted` as of `small_restorers`. `regress`: and EDM's network as a regression.
 
     They work on patches of 2x2 pixels, which makes them see the whole picture. BF-DnCNN is half as
     deep as the paper's and wider, since it learns faster so. EDM diffuses residuals (.33 of [-1, 1]
@@ -64,6 +65,8 @@ def half_hour_restorers(*, fitted: bool = False) -> dict[str, RestorerPlan]:
             size="mini", target="residual", sigma_data=0.33, P_mean=0.0, sigma_max=5.0, n_steps=12
         ),
     }
+    if regress:
+        restorers["unet"] = RegressionUNet(size="mini", loss_terms="mse+ssim", ssim_weight=0.3)
     return {
         name: RestorerPlan(restorer=restorer, training=training, validation=validation)
         for name, restorer in restorers.items()

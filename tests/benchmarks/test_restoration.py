@@ -117,7 +117,10 @@ def test_the_figure_is_drawn(validation: list[tuple[int, float]]) -> None:
     restorer = Learned(n_parameters=9, n_pairs=9, n_examples=9, seconds=1.0,
                        validation_before=0.35 if validation else None,
                        validation=validation)  # fmt: skip
-    png = draw(scores(0.05), {"edm": restorer}, titles=titles)
+    found = scores(0.05)
+    png = draw(found, {"edm": restorer}, titles=titles)
+    found["methods"]["edm_x2_projected"] = scores(0.1)["methods"]["edm_x2"]
+    assert draw(found, {"edm": restorer}, titles=titles) == png
     image = np.asarray(Image.open(io.BytesIO(png)).convert("RGB"))
     panels = 3 if validation else 2
     assert image.shape[1] / image.shape[0] == pytest.approx(panels * 4.2 / 3.9, rel=0.01)
