@@ -212,8 +212,9 @@ def _described(settings: Any, where: str) -> Restorer:
 def _built(restorer: Restorer, where: str) -> nn.Module:
     try:
         return restorer.build(seed=0)
-    except ValueError as error:
-        raise StorageError(f"{where} describes no network: {error}; {WHOLE_MODEL}") from error
+    except (ValueError, TypeError, RuntimeError) as error:  # torch's own, of sizes beyond 64 bits
+        why = str(error).splitlines()[0]
+        raise StorageError(f"{where} describes no network: {why}; {WHOLE_MODEL}") from error
 
 
 def training_fingerprint(
