@@ -348,8 +348,8 @@ def edited(out: Path, **changes: object) -> None:
         ({"width": 7}, r"of no bf_dncnn of this program: width=7 is unknown; .*train again"),
         ({"depth": None}, r"depth is missing; "),
         ({"depth": 1}, r"depth=1 is too small"),
-        ({"n_channels": 10**30}, r"model\.json describes no network: .*; .*train again$"),
-        ({"n_channels": 10**12}, r"model\.json describes no network: .*; .*train again$"),
+        ({"n_channels": 10**30}, r"describes no network: .*; .*train again$"),
+        ({"n_channels": 10**12}, r"describes no network: .*; .*train again$"),
         ({"depth": "deep"}, r"depth='deep': Input should be a valid integer"),
         (
             {"depth": 5},
