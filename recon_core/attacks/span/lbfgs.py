@@ -96,38 +96,32 @@ def minimise(
     """W with a low objective of (W, W Z), from `start`. Ends early once no matrix's objective falls
     by more than `tolerance` of itself (of 1, where it is smaller) in 20 iterations, or every
     gradient is flat."""
-    w, y, memory = start, start @ z, Memory()
-    loss, derivatives = objective.at(w, y)
-    length = torch.ones_like(loss)
-    gradient, solve = derivatives(True)
+    at, memory = _at(objective, start, start @ z), Memory()
+    gradient, solve = at.derivatives(True)
     assert solve is not None
-    history = deque([loss], maxlen=LOOK_BACK + 1)
+    length, history = torch.ones_like(at.loss), deque([at.loss], maxlen=LOOK_BACK + 1)
     n, settled = 0, False
     while n < n_iterations and not settled:
         n += 1
         direction = memory.direction(gradient, solve)
         slope = _dot(gradient, direction).flatten()
-        here = _Place(w, y, loss, derivatives)
-        p, (w, y, loss, derivatives), length = _line_search(
-            objective, here, direction, slope, length
-        )
+        p, at, length = _line_search(objective, at, direction, slope, length)
         if n % CLEAN_EVERY == 0:
-            w = objective.clean(w)
-            y = w @ z
-            _, derivatives = objective.at(w, y)
+            w = objective.clean(at.w)
+            at = _at(objective, w, w @ z)._replace(loss=at.loss)
         before = gradient
-        gradient, renewed = derivatives(n % RENEWED_EVERY == 0)
+        gradient, renewed = at.derivatives(n % RENEWED_EVERY == 0)
         solve = renewed or solve
         memory.add(p, gradient - before)
         memory.forget(p.abs().amax((1, 2)) == 0)
-        history.append(loss)
-        fell = history[0] - loss
-        stalled = fell <= tolerance * loss.abs().clamp_min(1.0)
+        history.append(at.loss)
+        fell = history[0] - at.loss
+        stalled = fell <= tolerance * at.loss.abs().clamp_min(1.0)
         flat = gradient.abs().amax((1, 2)) < FLAT
         settled = bool(flat.all()) or (len(history) > LOOK_BACK and bool(stalled.all()))
         report(n)
-    w = objective.clean(w)
-    return Descent(w, w @ z, loss, n, settled)
+    w = objective.clean(at.w)
+    return Descent(w, w @ z, at.loss, n, settled)
 
 
 class _Place(NamedTuple):
@@ -137,6 +131,10 @@ class _Place(NamedTuple):
     y: Float[Tensor, "r k t"]
     loss: Float[Tensor, " r"]
     derivatives: Derivatives
+
+
+def _at(objective: Objective, w: Float[Tensor, "r k k"], y: Float[Tensor, "r k t"]) -> _Place:
+    return _Place(w, y, *objective.at(w, y))
 
 
 def _line_search(
@@ -155,20 +153,20 @@ def _line_search(
     for _ in range(TRIALS):
         p = length[:, None, None] * direction
         move, tried = objective.step(p), length
-        w_new, y_new = move @ w, move @ y
-        new, derivatives = objective.at(w_new, y_new)
+        there = _at(objective, move @ w, move @ y)
+        new = there.loss
         good = new <= loss + DECREASE * tried * slope
         bend = new - loss - tried * slope
         lowest = torch.where(bend > 0, -slope * tried.square() / (2 * bend), torch.inf)
         longer = torch.minimum(torch.maximum(lowest, tried), 2 * tried)
         longer = longer.clamp(SHORTEST_FIRST, 1.0)
         if bool(good.all()):
-            return p, _Place(w_new, y_new, new, derivatives), longer
+            return p, there, longer
         shorter = torch.minimum(torch.maximum(lowest, SHORTEST * tried), LONGEST * tried)
         length = torch.where(good, tried, shorter)
     stay = (~good)[:, None, None]
-    p, w = torch.where(stay, 0.0, p), torch.where(stay, w, w_new)
-    y, loss = torch.where(stay, y, y_new), torch.where(good, new, loss)
+    p, w = torch.where(stay, 0.0, p), torch.where(stay, w, there.w)
+    y, loss = torch.where(stay, y, there.y), torch.where(good, new, loss)
     return p, _Place(w, y, loss, objective.at(w, y)[1]), torch.where(good, longer, 1.0)
 
 
