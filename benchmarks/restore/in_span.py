@@ -294,14 +294,15 @@ def in_span_claims(measurements: Sequence[Measurement], *, name: str) -> Iterato
     if not sizes:
         raise ValueError(f"{name} has no restoration inside the span; run {COMMAND} 400")
     for case in sizes:
-        found = {m.unit: m.value for m in measurements if m.case == case}
+        of_case = [m for m in measurements if m.case == case]
+        found = {m.unit: m.value for m in of_case}
         before, after = counts_of[case]
         counts = f"{before.value:g} -> {after.value:g} {after.unit}"
         for claim in decided(STATEMENTS, found):
             made = {
                 "command": f"{COMMAND} {case.split()[0]}",
                 "seconds": 0.0,
-                "hardware": measurements[0].hardware,
+                "hardware": of_case[0].hardware,
             }
             yield Claim(**claim | made | {"ours": f"{name}: {counts}; {claim['ours']}"})
 
