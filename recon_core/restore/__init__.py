@@ -40,6 +40,14 @@ not 513, and in float32 as EDM's code does, not in double precision. Open: the n
 EDM's).
 """
 
+_BRIEF = Training(
+    n_steps=300,
+    batch_size=32,
+    lr=3e-3,
+    warmup_images=320,
+    decay="cosine",
+    ema_halflife_images=1000,
+)
 CPU_TRAININGS: dict[str, Training] = {
     "edm": Training(
         n_steps=1000,
@@ -49,22 +57,8 @@ CPU_TRAININGS: dict[str, Training] = {
         decay="cosine",
         ema_halflife_images=2000,
     ),
-    "bf_dncnn": Training(
-        n_steps=300,
-        batch_size=32,
-        lr=3e-3,
-        warmup_images=320,
-        decay="cosine",
-        ema_halflife_images=1000,
-    ),
-    "unet": Training(
-        n_steps=300,
-        batch_size=32,
-        lr=3e-3,
-        warmup_images=320,
-        decay="cosine",
-        ema_halflife_images=1000,
-    ),
+    "bf_dncnn": _BRIEF,
+    "unet": _BRIEF,
 }
 """For `CPU_RESTORERS`: about a minute for EDM, half of one for the others, on one free core."""
 
