@@ -152,18 +152,18 @@ def _line_search(
     w, y, loss, _ = at
     for _ in range(TRIALS):
         p = length[:, None, None] * direction
-        move, tried = objective.step(p), length
+        move = objective.step(p)
         there = _at(objective, move @ w, move @ y)
         new = there.loss
-        good = new <= loss + DECREASE * tried * slope
-        bend = new - loss - tried * slope
-        lowest = torch.where(bend > 0, -slope * tried.square() / (2 * bend), torch.inf)
-        longer = torch.minimum(torch.maximum(lowest, tried), 2 * tried)
+        good = new <= loss + DECREASE * length * slope
+        bend = new - loss - length * slope
+        lowest = torch.where(bend > 0, -slope * length.square() / (2 * bend), torch.inf)
+        longer = torch.minimum(torch.maximum(lowest, length), 2 * length)
         longer = longer.clamp(SHORTEST_FIRST, 1.0)
         if bool(good.all()):
             return p, there, longer
-        shorter = torch.minimum(torch.maximum(lowest, SHORTEST * tried), LONGEST * tried)
-        length = torch.where(good, tried, shorter)
+        shorter = torch.minimum(torch.maximum(lowest, SHORTEST * length), LONGEST * length)
+        length = torch.where(good, length, shorter)
     stay = (~good)[:, None, None]
     p, w = torch.where(stay, 0.0, p), torch.where(stay, w, there.w)
     y, loss = torch.where(stay, y, there.y), torch.where(good, new, loss)
@@ -189,6 +189,8 @@ def likelihood_blocks(h: Float[Tensor, "r k k"]) -> Solve:
 
 
 class Memory:
+    """The last steps with what they changed of the gradient."""
+
     def __init__(self) -> None:
         self.pairs: deque[tuple[Tensor, Tensor, Tensor]] = deque(maxlen=MEMORY)
 
