@@ -1,6 +1,6 @@
 """Growth of a restorer's gain with steps, pairs, mixtures and size: many short trainings of a job.
 
-    python -m benchmarks.restore.trend WORKSPACE [--only NAME] [--quick] [--json FILE]
+    python -m benchmarks.restore.trend WORKSPACE [--only NAME] [--steps N | --quick] [--json FILE]
 
 WORKSPACE is the folder of a job whose pairs are generated. Every case trains a restorer of its
 recipe with one thing changed, always against the same held-out parts, and is scored by the
@@ -22,7 +22,7 @@ from benchmarks.record import Measurement, measured, said
 from flows.recipe import Recipe, RestorerPlan
 from flows.settings import from_json
 from recon_core.balance import Curation
-from recon_core.restore import EDM, BFDnCNN, Restorer
+from recon_core.restore import EDM, BFDnCNN, RegressionUNet, Restorer
 from storage.pairs.dataset import Dataset
 from tasks.devices import resolve_device
 from tasks.training.train import train_restorer
@@ -35,30 +35,28 @@ N_SAMPLES, N_SAMPLER_STEPS = 16, 9
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One training: of `n_parts` parts (None: all), `n_steps` steps, with or without mixtures."""
+    """One training: of a `share` of the parts, `n_steps` steps, with or without mixtures."""
 
     name: str
     n_steps: int
-    n_parts: int | None = None
+    share: float = 1.0
     mixtures: bool
     smaller: bool = False
 
 
-def cases(
-    names: Sequence[str], *, mixtures: bool, steps: tuple[int, int], parts: Sequence[int]
-) -> Iterator[Case]:
-    """Per restorer: few and more steps, a smaller network, and pairs of more and more parts alone;
-    what is not varied is all pairs, with the recipe's mixtures."""
-    short, long = steps
+def cases(names: Sequence[str], *, mixtures: bool, n_steps: int) -> Iterator[Case]:
+    """Per restorer: a quarter of the steps and all, a smaller network, and pairs of a tenth and
+    three tenths of the parts, and of all, alone; what is not varied is all pairs, with the recipe's
+    mixtures."""
     for name in names:
-        yield Case(name=name, mixtures=mixtures, n_steps=short)
-        yield Case(name=name, mixtures=mixtures, n_steps=long)
-        yield Case(name=name, mixtures=mixtures, n_steps=long, smaller=True)
-        for n_parts in (*parts, None) if mixtures else parts:
-            yield Case(name=name, mixtures=False, n_steps=long, n_parts=n_parts)
+        yield Case(name=name, mixtures=mixtures, n_steps=n_steps // 4)
+        yield Case(name=name, mixtures=mixtures, n_steps=n_steps)
+        yield Case(name=name, mixtures=mixtures, n_steps=n_steps, smaller=True)
+        for share in (0.1, 0.3, 1.0) if mixtures else (0.1, 0.3):
+            yield Case(name=name, mixtures=False, n_steps=n_steps, share=share)
 
 
-def measure(workspace: Path, *, only: str | None, quick: bool) -> Iterator[Measurement]:
+def measure(workspace: Path, *, only: str | None, n_steps: int) -> Iterator[Measurement]:
     """Trains the cases that are not there yet, and gives each one's score.
 
     Raises:
@@ -73,15 +71,14 @@ def measure(workspace: Path, *, only: str | None, quick: bool) -> Iterator[Measu
         raise ValueError(f"--only {only}: the job has the restorers {list(recipe.restorers)}")
     dataset = Dataset(Workspace.found(workspace).pairs("train"))
     images = recipe.images("train").images
-    steps, parts = ((4, 8), (1, 2)) if quick else ((200, 800), (4, 14))
     device = resolve_device("auto")
     mixtures = recipe.curation.mixture_fraction > 0
-    for case in cases(names, mixtures=mixtures, steps=steps, parts=parts):
+    for case in cases(names, mixtures=mixtures, n_steps=n_steps):
         plan = planned(recipe.restorers[case.name], case)
         card = train_restorer(
             plan.restorer,
             plan.training,
-            dataset=chosen(dataset, plan, case.n_parts),
+            dataset=chosen(dataset, plan, case.share),
             curation=curation(recipe, case),
             images_for_noise=images,
             out=workspace / "trend" / folder(case),
@@ -98,7 +95,7 @@ def planned(plan: RestorerPlan, case: Case) -> RestorerPlan:
     Scored is the mean of `N_SAMPLES` samples, of fewer sampler steps than the recipe's.
     """
     restorer: Restorer = plan.restorer
-    if case.smaller and isinstance(restorer, EDM):
+    if case.smaller and isinstance(restorer, EDM | RegressionUNet):
         restorer = replace(restorer, size="tiny")
     elif case.smaller and isinstance(restorer, BFDnCNN):
         restorer = replace(restorer, n_channels=max(1, restorer.n_channels // 2))
@@ -115,11 +112,11 @@ def planned(plan: RestorerPlan, case: Case) -> RestorerPlan:
     )
 
 
-def chosen(dataset: Dataset, plan: RestorerPlan, n_parts: int | None) -> Dataset:
-    """The held-out parts of the whole store, and the first `n_parts` others."""
+def chosen(dataset: Dataset, plan: RestorerPlan, share: float) -> Dataset:
+    """The held-out parts of the whole store, and the first `share` of the others, at least one."""
     held_out = held_out_parts(dataset, plan.validation.n_parts)
     others = [r.part for r in dataset.receipts if r.part not in held_out and r.n_pairs]
-    return dataset.subset([*held_out, *others[:n_parts]])
+    return dataset.subset([*held_out, *others[: max(1, round(share * len(others)))]])
 
 
 def curation(recipe: Recipe, case: Case) -> Curation:
@@ -129,7 +126,7 @@ def curation(recipe: Recipe, case: Case) -> Curation:
 
 def folder(case: Case) -> str:
     """A name of its own for each case."""
-    parts = "all" if case.n_parts is None else str(case.n_parts)
+    parts = "all" if case.share == 1 else f"{case.share:g}"
     kinds = ("-mixtures" if case.mixtures else "") + ("-smaller" if case.smaller else "")
     return f"{case.name}-{case.n_steps}-of-{parts}{kinds}"
 
@@ -161,10 +158,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("workspace", type=Path, help="folder of a job with pairs")
     parser.add_argument("--only", help="one of the recipe's restorers")
-    parser.add_argument("--quick", action="store_true", help="a few steps of each")
+    steps = parser.add_mutually_exclusive_group()
+    steps.add_argument("--steps", type=int, default=800, help="of each but the shortest training")
+    steps.add_argument("--quick", action="store_const", const=8, dest="steps", help="8 steps")
     parser.add_argument("--json", type=Path, help="also write the lines to this file")
     options = parser.parse_args(argv)
-    found = measure(options.workspace, only=options.only, quick=options.quick)
+    if options.steps < 4:
+        parser.error(f"--steps {options.steps}: the shortest training is a quarter; give 4 or more")
+    found = measure(options.workspace, only=options.only, n_steps=options.steps)
     for _ in said(found, options.json):
         pass
 

@@ -20,7 +20,7 @@ from tests.storage import stores
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
-    stores.store(tmp_path / "pairs", n_parts=4, size=32)
+    stores.store(tmp_path / "pairs", n_parts=8, size=32)
     small: dict[str, Any] = {
         "bf_dncnn": BFDnCNN(depth=3, n_channels=8, patch=2),
         "edm": EDM(size="tiny", n_steps=2),
@@ -62,6 +62,6 @@ def test_every_case_is_trained_once_and_compared_with_the_same_pairs(job: Path) 
 
 def test_what_is_not_there_is_said(job: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"--only gan: the job has the restorers \['bf_dncnn'"):
-        next(measure(job, only="gan", quick=True))
+        next(measure(job, only="gan", n_steps=8))
     with pytest.raises(ValueError, match=r"has no recipe\.json"):
-        next(measure(tmp_path / "empty", only=None, quick=True))
+        next(measure(tmp_path / "empty", only=None, n_steps=8))
