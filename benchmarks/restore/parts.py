@@ -3,7 +3,8 @@
 Both sides of a line are the same in everything else: channels last against channels first, fused
 attention against a softmax of products, the bias-free normalisation as one factor against the
 published four passes, fused Adam against torch's loop, the average in place against new tensors,
-and torch.compile, which we do not use, against what we do.
+bfloat16 autocast (`precision="bf16"`) against float32, which pays where the processor has it, and
+torch.compile, which we do not use, against what we do.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from benchmarks.restore.reference import ReferenceAttention, ReferenceNorm
 from recon_core.restore import PaperRestorer
 from recon_core.restore.bf_dncnn import BFDnCNN, BiasFreeBatchNorm
 from recon_core.restore.edm import EDM
+from recon_core.restore.precision import InBF16
 from recon_core.restore.unet import UNET_SIZES, SelfAttention
 from recon_core.types import N_AUGMENT
 
@@ -56,6 +58,12 @@ def _both_sides(
             "channels first",
             passes(first, inputs, FIRST, training=training),
         )
+    yield (
+        "bfloat16 autocast, forward and backward",
+        passes(InBF16(copy.deepcopy(net)), inputs, LAST, training=True),
+        "float32",
+        passes(net, inputs, LAST, training=True),
+    )
     reason = why_not_compiled() if compiled else "it takes minutes"
     if reason is None:
         faster = torch.compile(copy.deepcopy(net))

@@ -15,6 +15,7 @@ from recon_core.restore.edm import EDM
 from recon_core.restore.examples import Examples
 from recon_core.restore.fit import Fit, OneRank, Training
 from recon_core.restore.precision import InBF16, float32_arithmetic
+from recon_core.restore.regression import RegressionUNet
 
 EDM_TINY = EDM(size="tiny", resolution=16)
 BF_TINY = BFDnCNN(depth=4, n_channels=8)
@@ -138,6 +139,18 @@ def test_only_the_network_computes_in_bf16() -> None:
     assert seen == [torch.bfloat16]
     assert answer.dtype == torch.float32
     assert not torch.is_autocast_enabled("cpu")
+
+
+def test_the_u_nets_norms_stay_in_float32() -> None:
+    """As CUDA's autocast has them: in bfloat16 they are slow on CPUs, and no more exact for it."""
+    seen: dict[type, set[torch.dtype]] = {torch.nn.Conv2d: set(), torch.nn.GroupNorm: set()}
+    net = RegressionUNet(size="tiny").build(seed=0)
+    for module in net.modules():
+        for kind, dtypes in seen.items():
+            if isinstance(module, kind):
+                module.register_forward_hook(lambda _m, _i, out, to=dtypes: to.add(out.dtype))
+    InBF16(net)(torch.rand(1, 3, 32, 32))
+    assert seen == {torch.nn.Conv2d: {torch.bfloat16}, torch.nn.GroupNorm: {torch.float32}}
 
 
 def test_a_stopped_fit_continues_bit_for_bit_in_bf16_and_parts() -> None:
