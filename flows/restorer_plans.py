@@ -37,7 +37,8 @@ def small_restorers(longer: int = 1, *, fitted: bool = False) -> dict[str, Resto
 
 def half_hour_restorers(*, fitted: bool = False, regress: bool = False) -> dict[str, RestorerPlan]:
     """Both restorers as one core trains them in half an hour each, on tens of thousands of pairs;
-    `fitted` as of `small_restorers`. `regress`: and EDM's network as a regression.
+    `fitted` as of `small_restorers`. `regress`: and EDM's network as a regression, and what answers
+    with one picture mirrored.
 
     They work on patches of 2x2 pixels, which makes them see the whole picture. BF-DnCNN is half as
     deep as the paper's and wider, since it learns faster so. EDM diffuses residuals (.33 of [-1, 1]
@@ -59,14 +60,21 @@ def half_hour_restorers(*, fitted: bool = False, regress: bool = False) -> dict[
         validation = replace(validation, strength="fitted")
     restorers: dict[str, Restorer] = {
         "bf_dncnn": BFDnCNN(
-            depth=10, n_channels=96, patch=2, loss_terms="mse+ssim", ssim_weight=0.3
+            depth=10,
+            n_channels=96,
+            patch=2,
+            loss_terms="mse+ssim",
+            ssim_weight=0.3,
+            mirrored=regress,
         ),
         "edm": EDM(
             size="mini", target="residual", sigma_data=0.33, P_mean=0.0, sigma_max=5.0, n_steps=12
         ),
     }
     if regress:
-        restorers["unet"] = RegressionUNet(size="mini", loss_terms="mse+ssim", ssim_weight=0.3)
+        restorers["unet"] = RegressionUNet(
+            size="mini", loss_terms="mse+ssim", ssim_weight=0.3, mirrored=True
+        )
     return {
         name: RestorerPlan(restorer=restorer, training=training, validation=validation)
         for name, restorer in restorers.items()

@@ -237,7 +237,7 @@ def _draw_hits(
     axes.set_xscale("symlog", linthresh=2 / n_decoys)
     axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="decoys above the threshold",
              ylabel="training images above it", title="Every threshold on SSIM")  # fmt: skip
-    axes.legend(fontsize=7, loc="upper left")
+    axes.legend(fontsize=7, loc="best")
 
 
 def _draw_pairs(

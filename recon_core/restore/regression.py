@@ -26,11 +26,13 @@ from recon_core.types import Progress, no_progress
 class Regression(Strict):
     """The settings that regressions share. `loss_terms`: "mse" is the mean squared error;
     "mse+ssim" adds `ssim_weight` * (1 - SSIM), ours, since the mean squared error alone blurs.
-    `strength`: see `EDM`."""
+    `strength`: see `EDM`. `mirrored`: the answer is the mean of the network's to the picture and,
+    mirrored back, to its mirror image (Lim et al. 2017, section 3.4, of eight symmetries)."""
 
     loss_terms: Literal["mse", "mse+ssim"] = "mse"
     ssim_weight: float = 0.1
     strength: float = 1.0
+    mirrored: bool = False
 
     def __post_init__(self) -> None:
         self._within("[0, 1]", "strength")
@@ -79,10 +81,14 @@ class Regression(Strict):
         restored = torch.empty_like(condition)
         for start in range(0, len(condition), batch_size):
             part = slice(start, start + batch_size)
-            inputs = to_network(condition[part])
-            restored[part] = to_pictures(net(inputs.contiguous(memory_format=torch.channels_last)))
+            restored[part] = to_pictures(self._answer(net, to_network(condition[part])))
             progress(min(1.0, (start + batch_size) / len(condition)))
         return condition.lerp(restored, self.strength).unsqueeze(0)
+
+    def _answer(self, net: nn.Module, inputs: Float32[Tensor, "n 3 h w"]) -> Tensor:
+        sides = (inputs, inputs.flip(-1)) if self.mirrored else (inputs,)
+        answers = [net(side.contiguous(memory_format=torch.channels_last)) for side in sides]
+        return torch.lerp(answers[0], answers[-1].flip(-1), 0.5) if self.mirrored else answers[0]
 
 
 @dataclass(frozen=True, kw_only=True)

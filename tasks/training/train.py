@@ -41,7 +41,8 @@ LATER_SETTINGS = {"precision": "float32", "accumulate": 1, "mirror": False}
 """Settings that came later, as what was trained before had them: its fingerprint stays."""
 LATER_RESTORER_SETTINGS: dict[str, dict[str, Any]] = {
     "edm": {"target": "image", "strength": 1.0},
-    "bf_dncnn": {"strength": 1.0},
+    "bf_dncnn": {"strength": 1.0, "mirrored": False},
+    "unet": {"mirrored": False},
 }
 """The same of each kind of restorer; models that were written before lack them."""
 WHOLE_MODEL = "use the model as it was written, update the program, or train again"

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
 from recon_core.restore.bf_dncnn import BFDnCNN, BFDnCNNNet, BiasFreeBatchNorm, variance
 from recon_core.restore.examples import Examples
@@ -244,6 +245,22 @@ def test_restoring_gives_one_picture_in_range(restorer: BFDnCNN | RegressionUNet
     assert seen == pytest.approx([0.4, 0.8, 1.0])
     alone = restorer.restore(net, pictures[2:3], n_samples=1, seeds=torch.arange(1))
     assert torch.allclose(alone[0, 0], restored[0, 2], atol=1e-5)
+
+
+def test_a_mirrored_restoration_is_the_mean_of_both_sides() -> None:
+    net = torch.nn.Conv2d(3, 3, 3, padding=1)  # which knows left from right, and is not clipped
+    torch.nn.init.uniform_(net.weight, -0.05, 0.05, generator=generator(1))
+    pictures = torch.rand(3, 3, 16, 16, generator=generator())
+
+    def restored(x: Tensor, *, mirrored: bool) -> Tensor:
+        one = RegressionUNet(mirrored=mirrored, strength=0.5)
+        return one.restore(net, x, n_samples=1, seeds=torch.arange(3), batch_size=2)[0]
+
+    plain, other = (restored(x, mirrored=False) for x in (pictures, pictures.flip(-1)))
+    assert not torch.allclose(other.flip(-1), plain, atol=0.01)
+    both = restored(pictures, mirrored=True)
+    torch.testing.assert_close(both, (plain + other.flip(-1)) / 2)
+    torch.testing.assert_close(both, restored(pictures.flip(-1), mirrored=True).flip(-1))
 
 
 def test_patches_widen_the_receptive_field() -> None:
