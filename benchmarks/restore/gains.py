@@ -27,7 +27,7 @@ Curve = list[tuple[int, float]]
 """(step, mean SSIM of the validation pairs)."""
 
 UNRESTORED = "#57524b"
-COLOURS = ("#0b6e99", "#c77800", "#a03c17", "#6b4a9a", "#3d7a3a", "#b0568c", "#8a8a8a")
+COLOURS = ("#0b6e99", "#c77800", "#a03c17", "#6b4a9a", "#3d7a3a", "#b0568c", "#12a5a0", "#8a8a8a")
 
 
 @dataclass(frozen=True, kw_only=True)
