@@ -18,6 +18,8 @@ from torch.nn import functional
 
 from recon_core.restore.regression import Regression
 
+MAX_DEPTH = 1000
+"""Of what is built; a damaged model card could ask for layers without end."""
 BATCH_NORM_EPS = 1e-5
 BATCH_NORM_MOMENTUM = 0.1
 GAMMA_STD = math.sqrt(2 / 9 / 64)
@@ -38,6 +40,8 @@ class BFDnCNN(Regression):
     def __post_init__(self) -> None:
         if self.depth < 2:
             raise ValueError(f"depth={self.depth} is too small; the first and last layer make 2")
+        if self.depth > MAX_DEPTH:
+            raise ValueError(f"depth={self.depth} is too large; use at most {MAX_DEPTH} layers")
         self._at_least(1, "n_channels", "patch")
         super().__post_init__()
 

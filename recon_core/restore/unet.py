@@ -236,14 +236,15 @@ def position_embedding(position: Float[Tensor, " n"], n_channels: int) -> Float[
     return torch.cat([phase.sin(), phase.cos()], dim=1)
 
 
-class GroupNorm32(nn.GroupNorm):
-    """A group norm in float32, also where autocast on a CPU would take bfloat16, as CUDA's does."""
+class UncastGroupNorm(nn.GroupNorm):
+    """A group norm in its weights' dtype, also where autocast on a CPU would take bfloat16, as
+    CUDA's does."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.float())
+        return super().forward(x.to(self.weight.dtype))
 
 
 def _group_norm(n_channels: int) -> nn.GroupNorm:
     """At most 32 groups of at least 4 channels."""
     n_groups = min(32, n_channels // 4)
-    return GroupNorm32(n_groups, n_channels, eps=GROUP_NORM_EPS)
+    return UncastGroupNorm(n_groups, n_channels, eps=GROUP_NORM_EPS)

@@ -63,6 +63,7 @@ REFUSED: list[tuple[type[Any], dict[str, Any], str]] = [
     (AutoencoderTraining, {"levels": (1e-4, 1e-3)}, "each below the one before"),
     (AutoencoderTraining, {"levels": (1e-4, NAN)}, "must be positive"),
     (BFDnCNN, {"depth": 1}, "depth=1 is too small"),
+    (BFDnCNN, {"depth": 1001}, "depth=1001 is too large; use at most 1000"),
     (Carlini, {"n_arcs": 1}, "n_arcs=1"),
     (Carlini, {"slack": -1.0}, "slack=-1"),
     (Components, {"spare": -0.1}, "spare="),

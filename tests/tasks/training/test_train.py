@@ -97,6 +97,7 @@ def test_a_training_leaves_a_model_and_its_card(dataset: Dataset, tmp_path: Path
         "loss_terms": "mse",
         "ssim_weight": 0.1,
         "strength": 1.0,
+        "mirrored": False,
     }
     assert card["dataset"] == {
         "content_hash": dataset.content_hash,
