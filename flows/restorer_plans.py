@@ -37,8 +37,8 @@ def small_restorers(longer: int = 1, *, fitted: bool = False) -> dict[str, Resto
 
 def half_hour_restorers(*, fitted: bool = False, regress: bool = False) -> dict[str, RestorerPlan]:
     """Both restorers as one core trains them in half an hour each, on tens of thousands of pairs;
-    `fitted` as of `small_restorers`. `regress`: and EDM's network as a regression, and what answers
-    with one picture mirrored.
+    `fitted` as of `small_restorers`. `regress`: EDM's network as a regression, too, and both
+    regressions answer over mirror sides.
 
     They work on patches of 2x2 pixels, which makes them see the whole picture. BF-DnCNN is half as
     deep as the paper's and wider, since it learns faster so. EDM diffuses residuals (.33 of [-1, 1]

@@ -19,7 +19,7 @@ from torch.nn import functional
 from recon_core.restore.regression import Regression
 
 MAX_DEPTH = 1000
-"""Of what is built; a damaged model card could ask for layers without end."""
+"""Most layers that are built; a damaged model card could ask for layers without end."""
 BATCH_NORM_EPS = 1e-5
 BATCH_NORM_MOMENTUM = 0.1
 GAMMA_STD = math.sqrt(2 / 9 / 64)

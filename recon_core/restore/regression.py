@@ -86,9 +86,11 @@ class Regression(Strict):
         return condition.lerp(restored, self.strength).unsqueeze(0)
 
     def _answer(self, net: nn.Module, inputs: Float32[Tensor, "n 3 h w"]) -> Tensor:
-        sides = (inputs, inputs.flip(-1)) if self.mirrored else (inputs,)
-        answers = [net(side.contiguous(memory_format=torch.channels_last)) for side in sides]
-        return torch.lerp(answers[0], answers[-1].flip(-1), 0.5) if self.mirrored else answers[0]
+        answer: Tensor = net(inputs.contiguous(memory_format=torch.channels_last))
+        if not self.mirrored:
+            return answer
+        mirrored = inputs.flip(-1).contiguous(memory_format=torch.channels_last)
+        return torch.lerp(answer, net(mirrored).flip(-1), 0.5)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,14 @@ import pytest
 import torch
 
 from recon_core.balance import Curation
-from recon_core.restore import EDM, BFDnCNN, NonfiniteLossError, Restorer, Training
+from recon_core.restore import (
+    EDM,
+    BFDnCNN,
+    NonfiniteLossError,
+    RegressionUNet,
+    Restorer,
+    Training,
+)
 from storage.checkpoints import load_checkpoint
 from storage.errors import StorageError
 from storage.pairs.dataset import Dataset
@@ -367,6 +374,24 @@ def test_a_model_that_is_not_as_it_was_written_is_named(
     with pytest.raises(StorageError, match=rf"{out}/model\.json.*{said}") as raised:
         load_restorer(out, device="cpu")
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("restorer", [BFDnCNN(depth=3, n_channels=4), RegressionUNet(size="tiny")])
+def test_a_regression_of_before_answers_over_one_side(
+    restorer: BFDnCNN | RegressionUNet, dataset: Dataset, tmp_path: Path
+) -> None:
+    out = restorers.trained(tmp_path / "model", restorer)
+    edited(out, mirrored=None)
+    assert load_restorer(out, device="cpu")[0] == restorer
+
+    def fingerprint() -> str:
+        return training_fingerprint(
+            restorer, TRAINING, dataset, CURATION, images(), validation=Validation()
+        )
+
+    before = fingerprint()
+    with patch.dict(LATER_RESTORER_SETTINGS, clear=True):
+        assert fingerprint() != before
 
 
 def test_settings_that_came_later_change_nothing_before_them(
