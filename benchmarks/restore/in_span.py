@@ -7,11 +7,12 @@
 Victims 3072-1000-1000-1 learn n held-out images by gradient descent; their start is known, so that
 the span is known to float32. "Before" is the attack alone, which knows of images only that their
 derivatives are sparse (`independent`); "learned" the separation with the rough and the coarse model
-of images (`learned`, 600 iterations), and "after" what `--fine` more with the finer model make of
-it, every picture a row of the unmixing matrix and so in the span; few images are left to sparse
-derivatives, as by `auto` in the attack. Beside them on the same victims:
-what the classical denoisers make of the attack's pictures, projected on the span; more iterations
-of the coarse model (`--controls` victims); and the oracle, the images' own projections. "Good" is
+of images (`learned`, 600 iterations), and "after" that by the network that knows the other images
+in a picture (`network`), every picture a row of the unmixing matrix and so in the span; few images
+are left to sparse derivatives, as by `auto` in the attack. Beside them on the same victims: what
+the classical denoisers make of the attack's pictures, projected on the span; `--fine` more
+iterations of "learned" with the finer model (`--controls` victims); and the oracle, the images' own
+projections. "Good" is
 an SSIM above .4, decoys are as many images that no victim saw. Intervals resample victims. One
 finished victim is one file of DIR, and is not computed again: run it in goes, or with --only on
 many machines; the lines are of all victims that are there.
@@ -56,9 +57,8 @@ WORSE = 0.02
 FALSE_POSITIVES = 0.01
 TRAINING = Training(epochs=3000, optimiser=gradient_descent(0.2), span="auto")
 NETWORK = Network()
-ATTACK = SpanAttack(start="known", n_fine=800)
-CONTROL = 1.5
-"""Iterations of the coarse model for one of the finer, which takes 1.2 to 1.6 times as long."""
+ATTACK = SpanAttack(start="known")
+N_FINE = 800
 N_SHOWN = 20
 ROOM = 0.9
 """Share of good images before up to which there is something to restore."""
@@ -117,7 +117,7 @@ def restored(
     assert len(shape) == 3
     x = (seen - mean).flatten(1)
     network = replace(NETWORK, widths=(2 * n, 2 * n)) if quick else NETWORK
-    attack = replace(ATTACK, n_fine=n_fine, n_learned=30 if quick else ATTACK.n_learned)
+    attack = replace(ATTACK, n_learned=30, n_network=3) if quick else ATTACK
     architecture = network.on(shape, 1)
     generator = seeded_generator(seed, 0, "dense")
     start = architecture.initial([generator], dtype=torch.float32).map(lambda t: t.to(device))
@@ -140,24 +140,25 @@ def restored(
         (clean,) = kind().restore(nn.Identity(), pictures, n_samples=1, seeds=seeds)
         inside = ((clean - mean).flatten(1) @ vectors.mT) @ vectors
         methods[f"{name}, projected"] = scored(inside, clock.lap())
-    learned = attacked(replace(attack, n_fine=0)).sources.x
+    chosen = sources_for(attack, found.subspace, shape)
+    model = replace(attack, sources="learned")
+    few = chosen.sources != "network"
+    learned = given if few else attacked(model).sources.x
     methods[LEARNED] = scored(learned, clock.lap())
-    attack, after = sources_for(attack, found.subspace, shape), learned
-    unmixing = (learned @ vectors.mT)[None]
-    pictures = vectors.unflatten(1, shape)[None]
-    _ = clock.lap()
-    if attack.sources == "learned":
-        ended = refined(attack, unmixing, fine := views_of(attack, pictures, kind="fine"), _unheard)
-        after = ended.rotation[0] @ fine.whiten[0] @ vectors
+    after = given if few else attacked(chosen).sources.x
     methods["after"] = scored(after, clock.lap())
     if sheet is not None:
         shown = {"before": given, LEARNED: learned, "after": after}
         write_file(sheet, _sheet(shown, mean, seen))
-    if control and attack.sources == "learned":
-        coarse, n_more = views_of(attack, pictures), round(CONTROL * n_fine)
-        ended = refined(attack, unmixing, coarse, _unheard, n_iterations=n_more)
-        more = ended.rotation[0] @ coarse.whiten[0] @ vectors
-        methods[f"coarse model, {n_more:,} more iterations"] = scored(more, clock.lap())
+    if control and not few:
+        _ = clock.lap()
+        fine = views_of(model, vectors.unflatten(1, shape)[None], kind="fine")
+        begun = (learned @ vectors.mT)[None]
+        ended = refined(model, begun, fine, _unheard, n_iterations=n_fine)
+        more = ended.rotation[0] @ fine.whiten[0] @ vectors
+        methods[f"{LEARNED}, {n_fine:,} more iterations with the finer model"] = scored(
+            more, clock.lap()
+        )
     methods["oracle"] = scored((x @ vectors.mT) @ vectors, training)
     return Restored(n=n, seed=seed, n_fine=n_fine, methods=methods)
 
@@ -385,7 +386,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options.store.mkdir(parents=True, exist_ok=True)
     sheet, n_fine = options.sheet, options.fine
     if n_fine is None:
-        n_fine = 20 if options.quick else ATTACK.n_fine
+        n_fine = 20 if options.quick else N_FINE
     for n in options.n:
         for seed in range(options.victims) if options.only is None else options.only:
             part = options.store / f"{n}-{seed}.json"

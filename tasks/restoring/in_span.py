@@ -28,7 +28,6 @@ from tasks.restoring.inputs import Inputs
 SPAN = "span"
 Steps = Literal["every", "last"]
 """The steps of a restorer that are kept in the span."""
-N_FINE = 800
 OF_THE_NETWORK = 0.8
 """Largest ratio of what of the pictures lies outside the span to what of their mirror images does,
 which the network never saw: 1 for pictures of any other network, 0 for those of this one."""
@@ -91,10 +90,11 @@ class OpenSpan:
 
 @dataclass(frozen=True)
 class SpanRestorer:
-    """The separation that is begun at given pictures and follows the finer model of images."""
+    """The separation that is begun at given pictures and follows the network that knows the other
+    images in them."""
 
     span: InSpan
-    attack: SpanAttack = field(default_factory=lambda: SpanAttack(sources="learned", n_fine=N_FINE))
+    attack: SpanAttack = field(default_factory=lambda: SpanAttack(sources="network"))
 
     def restore(
         self,

@@ -214,8 +214,8 @@ def test_restoration_inside_the_span_is_not_computed_twice(
     in_span.main(words)
     strip = re.compile(r'"load_average": [0-9.]+')
     assert strip.sub("", capsys.readouterr().out) == strip.sub("", first)
-    assert '"40 images, coarse model, 30 more iterations", "value"' in first
-    assert "10 images, coarse model" not in first  # few images are left to sparse derivatives
+    assert '"40 images, learned, 20 more iterations with the finer model", "value"' in first
+    assert "10 images, learned, 20" not in first  # few images are left to sparse derivatives
     few = json.loads((tmp_path / "10-0.json").read_text())["methods"]
     assert few["after"]["images"] == few["learned"]["images"]
     with pytest.raises(SystemExit, match="has victims of --fine 20, not 30; use another --store"):

@@ -208,7 +208,7 @@ REFUSED: list[tuple[type[Any], dict[str, Any], str]] = [
     (SpanAttack, {"overcomplete": 0.5}, "overcomplete=0.5 sources for each direction; give 1 to"),
     (SpanAttack, {"overcomplete": 2.0, "n_grouped": 0}, "a frame is searched by the grouped ste"),
     (SpanAttack, {"overcomplete": 2.0, "sources": "learned"}, "with sources='learned' and n_gro"),
-    (SpanAttack, {"n_fine": 9, "sources": "independent"}, "n_fine=9 goes on with a model of ima"),
+    (SpanAttack, {"n_fine": 9, "sources": "independent"}, "n_fine=9 goes on with the model of ima"),
     (SplitTraining, {"epochs": 0}, "epochs=0 must be at least 1"),
     (SplitTraining, {"per_class": 0}, "per_class=0 must be at least 1"),
     (SplitTraining, {"lr": INF}, "lr=inf"),

@@ -29,6 +29,7 @@ from recon_core.attacks.kkt.results import Left, left_by
 from recon_core.attacks.kkt.settings import Attack, span_of
 from recon_core.attacks.kkt.solver import Judge, reconstruct
 from recon_core.attacks.kkt.span_coordinates import directions_of, orthonormal, stacked
+from recon_core.attacks.span import guests
 from recon_core.attacks.span.attack import Separated, SpanAttack, separate
 from recon_core.attacks.span.features import shipped_model
 from recon_core.attacks.span.search import thinned, views_of
@@ -40,6 +41,9 @@ from recon_core.victims.network import Architecture, Parameters, Shape
 
 N_BEST = 10
 """Distances that the authors' stopping rule averages."""
+IN_THE_METRIC = 4
+"""Directions, sources, their guests and scores: numbers of pictures that a network's separation
+holds for each source."""
 ROWS_AT_ONCE = 1 << 14
 """Candidates of one stack of attacks on the same victim; bounds memory, 200 MB per buffer."""
 
@@ -47,11 +51,13 @@ ROWS_AT_ONCE = 1 << 14
 def features_of(span: SpanAttack, shape: Shape) -> int:
     """T: how many features every direction has at most, of pictures (c, h, w)."""
     counts = [0]
-    if span.sources != "learned":
+    if span.sources in ("auto", "independent"):
         n_filters = (span.filter_size**2 - 1) * (shape[0] if span.colours else 1)
         counts.append(n_filters * _places(shape, span.filter_size, span.stride))
+    if span.sources in ("auto", "network") and shape == guests.SHAPE:
+        counts.append(IN_THE_METRIC * math.prod(shape))
     model = shipped_model()
-    if span.sources != "independent" and tuple(model.spectrum.shape) == shape:
+    if span.sources == "learned" and tuple(model.spectrum.shape) == shape:
         n_filters, _channels, side, _side = model.filters.shape
         counts.append(n_filters * _places(shape, side, model.stride))
     return max(counts)
@@ -59,13 +65,16 @@ def features_of(span: SpanAttack, shape: Shape) -> int:
 
 def separation_operations(span: SpanAttack, n_directions: int, shape: Shape) -> int:
     """Operations of an iteration of a separation of pictures (c, h, w) at most: features are mixed
-    and multiplied with their scores; a model sees mixed pictures through its filters and back."""
+    and multiplied with their scores; a model sees mixed pictures through its filters and back, a
+    network sources, in and out of the metric."""
     k, counts = n_directions, [0]
-    if span.sources != "learned":
+    if span.sources in ("auto", "independent"):
         alone = replace(span, sources="independent", n_fine=0)
         counts.append(6 * k * span.n_sources(k) * features_of(alone, shape))
+    if span.sources in ("auto", "network") and shape == guests.SHAPE:
+        counts.append(6 * k**2 * math.prod(shape) + k * guests.OPERATIONS)
     model = shipped_model()
-    if span.sources != "independent" and tuple(model.spectrum.shape) == shape:
+    if span.sources == "learned" and tuple(model.spectrum.shape) == shape:
         learned = replace(span, sources="learned", overcomplete=1.0)
         seen = features_of(learned, shape) * model.filters[0].numel()
         counts.append(4 * k**2 * math.prod(shape) + 6 * k * seen)

@@ -86,6 +86,8 @@ class KKTSettings(FamilyRun):
         "attack.kind": "kkt",
         "attack.coordinates": "pixels",
         "attack.kkt.coordinates": "pixels",
+        "attack.n_network": 300,
+        "attack.span.n_network": 300,
         "attack.n_fine": 0,
         "attack.span.n_fine": 0,
         "attack.thinned": 1,

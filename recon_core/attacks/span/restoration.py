@@ -3,7 +3,7 @@ layer, so pictures of them, however they were made, can be put back there, and t
 
 What is wrong in a separated picture is other training images, which one picture alone does not
 tell. So all pictures of a victim are seen together: they are where a separation begins that follows
-the finer model of images (`features.SourceModel`), and each answer is a row of the unmixing matrix.
+what was learned of images, and each answer is a row of the unmixing matrix.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from recon_core.attacks.span.attack import first_rows
-from recon_core.attacks.span.search import refined, views_of
+from recon_core.attacks.span.search import continued
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.attacks.span.subspace import Subspace, subspace_of
 from recon_core.matching import fit_to_range
@@ -62,17 +62,17 @@ class InSpan:
         generator: torch.Generator,
         progress: Progress = no_progress,
     ) -> Float[Tensor, "n c h w"]:
-        """For every picture the source that it is most like, at most `attack.n_fine` iterations
-        after a separation was begun at the pictures (see `start_at`), in [0, 1].
+        """For every picture the source that it is most like once a separation that was begun at the
+        pictures (see `start_at`) has gone on (`search.continued`), in [0, 1].
 
         Raises ValueError for pictures of a shape that the model of images does not know.
         """
         unmixing = start_at(self._coordinates(pictures), generator)
         shown = self.directions.unflatten(1, self.mean.shape)[None]
-        views = views_of(attack, shown, kind="fine")
-        ended = refined(attack, unmixing[None], views, lambda n: progress(n / attack.n_fine))
+        total = attack.n_iterations if attack.sources == "network" else attack.n_fine
+        rows = continued(attack, unmixing[None], shown, lambda n: progress(n / total))
         progress(1.0)
-        sources = ended.rotation[0] @ views.whiten[0] @ self.directions
+        sources = rows[0] @ self.directions
         given = (pictures - self.mean).flatten(1)
         unit = sources / sources.norm(dim=1, keepdim=True).clamp_min(1e-30)
         alike = given @ unit.mT

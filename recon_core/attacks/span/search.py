@@ -18,11 +18,13 @@ from recon_core.attacks.span.features import (
     shipped_model,
     whitened,
 )
+from recon_core.attacks.span.guests import SHAPE, apart, shipped_guests
 from recon_core.attacks.span.lbfgs import Descent, Report, after, minimise
 from recon_core.attacks.span.separation import (
     Likelihood,
     ModelLikelihood,
     grouped_fixed_point,
+    orthogonal,
     rotate,
     rotation_start,
 )
@@ -69,9 +71,8 @@ def sources_for(attack: SpanAttack, span: Subspace, shape: tuple[int, int, int])
         return attack
     if span.ends_sharply:
         attack = replace(attack, overcomplete=1.0)
-        known = tuple(shipped_model().spectrum.shape) == shape
-        if known and len(span.vectors) >= FEWEST_LEARNED:
-            return replace(attack, sources="learned")
+        if shape == SHAPE and len(span.vectors) >= FEWEST_LEARNED:
+            return replace(attack, sources="network", n_fine=0)
     return replace(attack, sources="independent", n_fine=0)
 
 
@@ -87,13 +88,18 @@ def views_of(
     Raises ValueError for pictures that the filters or the model do not fit.
     """
     shape = pictures.shape[2:]
-    if attack.sources == "learned":
+    if attack.sources in ("learned", "network"):
         model = shipped_model(kind).to(pictures)
         if model.spectrum.shape != shape:
             raise ValueError(
-                f"attack.sources='learned' knows images of {_times(model.spectrum.shape)}, and "
-                f"not of {_times(shape)}; use attack.sources='independent'"
+                f"attack.sources={attack.sources!r} knows images of "
+                f"{_times(model.spectrum.shape)}, and not of {_times(shape)}; use "
+                "attack.sources='independent'"
             )
+        if attack.sources == "network":
+            guests = shipped_guests(pictures.device)
+            whiten = torch.stack([whitened(guests.whitened(p.flatten(1)))[1] for p in pictures])
+            return Views(whiten @ pictures.flatten(2), whiten, len(model.filters), model)
         whiten = torch.stack([whitened(model.outputs(p).flatten(1))[1] for p in pictures])
         half = whiten @ torch.stack([model.whitened(p) for p in pictures])
         z = whiten @ pictures.flatten(2)
@@ -120,7 +126,9 @@ def best_start(
     """Every victim's separation, in the last of the views (`ladder_of`), from that of
     `attack.n_starts` random starts that ends lowest."""
     z, n_sources, search = ladder[-1].z, None, _with_models
-    if ladder[-1].model is None:
+    if attack.sources == "network":
+        search = _with_network
+    elif ladder[-1].model is None:
         search = _with_filters if attack.overcomplete == 1 else _with_frame
         n_sources = attack.n_sources(z.shape[1])
     best: Descent | None = None
@@ -188,11 +196,37 @@ def refined(
     )
 
 
+def continued(
+    attack: SpanAttack,
+    unmixing: Float[Tensor, "r k k"],
+    pictures: Float[Tensor, "r k c h w"],
+    report: Report,
+) -> Float[Tensor, "r k k"]:
+    """What `unmixing` of directions `pictures` becomes: with "network" by that, otherwise by the
+    finer model in `attack.n_fine` iterations."""
+    if attack.sources == "network":
+        views = views_of(attack, pictures)
+        begun = orthogonal(torch.linalg.solve(views.whiten.mT, unmixing.mT).mT)
+        ended = _with_network(attack, [views], begun, report)
+    else:
+        views = views_of(attack, pictures, kind="fine")
+        ended = refined(attack, unmixing, views, report)
+    rows: Tensor = ended.rotation @ views.whiten
+    return rows
+
+
 def likelihood_of(views: Views) -> ModelLikelihood:
     """The objective in views with a model of images."""
     assert views.model is not None
     assert views.precision is not None
     return ModelLikelihood(views.model, views.precision)
+
+
+def _with_network(
+    attack: SpanAttack, ladder: Sequence[Views], starts: Tensor, report: Report
+) -> Descent:
+    (views,), model = ladder, shipped_guests(starts.device)
+    return apart(model, views.z, starts, n_iterations=attack.n_network, report=report)
 
 
 def _with_filters(

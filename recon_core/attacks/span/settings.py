@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from recon_core.attacks.span.guests import N_FREED
 from recon_core.attacks.span.separation import Stage
 from recon_core.strict import Strict
 
@@ -20,9 +21,10 @@ class SpanAttack(Strict):
     `sources`: "independent" takes filters' outputs for independent, which bears noise in the span;
     "learned" takes models of images that come with the package (`source_model`), in at most
     `n_learned` iterations, a sixth of them in more noise, and tells hundreds of images apart where
-    the span is known well; "auto" is "learned" where the span ends sharply, after 32 directions or
-    more, and the models know images of this shape. `n_fine`: the most iterations of "learned" after
-    them, with the finest model: what restores a separation of 400 images in minutes. The rest is of
+    the span is known well. `n_fine`: the most iterations of "learned" after them, with the finest
+    model. "network" follows a network that tells an image from the others in it (`guests`), for at
+    most `n_network` iterations, and takes 500 images apart. "auto" is "network" where the span ends
+    sharply, after 32 directions or more, for images of the network's shape. The rest is of
     "independent":
 
     `filter_size`, `colours`, `stride`: the cosine filters whose outputs are separated. `scales` and
@@ -43,7 +45,8 @@ class SpanAttack(Strict):
     start: Literal["unknown", "known"] = "unknown"
     n_images: int | None = None
     surplus: float = 0.1
-    sources: Literal["auto", "independent", "learned"] = "auto"
+    sources: Literal["auto", "independent", "learned", "network"] = "auto"
+    n_network: int = 300
     n_learned: int = 600
     n_fine: int = 0
     filter_size: int = 4
@@ -63,12 +66,12 @@ class SpanAttack(Strict):
 
     def __post_init__(self) -> None:
         self._at_least(2, "filter_size", "n_images")
-        self._at_least(1, "stride", "n_starts", "n_learned", "thinned")
+        self._at_least(1, "stride", "n_starts", "n_learned", "n_network", "thinned")
         self._at_least(0, "n_grouped", "n_likelihood", "n_fine")
-        if self.n_fine and self.sources == "independent":
+        if self.n_fine and self.sources in ("independent", "network"):
             raise ValueError(
-                f"n_fine={self.n_fine} goes on with a model of images, and sources='independent' "
-                "has none; use sources='learned' or 'auto', or n_fine=0"
+                f"n_fine={self.n_fine} goes on with the model of images of sources='learned', and "
+                f"sources={self.sources!r} has none; use that, or n_fine=0"
             )
         self._positive("grouped_scale", "shape", "likelihood_scale")
         if not 1 <= self.overcomplete <= MOST_OVERCOMPLETE:
@@ -76,7 +79,9 @@ class SpanAttack(Strict):
                 f"overcomplete={self.overcomplete} sources for each direction; give 1 to "
                 f"{MOST_OVERCOMPLETE}"
             )
-        if self.overcomplete > 1 and (self.sources == "learned" or self.n_grouped == 0):
+        if self.overcomplete > 1 and (
+            self.sources in ("learned", "network") or self.n_grouped == 0
+        ):
             raise ValueError(
                 f"overcomplete={self.overcomplete} with sources={self.sources!r} and n_grouped="
                 f"{self.n_grouped}; a frame is searched by the grouped steps of 'independent', so "
@@ -108,5 +113,9 @@ class SpanAttack(Strict):
         independent = self.n_grouped
         if self.overcomplete == 1:
             independent += sum(self.n_rotations) + self.n_likelihood
-        by_sources = {"learned": self.n_learned, "independent": independent}
+        by_sources = {
+            "learned": self.n_learned,
+            "network": self.n_network + N_FREED,
+            "independent": independent,
+        }
         return by_sources.get(self.sources, max(by_sources.values()))

@@ -139,8 +139,9 @@ def description(job: WeightsJob, victim: Victim, device: str) -> dict[str, Any]:
         if attack["coordinates"] == "pixels":
             del attack["coordinates"]
     else:
-        for name, before in (("n_fine", 0), ("thinned", 1), ("overcomplete", 1.0)):
-            if attack[name] == before:
+        before = {"n_network": 300, "n_fine": 0, "thinned": 1, "overcomplete": 1.0}
+        for name, value in before.items():
+            if attack[name] == value:
                 del attack[name]
     return {
         "weights": victim.file.sha256,

@@ -119,7 +119,6 @@ def test_a_separation_of_few_images_says_that_it_brings_nothing(
 ) -> None:
     images = photograph_tiles(32, shrink=1)[:6].numpy()
     network_of(images, tmp_path / "victim.pt", start=tmp_path / "start.pt")
-    monkeypatch.setattr("tasks.restoring.in_span.N_FINE", 3)
     monkeypatch.setattr("recon_core.attacks.span.search.FEWEST_LEARNED", fewest)
     words = ["--weights", "span", "--span", tmp_path / "victim.pt"]
     words += ["--initial", tmp_path / "start.pt", "--device", "cpu"]
