@@ -17,6 +17,7 @@ eps / (1 - rho) is starting torch's averages at 0. Weight decay is the caller's.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -286,7 +287,8 @@ def _fused_adadelta_(optimiser: Optimiser, part: _Part, g: Tensor) -> None:
 
 @functools.cache
 def _compiled() -> Callable[..., None]:
-    return torch.compile(adadelta_by_the_book_, dynamic=True)
+    plain = inspect.unwrap(adadelta_by_the_book_)  # a compiler sees through no check of shapes
+    return torch.compile(plain, dynamic=True)
 
 
 def adadelta_by_the_book_(

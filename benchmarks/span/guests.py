@@ -17,6 +17,7 @@ import argparse
 import copy
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -164,7 +165,7 @@ def _of(images: Tensor, mean: Tensor, device: torch.device) -> Float[Tensor, "n 
     return (images.to(device).float() / 255 - mean).flatten(1)
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--images", required=True, help="folder:PATH, cifar10:PATH, ...")
@@ -172,8 +173,12 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--out", type=Path, help="default: where the package has it")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     device = torch.device(options.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise SystemExit(
+            "benchmarks.span.guests needs a CUDA device; --device cpu tries it on a CPU"
+        )
     seen, others = (
         torch.from_numpy(load_images(options.images, split=split).images)
         for split in ("train", "heldout")

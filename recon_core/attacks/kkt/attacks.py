@@ -64,14 +64,16 @@ def features_of(span: SpanAttack, shape: Shape) -> int:
 
 
 def separation_operations(span: SpanAttack, n_directions: int, shape: Shape) -> int:
-    """Operations of an iteration of a separation of pictures (c, h, w) at most: features are mixed
-    and multiplied with their scores; a model sees mixed pictures through its filters and back, a
-    network sources, in and out of the metric."""
+    """Operations of an iteration of a separation of pictures (c, h, w) at most ("auto" of an unknown
+    start is taken for "independent", which it mostly is): features are mixed and multiplied with
+    their scores; a model sees mixed pictures through its filters and back, a network as pictures
+    and in the metric."""
     k, counts = n_directions, [0]
     if span.sources in ("auto", "independent"):
         alone = replace(span, sources="independent", n_fine=0)
         counts.append(6 * k * span.n_sources(k) * features_of(alone, shape))
-    if span.sources in ("auto", "network") and shape == guests.SHAPE:
+    by_network = span.sources == "network" or (span.sources == "auto" and span.start == "known")
+    if by_network and shape == guests.SHAPE:
         counts.append(6 * k**2 * math.prod(shape) + k * guests.OPERATIONS)
     model = shipped_model()
     if span.sources == "learned" and tuple(model.spectrum.shape) == shape:

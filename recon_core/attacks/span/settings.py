@@ -113,9 +113,7 @@ class SpanAttack(Strict):
         independent = self.n_grouped
         if self.overcomplete == 1:
             independent += sum(self.n_rotations) + self.n_likelihood
-        by_sources = {
-            "learned": self.n_learned,
-            "network": self.n_network + N_FREED,
-            "independent": independent,
-        }
+        by_sources = {"independent": independent, "network": self.n_network + N_FREED}
+        if self.sources == "learned":
+            return self.n_learned
         return by_sources.get(self.sources, max(by_sources.values()))

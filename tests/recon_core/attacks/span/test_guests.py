@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.span.guests import Mixtures, learn, losses
+from benchmarks.span.guests import Mixtures, learn, losses, main
 from recon_core.attacks.span import guests
 from recon_core.attacks.span.features import whitened
 from recon_core.attacks.span.guests import (
@@ -151,6 +152,31 @@ def test_the_shipped_network_takes_photographs_apart() -> None:
         ValueError, match=r"sources='network' knows images of 3x32x32, and not of 3"
     ):
         views_of(attack, torch.zeros(1, 4, 3, 16, 16))
+
+
+def test_a_model_of_photographs_is_learned_and_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guests, "SIZE", "tiny")
+    out = tmp_path / "model.npz"
+    main(
+        [
+            "--images",
+            "photos",
+            "--seconds",
+            "1",
+            "--device",
+            "cpu",
+            "--batch",
+            "4",
+            "--out",
+            str(out),
+        ]
+    )
+    with np.load(out, allow_pickle=False) as arrays:
+        model = unpacked(dict(arrays))
+    x = _pictures(4)
+    assert torch.isfinite(model.guests(model.whitened(x), x)).all()
 
 
 def test_learning_lowers_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
