@@ -64,10 +64,10 @@ def features_of(span: SpanAttack, shape: Shape) -> int:
 
 
 def separation_operations(span: SpanAttack, n_directions: int, shape: Shape) -> int:
-    """Operations of an iteration of a separation of pictures (c, h, w) at most ("auto" of an unknown
-    start is taken for "independent", which it mostly is): features are mixed and multiplied with
-    their scores; a model sees mixed pictures through its filters and back, a network as pictures
-    and in the metric."""
+    """Operations of an iteration of a separation of pictures (c, h, w) at most: features are mixed
+    and multiplied with their scores; a model sees mixed pictures through its filters and back, a
+    network as pictures and in the metric. "auto" of an unknown start is taken for "independent",
+    which it mostly is."""
     k, counts = n_directions, [0]
     if span.sources in ("auto", "independent"):
         alone = replace(span, sources="independent", n_fine=0)

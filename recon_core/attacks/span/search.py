@@ -202,8 +202,8 @@ def continued(
     pictures: Float[Tensor, "r k c h w"],
     report: Report,
 ) -> Float[Tensor, "r k k"]:
-    """What `unmixing` of directions `pictures` becomes: with "network" by that, otherwise by the
-    finer model in `attack.n_fine` iterations."""
+    """The unmixing matrix of directions `pictures` to which `unmixing` leads: with "network" by
+    that, otherwise by the finer model in `attack.n_fine` iterations."""
     if attack.sources == "network":
         views = views_of(attack, pictures)
         begun = orthogonal(torch.linalg.solve(views.whiten.mT, unmixing.mT).mT)
