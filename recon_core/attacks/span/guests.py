@@ -1,16 +1,17 @@
 """A network that knows the other images in a picture, as the score of a separation.
 
 A separated picture is y = a x + b m, an image x (the host) and a mixture m of other training images
-(its guests), all of energy 1 in the metric of the images' covariance C, |C^{-1/2} y|^2 = d. The
-network gives the guests' part, g = E[b m | y], for any a and b. By Tweedie's formula that is a
-score: of y's density, mixed with such noise, -grad log p = C^{-1} g / b^2, so that
+(its guests). Everything here is in the metric of the images' covariance C: of vectors C^{-1/2} y,
+of square d. The network gives the guests' part, g = E[b m | y], for any a and b; a mixture of
+hundreds is Gaussian noise in this metric, so by Tweedie's formula (Efron 2011) g / b^2 is -grad log
+p of the density p of images in as much noise. Hence
 
     psi_i = g_i / (g_i^T y_i / d),    G_ij = psi_i^T y_j / d
 
-is the relative gradient of the likelihood of sources y = W z with that density for each, at the
-scale where its diagonal is 1 (of sources that are as noisy as they are, which a network that sees
-3,072 numbers knows). Rows of W are orthogonal in this metric, as images nearly are, and W moves as
-in Picard-O (`separation`), with E psi'_i = E psi_i^2, Stein's identity for Gaussian noise.
+is the relative gradient of the likelihood of sources y = W z, each in its own noise, at the scale
+where its diagonal is 1. Rows of W are orthogonal, as images nearly are, and W moves as in Picard-O
+(`separation`), with E psi'_i = E psi_i^2, Stein's identity for Gaussian noise. Images are not quite
+orthogonal, so at last every source is left by what the network finds of the others in it.
 
 The metric is that of CIFAR-10's images: covariances of cosines, which mirroring leaves as they are,
 so that horizontal cosines of even and odd order know nothing of each other.

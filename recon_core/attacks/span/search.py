@@ -46,9 +46,9 @@ WIDE, WIDER = 0.4, 2.5
 @dataclass(frozen=True)
 class Views:
     """R victims' directions as they are searched, `z`, and what whitens their features, `n_filters`
-    at each place: `z` are these features; with a model of images they are the pictures whose
-    features are white, and `precision` P is of its Gaussian part, sum_i x_i^T C^{-1} x_i =
-    tr(W P W^T)."""
+    at each place: `z` are these features; with a model of images, or a network, they are the
+    pictures whose features are white (white in the network's metric), and `precision` P is of the
+    model's Gaussian part, sum_i x_i^T C^{-1} x_i = tr(W P W^T)."""
 
     z: Float[Tensor, "r k t"]
     whiten: Float[Tensor, "r k k"]
