@@ -12,10 +12,9 @@ in a picture (`network`), every picture a row of the unmixing matrix and so in t
 are left to sparse derivatives, as by `auto` in the attack. Beside them on the same victims: what
 the classical denoisers make of the attack's pictures, projected on the span; `--fine` more
 iterations of "learned" with the finer model (`--controls` victims); and the oracle, the images' own
-projections. "Good" is
-an SSIM above .4, decoys are as many images that no victim saw. Intervals resample victims. One
-finished victim is one file of DIR, and is not computed again: run it in goes, or with --only on
-many machines; the lines are of all victims that are there.
+projections. "Good" is an SSIM above .4, decoys are as many images that no victim saw. Intervals
+resample victims. One finished victim is one file of DIR, and is not computed again: run it in goes,
+or with --only on many machines; the lines are of all victims that are there.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from benchmarks.record import Claim, Measurement, checked_json, measured, said
 from benchmarks.span.speed import GOOD, HIGH, LOW, drawn, ratio_of_sums
 from flows.papers import gradient_descent
 from recon_core.attacks.span.attack import Separated, SpanAttack, separate
-from recon_core.attacks.span.search import refined, sources_for, views_of
+from recon_core.attacks.span.search import continued, sources_for
 from recon_core.matching import fit_to_range
 from recon_core.metrics import ssim_matrix
 from recon_core.restore.generic import GENERIC_RESTORERS
@@ -152,13 +151,10 @@ def restored(
         write_file(sheet, _sheet(shown, mean, seen))
     if control and not few:
         _ = clock.lap()
-        fine = views_of(model, vectors.unflatten(1, shape)[None], kind="fine")
-        begun = (learned @ vectors.mT)[None]
-        ended = refined(model, begun, fine, _unheard, n_iterations=n_fine)
-        more = ended.rotation[0] @ fine.whiten[0] @ vectors
-        methods[f"{LEARNED}, {n_fine:,} more iterations with the finer model"] = scored(
-            more, clock.lap()
-        )
+        finer, begun = replace(model, n_fine=n_fine), (learned @ vectors.mT)[None]
+        rows = continued(finer, begun, vectors.unflatten(1, shape)[None], _unheard)
+        told = f"{LEARNED}, {n_fine:,} more iterations with the finer model"
+        methods[told] = scored(rows[0] @ vectors, clock.lap())
     methods["oracle"] = scored((x @ vectors.mT) @ vectors, training)
     return Restored(n=n, seed=seed, n_fine=n_fine, methods=methods)
 

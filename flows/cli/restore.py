@@ -33,8 +33,8 @@ BLURRED = (
     "than it gains; give --initial, the weights before training, if you have them"
 )
 FEW = (
-    "so few images separate nearly whole without a model of images, and this one makes them a "
-    "little worse"
+    "so few images separate nearly whole without what was learned of images, and that makes them "
+    "no better"
 )
 
 

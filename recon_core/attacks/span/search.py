@@ -83,7 +83,7 @@ def views_of(
     kind: Kind = "coarse",
 ) -> Views:
     """Features of every victim's directions, as `attack.sources` ("auto" decided) takes them, of
-    "learned" with the model of this kind.
+    "learned" with the model of this kind, of "network" in its metric.
 
     Raises ValueError for pictures that the filters or the model do not fit.
     """

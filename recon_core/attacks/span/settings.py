@@ -113,7 +113,10 @@ class SpanAttack(Strict):
         independent = self.n_grouped
         if self.overcomplete == 1:
             independent += sum(self.n_rotations) + self.n_likelihood
-        by_sources = {"independent": independent, "network": self.n_network + N_FREED}
-        if self.sources == "learned":
-            return self.n_learned
-        return by_sources.get(self.sources, max(by_sources.values()))
+        by_sources = {
+            "independent": independent,
+            "learned": self.n_learned,
+            "network": self.n_network + N_FREED,
+        }
+        by_sources["auto"] = max(independent, by_sources["network"])
+        return by_sources[self.sources]

@@ -107,10 +107,9 @@ class _Knows(nn.Module):
 
 
 def test_who_knows_the_guests_takes_a_span_apart() -> None:
-    """From random rotations of two spans, each as if it were alone, and it ends early."""
+    """From random rotations, of a span alone and of two at once, and it ends early."""
     x = torch.randn(2, 12, 3072, generator=generator(3))
     white = torch.stack([torch.eye(1536)] * 2)
-    found = []
     for rows in (slice(0, 1), slice(1, 2), slice(0, 2)):
         model = GuestModel(_Knows(x[rows].flatten(0, 1)), white)
         z = torch.stack([whitened(some)[1] @ some for some in x[rows]])
@@ -123,13 +122,12 @@ def test_who_knows_the_guests_takes_a_span_apart() -> None:
         for sources, images in zip(ended.sources, x[rows], strict=True):
             alike = torch.corrcoef(torch.cat([sources, images]))[:12, 12:].abs()
             assert float(alike.amax(0).min()) > 0.999
-        found.append(ended)
+        assert float(ended.objective.max()) < 0.1
     assert not apart(model, z, starts, n_iterations=3).settled
-    assert float(found[2].objective.max()) < 0.1
 
 
 def test_the_shipped_network_takes_photographs_apart() -> None:
-    """Tiles of photographs, which it never saw; sparse derivatives alone start it nowhere near."""
+    """Tiles of photographs, which it never saw, from a random rotation."""
     x = _pictures(40)
     directions = torch.linalg.svd(x.double(), full_matrices=False)[2][:39].float()
     attack = SpanAttack(start="known", sources="network")
@@ -159,20 +157,8 @@ def test_a_model_of_photographs_is_learned_and_written(
 ) -> None:
     monkeypatch.setattr(guests, "SIZE", "tiny")
     out = tmp_path / "model.npz"
-    main(
-        [
-            "--images",
-            "photos",
-            "--seconds",
-            "1",
-            "--device",
-            "cpu",
-            "--batch",
-            "4",
-            "--out",
-            str(out),
-        ]
-    )
+    words = ["--images", "photos", "--steps", "2", "--device", "cpu", "--batch", "4"]
+    main([*words, "--out", str(out)])
     with np.load(out, allow_pickle=False) as arrays:
         model = unpacked(dict(arrays))
     x = _pictures(4)
@@ -188,7 +174,7 @@ def test_learning_lowers_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     assert scale.shape == (8, 1)
     assert bool((mixed.square().mean(1) < 1.5).all())
     untrained = losses(build_network(generator(0)).eval(), mixtures)
-    trained = losses(learn(mixtures, seconds=8, batch=16, n_guests=20).eval(), mixtures)
+    trained = losses(learn(mixtures, n_steps=60, batch=16, n_guests=20).eval(), mixtures)
     assert min(untrained.values()) > 0.9
     assert trained[0.7] < untrained[0.7]
 
@@ -199,7 +185,6 @@ def test_a_setting_that_it_does_not_have() -> None:
     with pytest.raises(ValueError, match="n_network=0"):
         replace(SpanAttack(), n_network=0)
     assert SpanAttack(sources="network", n_network=50).n_iterations == 50 + N_FREED
-    assert np.isfinite(OPERATIONS)
 
 
 @pytest.mark.gpu
