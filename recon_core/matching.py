@@ -21,6 +21,13 @@ from recon_core.ncc import ROWS, ncc_matrix
 WORST_SCORE = -1.0
 
 CLIPPED = 0.01
+"""Share of a picture's values that may leave [0, 1]."""
+LEAST_ROOM = 0.2
+"""A value whose mean is nearer than this to the end that x drives it to sets no limit to r."""
+GAP = 0.05
+"""Lead in SSIM of the nearest image over the second (image restoration paper, section 2)."""
+ROUNDING = 1e-5
+"""Differences in SSIM below this are rounding."""
 
 EXACT_DISTANCE = 1e-12
 """Distances below this are roundings of 0: float32 copies of one image are this near."""
@@ -45,13 +52,17 @@ def fit_to_range(
     """Pictures r x + mean in [0, 1], with the largest r that fits, per image (image restoration
     paper, section 5.1).
 
-    But for the share `clipped`, in [0, 1), of the values, rounded down: those that leave [0, 1]
-    first are clipped. With 0, as in the paper, all of them fit, so that one pixel decides, as it
-    does here where fewer than that share of x is not 0.
+    We depart from the paper in two ways. The share `clipped`, in [0, 1), of the values (rounded
+    down) may leave [0, 1] and is clipped; with 0, as in the paper, a single pixel can decide. And
+    only values with room set a limit: a value whose mean is nearer than `LEAST_ROOM` to the end
+    that x drives it to is clipped as well (where no value has that much room, one with less than
+    half of the most). On a black ground the mean is 0 or nearly 0, so that any noise below 0 would
+    give r = 0, and every picture would be the mean image.
 
-    `x` is in the victim's input space at an arbitrary scale, `mean` in [0, 1]. A zero x gives the
-    mean itself; a non-finite x gives a picture of NaN. Where the mean is 0 everywhere, x is a
-    picture as it is: only clamped. Of numpy arrays the pictures are an array, too.
+    `x` is in the victim's input space at an arbitrary scale, `mean` in [0, 1]. A zero x, or one
+    without any room, gives the mean itself, which shows nothing (`pairs_of` never calls it
+    confident); a non-finite x gives a picture of NaN. Where the mean is 0 everywhere, x is a
+    picture already and is only clamped. Numpy arrays give an array.
     """
     if isinstance(x, np.ndarray):
         given = [torch.from_numpy(np.require(a, requirements=("C", "W"))) for a in (x, mean)]
@@ -61,7 +72,11 @@ def fit_to_range(
     peak = x.abs().amax(dim=(1, 2, 3), keepdim=True)
     unit = x / peak.where(peak > 0, 1.0)
     room = torch.where(unit > 0, 1.0 - mean, mean).clamp_min(0.0)
-    limits = torch.where(unit != 0, room / unit.abs(), torch.inf).flatten(1)
+    room = room.where(unit != 0, 0.0)
+    most = room.amax(dim=(1, 2, 3), keepdim=True)
+    least = torch.where(most >= LEAST_ROOM, LEAST_ROOM, most / 2)
+    limited = (room >= least) & (room > 0)
+    limits = torch.where(limited, room / unit.abs(), torch.inf).flatten(1)
     n_limits = n_clipped(limits.shape[1], clipped) + 1
     lowest = limits.topk(n_limits, dim=1, largest=False).values
     r = lowest[:, -1].where(lowest[:, -1].isfinite(), lowest[:, 0])
@@ -115,18 +130,24 @@ def confident_candidates(
     second: Float[Tensor, "s m"],
     *,
     threshold: float = 0.4,
-    margin: float = 0.05,
+    margin: float = GAP,
+    shown_by_mean: Float[Tensor, " t"] | None = None,
 ) -> tuple[Bool[Tensor, " m"], Int[Tensor, " m"]]:
     """(confident, target row) of m candidates over s saved iterations (image restoration paper,
     section 2).
 
     A candidate is confident if at any saved iteration best > `threshold` and best - second >=
-    `margin`. Its target is that of the confident iteration with the highest best; an unconfident
+    `margin`, and, which the paper does not ask, best - m >= `margin`, where m is the score of the
+    mean image alone with the same training image (`shown_by_mean`): raw candidates are shown around
+    the mean, and one that adds nothing to it must not pass for a reconstruction. The target of a
+    confident candidate is that of the confident iteration with the highest best; an unconfident
     candidate's is that of its highest best.
     """
     if best.shape[0] == 0:
         raise ValueError("no saved iteration to judge; save at least the last one")
     sure = (best > threshold) & (best - second >= margin)
+    if shown_by_mean is not None:
+        sure &= best - shown_by_mean[best_row] >= max(margin, ROUNDING)
     confident = sure.any(dim=0)
     ranked = best.where((sure | ~confident) & best.isfinite(), -torch.inf)
     iteration = ranked.argmax(dim=0)
@@ -147,6 +168,46 @@ def best_per_target(
     score = usable.gather(0, candidate[None]).squeeze(0)
     found = score.isfinite()
     return candidate.where(found, -1), score.where(found, WORST_SCORE)
+
+
+def runner_up(
+    scores: Float[Tensor, "p t"], row: Int[Tensor, " t"], member: Bool[Tensor, " t"]
+) -> Float[Tensor, " t"]:
+    """Highest score of each image's picture, in `row` of `scores` (-1: none), with any other image.
+
+    A training image (`member`) is compared with all other images, a decoy with the other decoys
+    alone: a picture that shows a training image is nearer to it than to any decoy, so that decoys
+    would have no chance beside them. -1 where there is no picture or no other image.
+    """
+    n = len(row)
+    if scores.shape[0] == 0 or n == 0:
+        return scores.new_full((n,), WORST_SCORE)
+    own = scores[row.clamp_min(0)].nan_to_num(nan=WORST_SCORE, neginf=WORST_SCORE)
+    rivals = (member[:, None] | ~member[None, :]) & ~torch.eye(
+        n, dtype=torch.bool, device=row.device
+    )
+    highest = own.where(rivals, WORST_SCORE).amax(dim=1)
+    return highest.where(row >= 0, WORST_SCORE)
+
+
+def identified(
+    scores: Float[Tensor, "p t"],
+    row: Int[Tensor, " t"],
+    member: Bool[Tensor, " t"],
+    *,
+    gap: float = GAP,
+) -> Bool[Tensor, " t"]:
+    """Images whose best picture, in `row` of `scores` (-1: none), is nearer to them than to any
+    other image by at least `gap` (the rule of the image restoration paper, section 2, without its
+    threshold). `member` and the rivals of an image are those of `runner_up`.
+
+    Where images resemble each other, a picture may be like many of them; this counts those that a
+    picture tells apart. Of an image that was given twice no copy is identified.
+    """
+    if scores.shape[0] == 0:
+        return torch.zeros_like(member)
+    best = scores[row.clamp_min(0), torch.arange(len(row), device=row.device)]
+    return (row >= 0) & (best - runner_up(scores, row, member) >= gap)
 
 
 def nearest_candidates(

@@ -32,7 +32,8 @@ def pairs_of(
 
     A candidate that at some iteration matches one image with confidence is paired with it at all
     its saved iterations (image restoration paper, section 2); where all are kept, each is paired
-    with its nearest image. `saved` are in the victim's input space, `clipped` as in `fit_to_range`.
+    with its nearest image. A candidate that is hardly nearer to its image than `mean` alone is not
+    confident. `saved` are in the victim's input space, `clipped` as in `fit_to_range`.
     Scores are computed where `saved` is; everything after them is on the CPU.
     """
     n_saved, n_candidates = saved.shape[:2]
@@ -43,7 +44,10 @@ def pairs_of(
     rows, best, second = (
         v.unflatten(0, (n_saved, -1)) for v in best_and_second(scores.flatten(0, 1))
     )
-    confident, target = confident_candidates(rows, best, second, threshold=threshold, margin=gap)
+    by_mean = ssim_matrix(mean.to(truth)[None], truth).cpu()[0]
+    confident, target = confident_candidates(
+        rows, best, second, threshold=threshold, margin=gap, shown_by_mean=by_mean
+    )
     if keep == "all":
         chosen = torch.ones_like(confident)
         target_rows, to_target, to_other = rows, best, second

@@ -1,7 +1,7 @@
 """Training examples of restorers: a reconstruction as a picture, the image it came from, labels.
 
-A raw reconstruction is brought into range by the largest r such that r x + mean stays in [0, 1]
-(image restoration paper, section 5.1). Networks see [-1, 1].
+A raw reconstruction x becomes the picture r x + mean of `recon_core.matching.fit_to_range` (image
+restoration paper, section 5.1). Networks see [-1, 1].
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recon_core.augment import mirrored_labels
-from recon_core.matching import fit_to_range, n_clipped
+from recon_core.matching import LEAST_ROOM, fit_to_range, n_clipped
 from recon_core.types import N_AUGMENT
 
 E = TypeVar("E", bound="Examples")
@@ -97,7 +97,6 @@ def make_examples(batch: Mapping[str, NDArray[np.generic]]) -> Examples:
 _PIECE = 64
 """Examples that are normalised at a time: what a core's own cache holds, six times faster."""
 
-_NO_ROOM = 1e-20
 _SAFE = (1e-30, 1e30)
 
 
@@ -109,13 +108,14 @@ def _condition(
 ) -> None:
     """`to_network(fit_to_range(reconstruction, mean))` into `out`, in half of the time.
 
-    With x > 0 limited by 1 - mean and x < 0 by mean, 1/r is the highest over the pixels, but for
-    those that are clipped, of max(x / (1 - mean), -x / mean). Where that is 0, not finite or near
-    the ends of float32, or where the mean may be 0 everywhere, `fit_to_range` answers.
+    With x > 0 limited by 1 - mean and x < 0 by mean, 1/r is the highest over the values with room,
+    but for those that are clipped, of max(x / (1 - mean), -x / mean). Where that is 0, not finite
+    or near the ends of float32, or where the mean may be 0 everywhere, `fit_to_range` answers.
     """
     x, mean = reconstruction.float().flatten(1), mean.float().flatten(1)
-    above = x / (1 - mean).clamp_(min=_NO_ROOM)
-    below = x / mean.neg().clamp_(max=-_NO_ROOM)
+    upper = 1 - mean
+    above = x / upper.masked_fill_(upper < LEAST_ROOM, torch.inf)
+    below = x / mean.neg().masked_fill_(mean < LEAST_ROOM, -torch.inf)
     limits = torch.maximum(above, below, out=above)
     highest = limits.topk(n_clipped(limits.shape[1]) + 1, dim=1, sorted=False).values
     inverse, peak = highest.amin(dim=1, keepdim=True), highest.amax(dim=1, keepdim=True)

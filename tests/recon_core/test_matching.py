@@ -14,16 +14,18 @@ from recon_core.matching import (
     best_per_target,
     confident_candidates,
     fit_to_range,
+    identified,
     mean_of_votes,
     min_max,
     nearest_candidates,
+    runner_up,
     ssim_of_nearest,
     sum_of_votes,
 )
-from recon_core.metrics import ssim_matrix
+from recon_core.metrics import ssim_matrix, ssim_pairs
 from recon_core.ncc import ncc_matrix
 from tests.recon_core.drawing import generator
-from tests.recon_core.tiles import photograph_tiles
+from tests.recon_core.tiles import digits, photograph_tiles
 from tests.recon_core.votes import vote
 
 NAN = float("nan")
@@ -37,7 +39,7 @@ def test_fitted_pictures_touch_the_range_and_do_not_depend_on_the_scale(
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(3, 3, 4, 4, generator=generator)
-    mean = 0.1 + 0.8 * torch.rand(3, 4, 4, generator=generator)
+    mean = 0.2 + 0.6 * torch.rand(3, 4, 4, generator=generator)  # room everywhere
     picture = fit_to_range(x, mean)
     assert picture.min() >= 0
     assert picture.max() <= 1
@@ -110,6 +112,54 @@ def test_a_mean_of_zero_says_that_x_is_a_picture_already() -> None:
     assert torch.equal(fit_to_range(x, means)[0], x[0])
 
 
+def _grounds() -> dict[str, Tensor]:
+    """Pictures whose ground is black or white in all of them, and photographs without one."""
+    tiles = photograph_tiles(16, shrink=4)[:30].float() / 255
+    far = torch.linspace(-1, 1, 16).square()
+    outside = (far[:, None] + far[None]) > 0.6
+    return {
+        "photographs": tiles,
+        "digits": digits(60),
+        "digits on white": 1 - digits(60),
+        "black ground": tiles.masked_fill(outside, 0.0),
+        "white ground": tiles.masked_fill(outside, 1.0),
+        "black bars": tiles.clone().index_fill_(2, torch.tensor([0, 1, 14, 15]), 0.0),
+    }
+
+
+@pytest.mark.parametrize("name", _grounds())
+@pytest.mark.parametrize("noise", [0.05, 0.3])
+def test_noisy_reconstructions_are_shown_nearly_as_well_as_any_scale_can(
+    name: str, noise: float
+) -> None:
+    images = _grounds()[name]
+    mean, scales = images.mean(0), torch.logspace(-2, 1, 61)
+    x = images - mean
+    x = x + noise * x.flatten(1).std(1)[:, None, None, None] * torch.randn(
+        x.shape, generator=generator(0)
+    )
+    unit = x / x.flatten(1).std(1)[:, None, None, None]
+    tried = torch.stack([ssim_pairs((s * unit + mean).clamp(0, 1), images) for s in scales])
+    shown = ssim_pairs(fit_to_range(1e-4 * x, mean), images)
+    by_mean = ssim_pairs(mean.expand_as(images).clone(), images)
+    assert shown.mean() > 0.75 * tried.amax(0).mean()
+    assert (shown > by_mean).float().mean() > 0.8
+
+
+def test_only_values_with_room_set_the_scale() -> None:
+    mean = torch.tensor([0.0, 1.0, 0.1, 0.5, 0.5]).view(1, 1, 5)
+    x = torch.tensor([-3.0, 2.0, -1.0, 1.0, -0.25]).view(1, 1, 1, 5)
+    picture = fit_to_range(x, mean, clipped=0.0).flatten()
+    torch.testing.assert_close(picture, torch.tensor([0.0, 1.0, 0.0, 1.0, 0.375]))
+    # Where the most room is .1, half of it is enough; where there is none, the mean is shown.
+    narrow = torch.tensor([0.1, 0.04]).view(1, 1, 2)
+    picture = fit_to_range(-torch.tensor([1.0, 2.0]).view(1, 1, 1, 2), narrow, clipped=0.0)
+    torch.testing.assert_close(picture.flatten(), torch.zeros(2))
+    ends = torch.tensor([0.0, 1.0]).view(1, 1, 2)
+    picture = fit_to_range(torch.tensor([-1.0, 1.0]).view(1, 1, 1, 2), ends)
+    assert torch.equal(picture[0], ends)
+
+
 def test_min_max_spans_the_range_and_a_flat_one_is_black() -> None:
     x = torch.zeros(2, 1, 1, 3)
     x[0, 0, 0] = torch.tensor([-2.0, 0.0, 2.0])
@@ -171,6 +221,40 @@ def test_best_candidate_of_each_image() -> None:
     candidate, score = best_per_target(torch.zeros(0, 2))
     assert candidate.tolist() == [-1, -1]
     assert score.tolist() == [-1.0, -1.0]
+
+
+def test_an_image_is_identified_by_a_picture_that_is_like_no_other_image() -> None:
+    """Members 0 to 2, decoys 3 and 4. Picture 0 shows member 0, picture 1 could be any; picture 2
+    is like decoy 3, and more like member 2, with which decoys are not compared."""
+    scores = torch.tensor(
+        [[0.9, 0.3, 0.2, 0.2, 0.1], [0.3, 0.52, 0.5, 0.3, 0.5], [0.2, 0.2, 0.55, 0.5, 0.3]]
+    )
+    member = torch.tensor([True, True, True, False, False])
+    row, _score = best_per_target(scores)
+    assert row.tolist() == [0, 1, 2, 2, 1]
+    second = runner_up(scores, row, member)
+    torch.testing.assert_close(second, torch.tensor([0.3, 0.5, 0.5, 0.3, 0.3]))
+    assert identified(scores, row, member).tolist() == [True, False, True, True, True]
+    assert identified(scores, row, member, gap=0.1).tolist() == [True, False, False, True, True]
+    nothing = torch.full((5,), -1)
+    assert not identified(scores, nothing, member).any()
+    assert not identified(scores[:0], nothing, member).any()
+
+
+def test_the_mean_image_identifies_at_most_one_image_however_good_it_looks() -> None:
+    images = digits(40)
+    member = torch.arange(40) < 20
+    mean = images[:20].mean(0)
+    scores = ssim_matrix(mean.expand(20, -1, -1, -1).clone(), images)
+    row, _score = best_per_target(scores)
+    assert identified(scores, row, member)[:20].sum() <= 1
+    exact = ssim_matrix(images, images)
+    assert identified(exact, torch.arange(40), member).all()
+    twice = torch.cat([images, images[:1]])
+    member = torch.cat([member, torch.tensor([True])])
+    scores = ssim_matrix(images, twice)
+    found = identified(scores, best_per_target(scores)[0], member)
+    assert found.tolist() == [False, *[True] * 39, False]
 
 
 def _literal_vote(x: Tensor, distances: Tensor, ratio: float) -> Tensor:

@@ -11,9 +11,9 @@ from torch import Tensor
 from recon_core.attacks import candidate_matching as pairing
 from recon_core.attacks.candidate_matching import pairs_of
 from recon_core.matching import fit_to_range
-from recon_core.metrics import ssim_matrix
+from recon_core.metrics import ssim_matrix, ssim_pairs
 from recon_core.types import Pairs
-from tests.recon_core.tiles import photograph_tiles
+from tests.recon_core.tiles import digits, photograph_tiles
 
 N, SIDE = 4, 12
 ITERATIONS = (10, 200, 3000)
@@ -50,12 +50,14 @@ def by_loops(
             for some in x
         ]
     ).tolist()
+    by_mean = ssim_matrix(MEAN[None], TARGETS.float() / 255)[0].tolist()
     rows: list[Any] = []
     for candidate in range(x.shape[1]):
         target, highest = None, -2.0
         for at in range(len(x)):
             second, best = sorted(scores[at][candidate])[-2:]
-            if best > threshold and best - second >= gap and best > highest:
+            beyond_mean = best - by_mean[scores[at][candidate].index(best)] >= gap
+            if best > threshold and best - second >= gap and beyond_mean and best > highest:
                 target, highest = scores[at][candidate].index(best), best
         for at, iteration in enumerate(ITERATIONS):
             mine = scores[at][candidate]
@@ -115,3 +117,22 @@ def test_a_candidate_that_is_not_a_number_shows_nothing(keep: Any) -> None:
         torch.testing.assert_close(value[others], kept, rtol=1e-6, atol=1e-6)
     assert not bool(wild.confident[~others].any())
     assert bool((wild.ssim_best[~others] == -1).all())
+
+
+@pytest.mark.parametrize("invert", [False, True])
+def test_a_candidate_that_adds_nothing_to_the_mean_is_never_confident(invert: bool) -> None:
+    """On the black ground of digits the mean alone is above the threshold with many of them."""
+    images = 1 - digits(12) if invert else digits(12)
+    targets, mean = (255 * images).round().to(torch.uint8), images.mean(0)
+    by_mean = ssim_pairs(mean.expand_as(images).clone(), images)
+    noise = torch.randn(12, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+    centred = images - mean
+    planted = centred + 0.1 * centred.flatten(1).std(1)[:, None, None, None] * noise
+    for x, n_confident in ((torch.zeros_like(planted), 0), (1e-3 * planted, 12)):
+        found = pairs_of(
+            x[None], targets, mean, iterations=(1,), keep="all", threshold=0.2, gap=0.0
+        )
+        assert (by_mean > 0.2).sum() >= 3
+        assert int(found.confident.sum()) == n_confident
+        if n_confident:
+            assert found.target_row.tolist() == list(range(12))

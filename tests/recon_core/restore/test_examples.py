@@ -68,6 +68,7 @@ def test_conditions_are_those_of_fit_to_range(dtype: str) -> None:
     x[48, 1, 2, 3] = np.inf
     mean[50:60][rng.random(mean[50:60].shape) < 0.05] = 0
     mean[60:70][rng.random(mean[60:70].shape) < 0.05] = 1
+    mean[72:76][rng.random(mean[72:76].shape) < 0.5] = 0  # a ground
     mean[70] = 0
     mean[71] = 1
     if dtype == "f4":
@@ -90,7 +91,7 @@ def test_a_batch_without_a_column_is_refused_by_name() -> None:
 
 def test_noise_examples_average_their_own_target() -> None:
     generator = torch.Generator().manual_seed(0)
-    images = torch.randint(0, 256, (50, 3, 8, 8), dtype=torch.uint8, generator=generator)
+    images = torch.randint(60, 196, (50, 3, 8, 8), dtype=torch.uint8, generator=generator)
     examples = noise_examples(
         images, n_examples=40, n_averaged=1, generator=torch.Generator().manual_seed(1)
     )
