@@ -16,17 +16,29 @@ from typing import Any, Literal
 
 import numpy.typing as npt
 
+from storage.foreign_weights import (
+    CODERS,
+    EMBEDDING,
+    INPUT_MEAN,
+    INPUT_STD,
+    NORMALISING,
+    Sizes,
+    foreign_layers,
+    is_row,
+    only_named,
+    stem_of,
+)
 from storage.weights import WeightFile, WeightsError
 
 Bias = Literal["none", "first", "all"]
 UnknownKind = Literal["normalisation", "activation", "other"]
 
 REPARAMETRISED = re.compile(r"weight_(g|v|orig|mask)$|parametrizations")
-NORMALISING = ("running_mean", "running_var", "num_batches_tracked")
 AMBIGUOUS = 2
 ELSEWHERE = (
     "try its features instead, as a program: palimpsest attack inversion --weights net.pt2 --trust"
 )
+AUTOENCODER = "palimpsest attack autoencoder --weights"
 
 
 @dataclass(frozen=True)
@@ -59,8 +71,9 @@ class Unknown:
 @dataclass(frozen=True)
 class Layers:
     """The layers from input to output, and what was found beside them. `architecture` is
-    `mlp:3072-1000-1000-1` or `conv:3x32:3072-1000-1`. `shape` (c, h, w) is known if it was given or
-    if a convolution tells it. `note` says what was guessed, or nothing."""
+    `mlp:3072-1000-1000-1` or `conv:3x32:3072-1000-1`. `shape` (c, h, w) is the given one; without,
+    that of a convolution is guessed, as with stride 1 and no padding. `note` says what was guessed.
+    """
 
     layers: tuple[Layer, ...]
     unknown: tuple[Unknown, ...]
@@ -86,15 +99,26 @@ def find_layers(file: WeightFile, shape: tuple[int, int, int] | None = None) -> 
             "pruning. What was trained is not the weights themselves, so the condition that this "
             "attack solves does not hold for them; attack a network that is trained without"
         )
+    refusal = foreign_layers(shapes, file.path, ELSEWHERE)
+    if refusal is not None:
+        raise WeightsError(refusal)
+    constants = {only_named(shapes, pattern) for pattern in (INPUT_MEAN, INPUT_STD)} - {None}
+    constant_shapes = {name: shapes.pop(name) for name in constants if name is not None}
     natural = sorted(shapes, key=natural_key)
     names = list(shapes) if file.in_order else natural
-    convolutions = [name for name in names if len(shapes[name]) == 4]
+    convolutions = [n for n in names if len(shapes[n]) == 4 and not is_row(n, shapes[n])]
+    others = [n for n in names if len(shapes[n]) in (3, 5) and n.endswith("weight")]
     dense = [name for name in names if len(shapes[name]) == 2]
-    if len(convolutions) > 1:
+    if len(convolutions) > 1 or others:
+        elsewhere = ELSEWHERE
+        if any(CODERS.search(name) for name in names):
+            elsewhere = f"is it an autoencoder? {AUTOENCODER} {file.path}"
+        found = [*convolutions, *others]
+        kind = "convolutions" if len(found) > 1 else "convolution in one or three dimensions"
         raise WeightsError(
-            f"{file.path} has {len(convolutions)} convolutions ({', '.join(convolutions[:4])}); "
+            f"{file.path} has {len(found)} {kind} ({', '.join(found[:4])}); "
             "this attack knows networks of dense layers with at most one convolution before them; "
-            f"{ELSEWHERE}"
+            f"{elsewhere}"
         )
     if not dense:
         raise WeightsError(
@@ -106,12 +130,22 @@ def find_layers(file: WeightFile, shape: tuple[int, int, int] | None = None) -> 
     biases, unknown = _biases(weights, names, shapes)
     layers = tuple(Layer(name, biases.get(name), shapes[name]) for name in weights)
     if len(layers) - len(convolutions) < 2:
+        if (shapes[ordered[0]][1],) in [shapes[name] for name in names]:
+            raise WeightsError(
+                f"{file.path} has one matrix, {ordered[0]} {shapes[ordered[0]]}, and a bias of its "
+                "inputs' length: an autoencoder whose decoder is the transposed encoder; save both "
+                f"as layers and give them to {AUTOENCODER}"
+            )
         raise WeightsError(
             f"{file.path} has a single dense layer, {ordered[0]} {shapes[ordered[0]]}; the attack "
             "needs at least one hidden dense layer: a linear model keeps one direction per output, "
             "not its images; attack one with a hidden layer"
         )
-    architecture, shape = _architecture(layers, shape, file)
+    architecture, shape, guess = _architecture(layers, shape, file)
+    note = " ".join(text for text in (note, guess) if text)
+    for name, size in constant_shapes.items():
+        if math.prod(size) not in (1, 3, layers[0].n_inputs):
+            unknown = (*unknown, Unknown(f"{name} {size}", "other"))
     return Layers(layers, unknown, architecture, shape, _bias_pattern(layers, file), note)
 
 
@@ -125,26 +159,37 @@ def natural_key(name: str) -> list[tuple[int, int, str]]:
 def _ordered(
     dense: Sequence[str],
     natural: Sequence[str],
-    shapes: Mapping[str, tuple[int, ...]],
+    shapes: Mapping[str, Sizes],
     file: WeightFile,
 ) -> tuple[list[str], str]:
+    """The dense layers from input to output, and what was guessed."""
     by_name = [name for name in natural if name in dense]
-    for names in (list(dense), by_name):
-        if _is_chain([shapes[name] for name in names]):
-            return names, ""
-    for names in (list(dense), by_name):
-        if _is_chain([shapes[name][::-1] for name in names]):
-            raise WeightsError(_transposed(names, shapes, file))
+    turned = _turned(dense, shapes)
+    if turned is not True:
+        for names in (list(dense), by_name):
+            if _is_chain([shapes[name] for name in names]):
+                _check_widths(names, shapes, file)
+                return names, ""
+    if turned is not False:
+        for names in (list(dense), by_name):
+            falls = shapes[names[0]][0] >= shapes[names[-1]][1]
+            if falls and _is_chain([shapes[name][::-1] for name in names]):
+                raise WeightsError(_transposed(names, shapes, file))
     chains = list(_first_chains(by_name, shapes))
-    if not chains:
+    widths = [(shapes[chain[0]][1], shapes[chain[-1]][0]) for chain in chains[:1]]
+    if not chains or (turned is False and widths[0][0] < widths[0][1]):
+        named = [name for name in dense if EMBEDDING.search(name)]
+        why = (
+            f"{named[0]} is of an embedding" if named else "this attack knows no branches or skips"
+        )
         raise WeightsError(
-            f"the matrices in {file.path} make no chain of dense layers, in which each takes in "
-            f"what the one before gives: {_listed({name: shapes[name] for name in dense})}; this "
-            f"attack knows plain multilayer networks only, without branches or skips; {ELSEWHERE}"
+            f"the matrices in {file.path} make no chain of dense layers "
+            f"({_listed({name: shapes[name] for name in dense}, 4)}): {why}; {ELSEWHERE}"
         )
     chain = chains[0]
-    if shapes[chain[0]][1] < shapes[chain[-1]][0]:
+    if turned is True:
         raise WeightsError(_transposed(chain[::-1], shapes, file))
+    _check_widths(chain, shapes, file, sure=False)
     note = "The names do not tell the order of the layers; it was found from their shapes."
     if len(chains) == AMBIGUOUS:
         note += (
@@ -154,9 +199,42 @@ def _ordered(
     return list(chain), note
 
 
-def _is_chain(shapes: Sequence[tuple[int, ...]]) -> bool:
-    fits = all(after[1] == before[0] for before, after in itertools.pairwise(shapes))
-    return fits and shapes[0][1] >= shapes[-1][0]
+def _turned(dense: Sequence[str], shapes: Mapping[str, Sizes]) -> bool | None:
+    """True if matrices are stored as (in, out), by their names or by the lengths of their biases;
+    None if neither tells."""
+    if any("kernel" in name.lower() for name in dense):
+        return True
+    vectors = [name for name in shapes if len(shapes[name]) == 1]
+    said = set()
+    for weight in dense:
+        rows, columns = shapes[weight]
+        own = next((v for v in vectors if _belongs(v, weight)), None)
+        if own is not None and rows != columns and shapes[own] in ((rows,), (columns,)):
+            said.add(shapes[own] == (columns,))
+    return said.pop() if len(said) == 1 else None
+
+
+def _check_widths(
+    names: Sequence[str], shapes: Mapping[str, Sizes], file: WeightFile, *, sure: bool = True
+) -> None:
+    """Raises WeightsError for a chain that gives more numbers than it takes."""
+    n_inputs, n_outputs = shapes[names[0]][1], shapes[names[-1]][0]
+    if n_inputs >= n_outputs:
+        return
+    other = (
+        ""
+        if sure
+        else "; or, if its matrices are stored as (in, out), as Keras and JAX do, transpose each "
+        "(w.T.contiguous())"
+    )
+    raise WeightsError(
+        f"{file.path} takes {n_inputs} numbers and gives {n_outputs}: a generator or decoder, "
+        f"which takes no images in; give a network that does{other}"
+    )
+
+
+def _is_chain(shapes: Sequence[Sizes]) -> bool:
+    return all(after[1] == before[0] for before, after in itertools.pairwise(shapes))
 
 
 def _first_chains(
@@ -176,9 +254,7 @@ def _first_chains(
         ]
 
 
-def _transposed(
-    names: Sequence[str], shapes: Mapping[str, tuple[int, ...]], file: WeightFile
-) -> str:
+def _transposed(names: Sequence[str], shapes: Mapping[str, Sizes], file: WeightFile) -> str:
     first = names[0]
     return (
         f"the matrices in {file.path} are stored as (in, out), as Keras and JAX do: {first} is "
@@ -207,7 +283,7 @@ def _biases(
     kinds: dict[str, UnknownKind] = {}
     for name in left:
         kind = _kind(name, left, shapes)
-        said = _stem(name) if kind != "other" else _described(name, weights, biases, shapes)
+        said = stem_of(name) if kind != "other" else _described(name, weights, biases, shapes)
         kinds.setdefault(said, kind)
     return biases, tuple(Unknown(stem, kind) for stem, kind in kinds.items())
 
@@ -219,30 +295,24 @@ def _described(
     shapes: Mapping[str, tuple[int, ...]],
 ) -> str:
     fits = [w for w in weights if w not in biases and shapes[name] == (shapes[w][0],)]
-    near = [w for w in fits if _stem(w) == _stem(name)] or fits
+    near = [w for w in fits if stem_of(w) == stem_of(name)] or fits
     said = f"{name} {shapes[name]}"
     if len(near) == 1:
-        said += f" (if it is the bias of {near[0]}, rename it to {_stem(near[0])}.bias)"
+        said += f" (if it is the bias of {near[0]}, rename it to {stem_of(near[0])}.bias)"
     return said
-
-
-def _stem(name: str) -> str:
-    """What the tensors of one layer share: `0.weight` and `0.bias` have `0`."""
-    stem, dot, _last = name.rpartition(".")
-    return stem if dot else name
 
 
 def _belongs(vector: str, weight: str) -> bool:
     """`fc1.bias` to `fc1.weight`, `b1` to `W1`, `fc1_bias` to `fc1_weight`, `bias` to `weight`."""
     if "." in weight or "." in vector:
-        return _stem(vector) == _stem(weight) and vector.rpartition(".")[2] in ("bias", "b")
+        return stem_of(vector) == stem_of(weight) and vector.rpartition(".")[2] in ("bias", "b")
     plain = [re.sub(r"weights?|bias(es)?|kernel|^w|^b", "", n.lower()) for n in (vector, weight)]
     return plain[0] == plain[1]
 
 
 def _kind(name: str, left: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> UnknownKind:
-    stem = _stem(name)
-    siblings = [other for other in left if _stem(other) == stem]
+    stem = stem_of(name)
+    siblings = [other for other in left if stem_of(other) == stem]
     if any(other.rpartition(".")[2] in NORMALISING for other in siblings):
         return "normalisation"
     if any(other.rpartition(".")[2] == "weight" for other in siblings) and len(shapes[name]) == 1:
@@ -253,7 +323,8 @@ def _kind(name: str, left: Sequence[str], shapes: Mapping[str, tuple[int, ...]])
 
 def _architecture(
     layers: Sequence[Layer], shape: tuple[int, int, int] | None, file: WeightFile
-) -> tuple[str, tuple[int, int, int] | None]:
+) -> tuple[str, tuple[int, int, int] | None, str]:
+    """(the architecture's name, the images' shape if it is known, what was guessed)."""
     dense = [layer for layer in layers if len(layer.shape) == 2]
     sizes = [dense[0].n_inputs, *(layer.n_outputs for layer in dense)]
     if dense[0] is layers[0]:
@@ -262,15 +333,21 @@ def _architecture(
                 f"the first layer of {file.path} takes {sizes[0]} numbers, but images of "
                 f"{'x'.join(map(str, shape))} have {math.prod(shape)}; correct --shape"
             )
-        return "mlp:" + "-".join(map(str, sizes)), shape
+        return "mlp:" + "-".join(map(str, sizes)), shape, ""
     n_channels, n_colours, kernel, kernel_wide = layers[0].shape
     n_positions, rest = divmod(sizes[0], n_channels)
     side = math.isqrt(n_positions)
     where = f"{layers[0].weight} {layers[0].shape} in {file.path}"
     if kernel != kernel_wide:
         raise WeightsError(f"{where} has no square kernel, which this attack needs; {ELSEWHERE}")
+    guess = ""
     if shape is None and side**2 == n_positions and not rest:
         shape = (n_colours, side + kernel - 1, side + kernel - 1)
+        guess = (
+            f"Images of {shape[1]}x{shape[2]} are a guess, as if {layers[0].weight} had stride 1 "
+            f"and no padding; if they are of {side}x{side} it has padding, which this attack does "
+            "not know, and if larger, a stride or pooling. Give --shape."
+        )
     expected = [] if shape is None else [edge - kernel + 1 for edge in shape[1:]]
     fits = shape is not None and shape[0] == n_colours and min(expected) > 0
     if shape is None or not fits or math.prod(expected) != n_positions or rest:
@@ -281,7 +358,7 @@ def _architecture(
             f"are no squares, or {ELSEWHERE}"
         )
     text = f"conv:{kernel}x{n_channels}:" + "-".join(map(str, [math.prod(shape), *sizes[1:]]))
-    return text, shape
+    return text, shape, guess
 
 
 def _bias_pattern(layers: Sequence[Layer], file: WeightFile) -> Bias:
@@ -296,7 +373,7 @@ def _bias_pattern(layers: Sequence[Layer], file: WeightFile) -> Bias:
     raise WeightsError(
         f"in {file.path} only {those} have biases; this attack knows networks with biases in no "
         "layer, in the first, or in all; if others are there under another name, rename them as "
-        f"{_stem(layers[0].weight)}.bias, or {ELSEWHERE}"
+        f"{stem_of(layers[0].weight)}.bias, or {ELSEWHERE}"
     )
 
 

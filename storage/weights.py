@@ -15,7 +15,6 @@ import os
 import pickle
 import warnings
 import zipfile
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,37 +23,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from storage.errors import SourceError
 from storage.files import machine_memory, open_regular
+from storage.foreign_weights import (
+    HOW_TO_SAVE,
+    HOW_TO_SAVE_GRADIENTS,
+    WeightsError,
+    foreign_archive,
+    foreign_format,
+    foreign_tensors,
+)
+from storage.state_dicts import COUNTERS, state_dict_in, weights_alone
+
+__all__ = ["METADATA", "WeightFile", "WeightsError", "check_weights_file", "read_weights"]
 
 METADATA = "palimpsest"
 """The entry of a safetensors file that describes the network, as JSON, in this project's own."""
-
-STATE_DICT_KEYS = (
-    *("state_dict", "model_state_dict", "model", "net", "network", "module", "weights", "params"),
-    *("ema", "model_ema", "state_dict_ema", "ema_state_dict"),
-)
-"""Where training scripts put the state dict beside an optimiser and an epoch, best first. Averages
-over steps come last: they are no point at which a training ended."""
-
-NOT_OF_NETWORKS = ("optim", "sched", "scaler")
-
-DEEPEST = 4
-
-PREFIXES = ("module.", "_orig_mod.", "model.")
-
-COUNTERS = ("num_batches_tracked", "relative_position_index")
-"""The only integers that belong to a network: of batch normalisations and of windowed attention."""
-
-HOW_TO_SAVE = (
-    "save the tensors alone: torch.save(net.state_dict(), 'victim.pt'), or "
-    "safetensors.torch.save_file(net.state_dict(), 'victim.safetensors')"
-)
-
-
-class WeightsError(SourceError):
-    """The weights cannot be used as asked: fix the file or the `--weights` argument."""
-
 
 WIDENING = 16
 """A state dict has this many times its file's bytes at most: layers may share their weights."""
@@ -66,7 +49,8 @@ class WeightFile:
 
     `kind` is "safetensors" or "torch". A torch file keeps the order in which the layers were made;
     a safetensors file is sorted and has none. `sha256` is of the file. `inside`: the keys that lead
-    to the state dict in what was saved, "model.ema"; empty where it is the whole.
+    to the state dict in what was saved, "model.ema"; empty where it is the whole. `left_out`: what
+    was read and is no weight, each with its reason.
     """
 
     path: Path
@@ -74,6 +58,7 @@ class WeightFile:
     tensors: dict[str, npt.NDArray[Any]]
     sha256: str
     inside: str = ""
+    left_out: tuple[str, ...] = ()
 
     @property
     def in_order(self) -> bool:
@@ -81,30 +66,55 @@ class WeightFile:
         return self.kind == "torch"
 
 
-def read_weights(path: Path) -> WeightFile:
+def read_weights(path: Path, option: str = "--weights") -> WeightFile:
     """The tensors in a safetensors file or in a state dict saved by `torch.save`.
 
     The state dict may lie in other dicts: under one of `STATE_DICT_KEYS`, the first that there is,
-    or anywhere as the only dict of tensors. Raises WeightsError for no such file, another format,
-    objects other than tensors, no tensors, integer tensors, NaN or infinite entries, more numbers
-    than the file has bytes for.
+    or anywhere as the only dict of tensors. Counters, indices and masks are left out, and averages
+    over steps beside their network. Raises WeightsError, with advice about `option`, for no such
+    file, another format, objects other than tensors, no tensors, quantised ones, adapters without
+    their network, NaN or infinite entries, more numbers than the file has bytes for.
     """
+    try:
+        return _read(path)
+    except WeightsError as error:
+        text = str(error).replace("--weights", option)
+        if option == "--gradients":
+            text = text.replace(HOW_TO_SAVE, HOW_TO_SAVE_GRADIENTS)
+        raise WeightsError(text) from error
+
+
+def _read(path: Path) -> WeightFile:
     content, inside = _content(path), ""
-    if content.startswith((b"PK\x03\x04", b"\x80")):  # a zip archive; a pickle
+    left_out: list[str] = []
+    length = int.from_bytes(content[:8], "little")
+    is_safe = content[8:9] == b"{"
+    if is_safe and (length <= len(content) or not content.startswith(b"\x80")):
+        refusal = foreign_format(b"", path)
+        kind = "safetensors"
+    else:
+        refusal = foreign_format(content, path)
+        kind = "torch"
+    if refusal is not None:
+        raise WeightsError(refusal)
+    if kind == "safetensors":
+        found = _safetensors(content, path)
+    elif content.startswith((b"PK\x03\x04", b"\x80")):  # a zip archive; a pickle
         _check_archive(content, path)
-        kind, (inside, found) = "torch", _state_dict(_torch_load(content, path), path)
-    elif content[8:9] == b"{":
-        kind, found = "safetensors", _safetensors(content, path)
+        inside, found, left_out = state_dict_in(_torch_load(content, path), path)
     else:
         raise WeightsError(
             f"{path} is neither a safetensors file nor one that torch.save wrote; {HOW_TO_SAVE}"
         )
     if not found:
         raise WeightsError(f"{path} has no tensors in it; {HOW_TO_SAVE}")
-    found = _without_prefixes(found)
+    if (refusal := foreign_tensors(found, path)) is not None:
+        raise WeightsError(refusal)
     _check_sizes(found, len(content), path)
-    tensors = {name: _array(name, value, path) for name, value in found.items()}
-    return WeightFile(path, kind, tensors, hashlib.sha256(content).hexdigest(), inside)
+    weights, more = weights_alone(found, path)
+    tensors = {name: _array(name, value, path) for name, value in weights.items()}
+    sha256 = hashlib.sha256(content).hexdigest()
+    return WeightFile(path, kind, tensors, sha256, inside, (*left_out, *more))
 
 
 def check_weights_file(path: Path) -> int:
@@ -141,8 +151,11 @@ def _check_archive(content: bytes, path: Path) -> None:
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             n_bytes = sum(member.file_size for member in archive.infolist())
+            refusal = foreign_archive(archive.namelist(), path)
     except (zipfile.BadZipFile, ValueError, NotImplementedError):
         return  # torch says what is wrong with it
+    if refusal is not None:
+        raise WeightsError(refusal)
     if n_bytes > len(content):
         raise WeightsError(
             f"{path} is an archive of {len(content):,} bytes that unpacks to {n_bytes:,}, which "
@@ -222,81 +235,19 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or ["no message"])[0][:200]
 
 
-def _state_dict(loaded: Any, path: Path) -> tuple[str, dict[str, Any]]:
-    import torch
-
-    if not isinstance(loaded, Mapping):
-        raise WeightsError(f"{path} holds a {type(loaded).__name__}, no state dict; {HOW_TO_SAVE}")
-    others = [f"{k} ({type(v).__name__})" for k, v in loaded.items() if not torch.is_tensor(v)]
-    if not others:
-        return "", {str(name): tensor for name, tensor in loaded.items()}
-    found = _state_dicts(loaded)
-    first = min((_rank(keys[0]) for keys in found), default=0)
-    best = [keys for keys in found if _rank(keys[0]) == first]
-    if len(best) == 1:
-        (keys,) = best
-        return ".".join(keys), {str(name): tensor for name, tensor in found[keys].items()}
-    if best:
-        listed = ", ".join(f"{'.'.join(k)} ({len(found[k])} tensors)" for k in best[:6])
-        inner = "".join(f"[{key!r}]" for key in best[0])
-        raise WeightsError(
-            f"{path} holds {len(best)} dicts of tensors: {listed}; save the one that is meant, "
-            f"torch.save(torch.load('{path.name}'){inner}, 'victim.pt')"
-        )
-    raise WeightsError(
-        f"{path} holds {', '.join(others[:4])}, where only tensors are accepted, and no dict of "
-        f"tensors (looked for under {', '.join(STATE_DICT_KEYS)} and everywhere else); "
-        f"{HOW_TO_SAVE}"
-    )
-
-
-def _state_dicts(loaded: Mapping[Any, Any]) -> dict[tuple[str, ...], Mapping[Any, Any]]:
-    import torch
-
-    found: dict[tuple[str, ...], Mapping[Any, Any]] = {}
-    seen = {id(loaded)}
-    left: deque[tuple[tuple[str, ...], Mapping[Any, Any]]] = deque([((), loaded)])
-    while left:
-        above, outer = left.popleft()
-        for key, inner in outer.items():
-            if not isinstance(key, str) or key.lower().startswith(NOT_OF_NETWORKS):
-                continue
-            if not isinstance(inner, Mapping) or not inner or id(inner) in seen:
-                continue
-            seen.add(id(inner))
-            if all(torch.is_tensor(value) for value in inner.values()):
-                if any(value.dim() > 1 for value in inner.values()):
-                    found[*above, key] = inner
-            elif len(above) + 1 < DEEPEST:
-                left.append(((*above, key), inner))
-    return found
-
-
-def _rank(key: str) -> int:
-    return STATE_DICT_KEYS.index(key) if key in STATE_DICT_KEYS else len(STATE_DICT_KEYS)
-
-
-def _without_prefixes(tensors: dict[str, Any]) -> dict[str, Any]:
-    while True:
-        prefix = next((p for p in PREFIXES if all(n.startswith(p) for n in tensors)), None)
-        if prefix is None:
-            return tensors
-        tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
-
-
 def _array(name: str, tensor: Any, path: Path) -> npt.NDArray[Any]:
     import torch
 
     if name.rpartition(".")[2] in COUNTERS:
         return np.asarray(tensor.numpy())
     dense = tensor.layout == torch.strided and not tensor.is_meta
-    if not dense or tensor.is_quantized or not tensor.is_floating_point():
+    if not dense or not tensor.is_floating_point():
         kind = str(tensor.dtype).removeprefix("torch.")
         if not dense:
             kind = "on no device" if tensor.is_meta else "sparse"
         raise WeightsError(
             f"{name} in {path} is {kind}; weights must be dense floating point numbers: save the "
-            "network before it is quantised, and without masks and counters"
+            "network without it, or as such numbers"
         )
     wide = tensor if tensor.dtype == torch.float64 else tensor.float()
     array = np.asarray(wide.detach().contiguous().numpy())

@@ -6,6 +6,7 @@ import itertools
 import os
 import pickle
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,7 @@ def test_several_dicts_of_tensors_are_listed_with_what_takes_one(tmp_path: Path)
         read_weights(path)
     round_about: dict[str, Any] = {"a": {"b": 1}}
     round_about["a"]["again"] = round_about
-    with pytest.raises(WeightsError, match=r"holds a \(dict\),.*looked for under state_dict,.*ema"):
+    with pytest.raises(WeightsError, match=r"holds a \(dict\), and no dict of tensors under state"):
         read_weights(saved(tmp_path, round_about))
 
 
@@ -180,8 +181,7 @@ def with_entry(value: Tensor) -> dict[str, Tensor]:
         ({}, "no tensors"),
         ([torch.ones(2)], "holds a list"),
         ({"a": torch.ones(2), "epoch": 3}, r"holds epoch \(int\)"),
-        (with_entry(torch.ones(3, dtype=torch.int64)), "extra .* is int64"),
-        (with_entry(torch.ones(3, dtype=torch.bool)), "extra .* is bool"),
+        (with_entry(torch.ones(3, 3, dtype=torch.int8)), "extra .* is quantised"),
         (with_entry(torch.ones(3, dtype=torch.complex64)), "extra .* is complex64"),
         (with_entry(torch.eye(3).to_sparse()), "extra .* is sparse"),
         (with_entry(torch.tensor([1.0, torch.nan, torch.inf])), "2 of 3 entries"),
@@ -201,7 +201,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match=r"pipe cannot be read: it is a pipe.*--weights a file"):
         read_weights(tmp_path / "pipe")
     path = tmp_path / "weights"
-    for content in (b"", b"hello", b"\x89HDF\r\n\x1a\n" + bytes(64)):
+    for content in (b"", b"hello"):
         path.write_bytes(content)
         with pytest.raises(WeightsError, match="neither a safetensors file"):
             read_weights(path)
@@ -317,7 +317,8 @@ def test_a_convolution_tells_the_images_shape() -> None:
     shapes = {"conv.weight": (4, 3, 3, 3), "fc.weight": (7, 4 * 30 * 30), "out.weight": (1, 7)}
     layers = find_layers(file_of(shapes))
     assert (layers.architecture, layers.shape) == ("conv:3x4:3072-7-1", (3, 32, 32))
-    assert find_layers(file_of(shapes), (3, 32, 32)) == layers
+    assert "if they are of 30x30 it has padding" in layers.note
+    assert find_layers(file_of(shapes), (3, 32, 32)) == replace(layers, note="")
     oblong = find_layers(file_of(shapes | {"fc.weight": (7, 4 * 6 * 10)}), (3, 8, 12))
     assert oblong.architecture == "conv:3x4:288-7-1"
     with pytest.raises(WeightsError, match="on images of 3x28x28"):

@@ -202,7 +202,10 @@ def _slopes(
         shape in ((), (1,), (width,)) for shape, width in zip(shapes, hidden, strict=False)
     )
     if left and not fits:
-        described = ", ".join(one.name for one in unknown[:4])
+        others = [one.name for one in unknown] or [
+            f"{n} {file.tensors[n].shape}, which inputs may be normalised by" for n in left
+        ]
+        described = ", ".join(others[:4])
         raise WeightsError(
             f"{file.path} has tensors beside its dense layers ({described}) which "
             f"are no PReLUs; save the network without them, {HOW_ELSE}"

@@ -3,6 +3,8 @@ image that was subtracted in training, pictures to score against, and decoys."""
 
 from __future__ import annotations
 
+import math
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,8 @@ from tasks.attack_file.pictures import LUMA, Named, Shape, Split, read_source
 
 GREY = 0.5
 """The mean that is assumed when nothing is known."""
+MANY_OUTPUTS = 100
+"""Outputs up to which a network is a classifier, however few inputs it has."""
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -68,6 +72,8 @@ class Victim:
             facts["leak"] = network.leak
         if self.start is not None:
             facts["start"] = str(self.start.file.path)
+        if self.file.left_out:
+            facts["left out"] = "; ".join(self.file.left_out)
         return facts | ({"note": self.layers.note} if self.layers.note else {})
 
 
@@ -87,7 +93,9 @@ def read_victim(
     file = read_weights(weights)
     layers = find_layers(file, shape)
     text = layers.architecture
-    if arch is not None:
+    if arch is None:
+        _check_classifies(weights, layers)
+    else:
         given, found = parse_architecture(arch, shape), parse_architecture(text, layers.shape)
         if (given.network, given.d, given.n_outputs) != (found.network, found.d, found.n_outputs):
             raise WeightsError(
@@ -106,12 +114,35 @@ def read_victim(
     return Victim(file, layers, architecture, parameters, start)
 
 
+def _check_classifies(path: Path, layers: Layers) -> None:
+    """Raises WeightsError for a network that gives about as many numbers as it takes."""
+    n_inputs = layers.layers[0].n_inputs if layers.shape is None else math.prod(layers.shape)
+    n_outputs = layers.layers[-1].n_outputs
+    if n_outputs < max(MANY_OUTPUTS, n_inputs / 2):
+        return
+    what = "an autoencoder" if n_outputs == n_inputs else "an autoencoder or a denoiser"
+    raise WeightsError(
+        f"{path} takes {n_inputs} numbers and gives {n_outputs}: {what}; for an autoencoder, "
+        f"palimpsest attack autoencoder --weights {path}; for a classifier of {n_outputs} classes, "
+        f"give --arch {layers.architecture}"
+    )
+
+
 def read_first_layer(
     path: Path, first: Layer, parameters: Parameters, option: str, fix: str
 ) -> Start:
-    """The first layer in a file of `option`: by its name, or the only tensor of its shape. Raises
-    WeightsError, of which `fix` is the end, if there is none."""
-    file = read_weights(path)
+    """The first layer in a file of `option`: by its name, as the only tensor of its shape, or as
+    the first of the same network's layers. Raises WeightsError, of which `fix` is the end, if there
+    is none."""
+    file = read_weights(path, option)
+    with suppress(WeightsError):
+        if first.weight not in file.tensors:
+            own = find_layers(file).layers[0]
+            if own.shape == first.shape:
+                names = {first.weight: own.weight, first.bias: own.bias}
+                file = replace(file, tensors={**file.tensors} | {
+                    str(name): file.tensors[found] for name, found in names.items() if found
+                })  # fmt: skip
 
     def named(name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
         found = file.tensors.get(name)
@@ -120,6 +151,8 @@ def read_first_layer(
             found = alike[0]
         if found is None or found.shape != shape:
             what = "has none" if found is None else f"has {name} {found.shape}"
+            if found is None and len(alike) > 1:
+                what = f"has {len(alike)} tensors of that shape, none of them called {name}"
             raise WeightsError(
                 f"{option} {path} {what}; expected the first layer's {name} {shape} {fix}"
             )

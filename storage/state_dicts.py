@@ -1,0 +1,177 @@
+"""The state dict of one network in what a training script saved, and the weights in it: counters,
+indices, masks and averages over steps are left out, each with its reason."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from storage.errors import listed
+from storage.foreign_weights import HOW_TO_SAVE, WeightsError
+
+STATE_DICT_KEYS = (
+    *("state_dict", "model_state_dict", "model", "net", "network", "module", "weights", "params"),
+    *("ema", "model_ema", "state_dict_ema", "ema_state_dict"),
+)
+"""Where training scripts put the state dict beside an optimiser and an epoch, best first. Averages
+over steps come last: they are no point at which a training ended."""
+
+NOT_OF_NETWORKS = ("optim", "sched", "scaler")
+
+DEEPEST = 4
+
+PREFIXES = (
+    *("module.", "_module.", "_orig_mod.", "model.", "net.", "network."),
+    *("_forward_module.", "_fsdp_wrapped_module.", "ema_model.", "online_model."),
+)
+"""What wrappers put before every name: data parallel, Opacus, torch.compile, Lightning, EMA."""
+
+COUNTERS = ("num_batches_tracked", "relative_position_index")
+"""The only integers that belong to a network: of batch normalisations and of windowed attention."""
+
+KEPT_BESIDE = re.compile(
+    r"(^|[._])(n_averaged|initted|num_updates|(global_)?steps?|epoch|decay|update_count)$"
+)
+"""Single numbers that averages over steps (SWA, EMA) and training scripts keep beside a network."""
+
+AVERAGES = re.compile(r"(^|_)(ema|shadow|averaged?)(_|$)")
+"""First part of the names of an average over steps that is saved beside its network."""
+
+
+def state_dict_in(loaded: Any, path: Path) -> tuple[str, dict[str, Any], list[str]]:
+    """(the keys that lead to the state dict, the state dict, what beside it is left out)."""
+    import torch
+
+    if not isinstance(loaded, Mapping):
+        what = type(loaded).__name__
+        if _is_list_of_tensors(loaded):
+            what = f"{what} of {len(loaded)} tensors without names"
+        raise WeightsError(f"{path} holds a {what}, no state dict; {HOW_TO_SAVE}")
+    if "param_groups" in loaded and "state" in loaded:
+        raise WeightsError(
+            f"{path} holds the state of an optimiser, not of a network; {HOW_TO_SAVE}"
+        )
+    others = {str(k): v for k, v in loaded.items() if not torch.is_tensor(v)}
+    own = {str(name): tensor for name, tensor in loaded.items() if torch.is_tensor(tensor)}
+    if not others:
+        return "", own, []
+    found = _state_dicts(loaded)
+    first = min((_rank(keys[0]) for keys in found), default=0)
+    best = [keys for keys in found if _rank(keys[0]) == first]
+    if len(best) == 1:
+        (keys,) = best
+        return ".".join(keys), {str(name): tensor for name, tensor in found[keys].items()}, []
+    if best:
+        named = ", ".join(f"{'.'.join(k)} ({len(found[k])} tensors)" for k in best[:6])
+        inner = "".join(f"[{key!r}]" for key in best[0])
+        raise WeightsError(
+            f"{path} holds {len(best)} dicts of tensors: {named}; save the one that is meant, "
+            f"torch.save(torch.load('{path.name}'){inner}, 'victim.pt')"
+        )
+    plain = all(value is None or isinstance(value, int | float | str) for value in others.values())
+    if plain and any(tensor.dim() > 1 for tensor in own.values()):
+        return "", own, [f"{name} (a {type(v).__name__})" for name, v in others.items()]
+    if any("_packed_params" in name for name in others):
+        raise WeightsError(_quantised(next(iter(others)), path))
+    lists = [name for name, value in others.items() if _is_list_of_tensors(value)]
+    if lists:
+        average = "shadow_params" in lists
+        fix = "ema.copy_to(net.parameters()), then " if average else ""
+        raise WeightsError(
+            f"{path} holds {lists[0]}, a list of tensors without names, no state dict; "
+            f"{fix}{HOW_TO_SAVE}"
+        )
+    types = [f"{name} ({type(value).__name__})" for name, value in others.items()]
+    raise WeightsError(
+        f"{path} holds {listed(types)}, and no dict of tensors under state_dict, model or "
+        f"any other key; {HOW_TO_SAVE}"
+    )
+
+
+def _is_list_of_tensors(value: Any) -> bool:
+    import torch
+
+    return isinstance(value, list | tuple) and bool(value) and any(map(torch.is_tensor, value))
+
+
+def _state_dicts(loaded: Mapping[Any, Any]) -> dict[tuple[str, ...], Mapping[Any, Any]]:
+    import torch
+
+    found: dict[tuple[str, ...], Mapping[Any, Any]] = {}
+    seen = {id(loaded)}
+    left: deque[tuple[tuple[str, ...], Mapping[Any, Any]]] = deque([((), loaded)])
+    while left:
+        above, outer = left.popleft()
+        for key, inner in outer.items():
+            if not isinstance(key, str) or key.lower().startswith(NOT_OF_NETWORKS):
+                continue
+            if not isinstance(inner, Mapping) or not inner or id(inner) in seen:
+                continue
+            seen.add(id(inner))
+            if all(torch.is_tensor(value) for value in inner.values()):
+                if any(value.dim() > 1 for value in inner.values()):
+                    found[*above, key] = inner
+            elif len(above) + 1 < DEEPEST:
+                left.append(((*above, key), inner))
+    return found
+
+
+def _rank(key: str) -> int:
+    return STATE_DICT_KEYS.index(key) if key in STATE_DICT_KEYS else len(STATE_DICT_KEYS)
+
+
+def weights_alone(found: dict[str, Any], path: Path) -> tuple[dict[str, Any], list[str]]:
+    """(the tensors of one network, names without prefixes; what was left out, with reasons)."""
+    kept, left_out = {}, []
+    for name, tensor in found.items():
+        if (why := _no_weight(name, tensor, path)) is None:
+            kept[name] = tensor
+        else:
+            left_out.append(f"{name} ({why})")
+    averages = [n for n in kept if AVERAGES.search(n.partition(".")[0]) and "." in n]
+    if 0 < len(averages) < len(kept):
+        kept = {name: tensor for name, tensor in kept.items() if name not in averages}
+        left_out.append(f"{len(averages)} tensors such as {averages[0]} (an average over steps)")
+    if not kept:
+        raise WeightsError(f"{path} has no weights in it, only {listed(left_out)}; {HOW_TO_SAVE}")
+    return _without_prefixes(kept), left_out
+
+
+def _no_weight(name: str, tensor: Any, path: Path) -> str | None:
+    """Why a tensor is none of a network's weights; None if it is one. Raises WeightsError for those
+    that are weights and cannot be used."""
+    import torch
+
+    last = name.rpartition(".")[2]
+    if tensor.is_quantized:
+        raise WeightsError(_quantised(name, path))
+    if last in COUNTERS or tensor.is_complex() or tensor.layout != torch.strided or tensor.is_meta:
+        return None
+    if tensor.numel() == 1 and KEPT_BESIDE.search(name):
+        return "a counter"
+    if tensor.is_floating_point():
+        return None
+    if tensor.numel() == 1:
+        return "a single whole number"
+    small = tensor.dtype in (torch.int8, torch.uint8) and tensor.dim() > 1
+    if small or re.search(r"(^|\.|q|_)(weight|zeros)$", name):
+        raise WeightsError(_quantised(name, path))
+    return "a mask" if tensor.dtype == torch.bool else "indices"
+
+
+def _quantised(name: str, path: Path) -> str:
+    return (
+        f"{name} in {path} is quantised; the attack needs the weights as training left them: save "
+        "the network before it is quantised"
+    )
+
+
+def _without_prefixes(tensors: dict[str, Any]) -> dict[str, Any]:
+    while True:
+        prefix = next((p for p in PREFIXES if all(n.startswith(p) for n in tensors)), None)
+        if prefix is None:
+            return tensors
+        tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
