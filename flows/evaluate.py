@@ -108,6 +108,7 @@ def summary_rows(record: dict[str, Any]) -> list[dict[str, Any]]:
         for side, suffix in (("targets", ""), ("decoys", " decoys")):
             summary = method[side]["summary"]
             row[f"good{suffix}"] = f"{summary['n_good']}/{summary['n']}"
+            row[f"identified{suffix}"] = f"{summary['n_identified']}/{summary['n']}"
             row[f"SSIM{suffix}"] = rounded(summary["mean_ssim"])
             row[f"HaarPSI{suffix}"] = rounded(summary["mean_haarpsi"])
         closed = record.get("span", {}).get("headroom_closed", {}).get(name)

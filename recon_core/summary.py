@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from recon_core.matching import best_per_target
+from recon_core.matching import GAP, best_per_target
 from recon_core.metrics import haarpsi_pairs, ssim_matrix, ssim_pairs
 
 N_BOOTSTRAP = 2000
@@ -40,7 +40,8 @@ class BestMatches:
 
 
 class Summary(TypedDict):
-    """One side (targets or decoys) of one method. Without images, fractions and means are None."""
+    """One side (targets or decoys) of one method. Without images, fractions and means are None;
+    `n_identified` (`recon_core.matching.identified`) is None where leads were not given."""
 
     n: int
     n_good: int
@@ -53,6 +54,7 @@ class Summary(TypedDict):
     best_ssim: float | None
     n_good_ssim3: int
     mean_ssim3: float | None
+    n_identified: int | None
 
 
 class Comparison(TypedDict):
@@ -127,8 +129,10 @@ def summarise(
     ssim3: npt.NDArray[np.float64],
     *,
     good_threshold: float,
+    lead: npt.NDArray[np.float64] | None = None,
 ) -> Summary:
-    """Counts and means of the scores of each image; good means strictly above the threshold."""
+    """Counts and means of the scores of each image; good means strictly above the threshold.
+    `lead`: how far its best picture's SSIM with it is above that with any other image."""
     n = len(ssim)
     n_good = int((ssim > good_threshold).sum())
     return Summary(
@@ -143,6 +147,7 @@ def summarise(
         best_ssim=float(ssim.max()) if n else None,
         n_good_ssim3=int((ssim3 > good_threshold).sum()),
         mean_ssim3=float(ssim3.mean()) if n else None,
+        n_identified=None if lead is None else int((lead >= GAP).sum()),
     )
 
 

@@ -6,9 +6,10 @@ of the same source that no run of the store was trained on, and a victim whose a
 counts, its images scoring 0.
 
 Methods: `plain` (the attack's pictures at the iterations that the restorers see), `plain_<kind>`
-(those of a further attack on the same victims), `plain_all` (at all saved iterations), `vote` (per
-image the mean of nearly nearest candidates: the KKT paper), the classical denoisers of `baselines`,
-restorers from elsewhere (`external`), and per restorer either `<name>` (one deterministic answer)
+(those of a further attack on the same victims), `mean_image` (a control: the mean of the victim's
+training images, a picture that shows none of them), `plain_all` (at all saved iterations), `vote`
+(per image the mean of nearly nearest candidates: the KKT paper), the classical denoisers of
+`baselines`, restorers from elsewhere (`external`), and per restorer either `<name>` (one answer)
 or `<name>_x1` and `<name>_x<n>` (one sample; the mean of n, which is the image restoration paper's
 guard against hallucination, with how far the n samples disagree). With `span`, each of these and
 `plain` has a twin `<method>_projected`, and `oracle` is the images' own projections.
@@ -74,6 +75,7 @@ from tasks.evaluation.record import (
 from tasks.evaluation.scores import Bench, LoadRestorer
 from tasks.evaluation.settings import (
     BASELINES,
+    CONTROL,
     ORACLE,
     PROJECTED,
     Baseline,
@@ -83,6 +85,7 @@ from tasks.evaluation.settings import (
 from tasks.evaluation.span import SPAN, describe_span, experiment_of, find_span, projection_on
 from tasks.evaluation.sweep import (
     VictimScores,
+    control_of,
     criteria_of_runs,
     split_in_halves,
     vote_of_runs,
@@ -147,7 +150,7 @@ def evaluate(
     work = Work(
         folder=out / "cache",
         key=[CACHE_VERSION, inputs, config.decoy_seed],
-        n_jobs=sum(len(v.runs) * len(steps) + 2 + config.span for v in victims) + 1,
+        n_jobs=sum(len(v.runs) * len(steps) + 3 + config.span for v in victims) + 1,
         on_progress=on_progress,
     )
     scores = [
@@ -258,6 +261,9 @@ def _score_victim(
         [config.restore_iterations, config.vote_ratio, members],
         partial(vote_of_runs, bench, victim),
     )["vote"]
+    scores.control = work.do(
+        victim_file(victim.number, CONTROL), CONTROL, [], lambda _advance: control_of(bench, victim)
+    )[CONTROL]
     scores.criteria = work.do(
         victim_file(victim.number, "criteria"),
         "criteria",
@@ -281,10 +287,17 @@ def _scored(
             parts.setdefault(method, []).append(arrays)
             if method == last_attack:
                 parts.setdefault("vote", []).append(of_victim.vote)
+                parts.setdefault(CONTROL, []).append(of_victim.control)
         if config.span:
             parts.setdefault(ORACLE, []).append(of_victim.oracle)
     arrays_of = joined(parts, [of_victim.victim for of_victim in scores])
-    kinds = {"plain": "attack", "plain_all": "attack", "vote": "vote", ORACLE: ORACLE}
+    kinds = {
+        "plain": "attack",
+        "plain_all": "attack",
+        "vote": "vote",
+        CONTROL: "control",
+        ORACLE: ORACLE,
+    }
     kinds |= {name: PROJECTED[1:] for name in arrays_of if name.endswith(PROJECTED)}
     kinds |= dict.fromkeys(config.baselines, "classical") | dict.fromkeys(
         config.external, "external"

@@ -20,7 +20,7 @@ from storage.files import write_file
 from storage.sources.load import ImageSet
 from tasks.evaluation.record import SIDES, Arrays
 from tasks.evaluation.scores import N_UNLIKE, Bench, read_candidates
-from tasks.evaluation.settings import ORACLE, PROJECTED
+from tasks.evaluation.settings import CONTROL, ORACLE, PROJECTED
 from tasks.evaluation.sweep import VictimScores, chosen_unlike
 from tasks.evaluation.victims import Victim
 from tasks.page.pictures import eight_bits
@@ -33,7 +33,7 @@ EXAMPLE_EDGES = (-1.0, 0.2, 0.3, 0.4, 0.5, 0.6, 1.0)
 """What a threshold of SSIM means is seen in pairs of every bin between these (KKT paper, figure
 8)."""
 N_EXAMPLES = {"targets": 8, "decoys": 4}
-OF_VICTIMS = ("vote", ORACLE)
+OF_VICTIMS = ("vote", CONTROL, ORACLE)
 """Steps with one checkpoint for all runs of a victim."""
 
 
@@ -43,10 +43,14 @@ def choose_rows(
     """(grid, appendix): the rows with the best SSIM of `plain` (image restoration paper, figure 1),
     and those with the best of the method that restores best by design, the mean of a trained
     restorer's samples. Not shown are `plain_all`, whose pictures hardly differ from those of
-    `plain`, and classical denoisers, inside the span or not."""
+    `plain`, the mean image, and classical denoisers, inside the span or not."""
     kinds = {name: method["kind"] for name, method in methods.items()}
     sources = {name: kinds.get(name.removesuffix(PROJECTED)) for name in kinds}
-    shown = [name for name in kinds if name != "plain_all" and sources[name] != "classical"]
+    shown = [
+        name
+        for name in kinds
+        if name not in ("plain_all", CONTROL) and sources[name] != "classical"
+    ]
     trained = [name for name in kinds if kinds[name] == "trained"]
     means = [name for name in trained if "disagreement" in methods[name]["targets"]]
     order = (means or trained or ["plain"])[0]

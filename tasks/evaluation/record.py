@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from recon_core.matching import CLIPPED
+from recon_core.matching import CLIPPED, GAP
 from recon_core.summary import compare, detect, n_above_every, roc, summarise
 from storage.checkpoints import load_checkpoint, save_checkpoint
 from storage.documents import read_document
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from tasks.evaluation.victims import Victim
 
 SCHEMA = "palimpsest-evaluation"
-VERSION = 4
-CACHE_VERSION = 4
+VERSION = 5
+CACHE_VERSION = 5
 """Of the checkpoints that an evaluation goes on from; what is made of them may change alone."""
 CONVENTIONS = {
     "picture": f"a raw reconstruction at the largest range of whose values {CLIPPED:.0%} are "
@@ -40,6 +40,12 @@ CONVENTIONS = {
     "Haim et al. 2022 report; never to be mixed with ssim",
     "haarpsi": "Reisenhofer et al. 2018: C 30, alpha 4.2, YIQ; of the match with the best SSIM",
     "rmse": "root of the mean square difference of the match with the best SSIM, in [0, 1]",
+    "lead": "SSIM of the match less the highest SSIM of the same picture with any other image "
+    "given, of a decoy with any other decoy",
+    "identified": f"a lead of at least {GAP:g} (image restoration paper, section 2); decoys among "
+    "decoys",
+    "mean_image": "a control: the mean of the victim's training images as the only picture of its "
+    "attacks, which carries nothing of any one of them",
     "match": "per image, the picture with the best SSIM of all attacks on its victim; 0 where none "
     "of them left a picture",
     "vote": "002, appendix A.1: per image, the mean of all candidates at most vote_ratio times as "
@@ -54,7 +60,7 @@ CONVENTIONS = {
 }
 DECIMALS = 6
 SIDES = ("targets", "decoys")
-SCORES = ("ssim", "haarpsi", "ssim3", "rmse")
+SCORES = ("ssim", "haarpsi", "ssim3", "rmse", "lead")
 ORIGIN = ("run", "candidate", "iteration")
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -221,7 +227,9 @@ def describe_method(
         ssim, haarpsi, ssim3 = (scores[side][name] for name in ("ssim", "haarpsi", "ssim3"))
         before = plain[f"{side}/ssim"].astype(np.float64).round(DECIMALS)
         body[side] = {
-            "summary": summarise(ssim, haarpsi, ssim3, good_threshold=threshold),
+            "summary": summarise(
+                ssim, haarpsi, ssim3, good_threshold=threshold, lead=scores[side]["lead"]
+            ),
             "compared_with_plain": compare(before, ssim),
             **{metric: values.tolist() for metric, values in scores[side].items()},
             **{name: arrays[f"{side}/{name}"].tolist() for name in ORIGIN},

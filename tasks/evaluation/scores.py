@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from recon_core.matching import best_per_target, fit_to_range, ssim_of_nearest
+from recon_core.matching import best_per_target, fit_to_range, runner_up, ssim_of_nearest
 from recon_core.metrics import ssim_matrix
 from recon_core.summary import BestMatches, best_matches
 from recon_core.types import seeded_generator
@@ -139,7 +139,8 @@ class Bench:
         results: dict[str, Arrays] = {}
         for name, made in methods.items():
             scores = self.searched(made.images, wanted, found.mean)
-            results[name] = _best(made, wanted, found, scores["used"])
+            whole = self.config.search == "exhaustive"
+            results[name] = _best(made, wanted, found, scores["used"], whole=whole)
             if "fast" in scores:
                 results[name] |= _fast_best(found, scores["fast"])
             if name == "plain":
@@ -201,21 +202,36 @@ def _is_last(
     return np.asarray(iteration == latest[candidate])
 
 
-def arrays_of(best: BestMatches, pictures: Tensor) -> Arrays:
-    """Scores and pictures (black where there is none) as they are kept."""
+def arrays_of(
+    best: BestMatches, pictures: Tensor, wanted: Tensor, scores: Tensor | None = None
+) -> Arrays:
+    """Scores and pictures (black where there is none) as they are kept. `wanted`: the images, the
+    victim's targets and as many decoys; `scores`: the SSIMs of all pictures with them, if known."""
     found = best.row >= 0
     shown = pictures.new_zeros((len(found), *pictures.shape[1:]))
     shown[found] = pictures[best.row[found]]
-    columns = {name: getattr(best, name) for name in SCORES}
+    place = best.row
+    if scores is None:
+        used, place = place.clamp_min(0).unique(return_inverse=True)
+        scores = ssim_matrix(pictures[used[: len(pictures)]], wanted)
+    member = torch.arange(len(wanted), device=wanted.device) < len(wanted) // 2
+    second = runner_up(scores, place, member)
+    lead = (best.ssim - second).where(found, 0.0)
+    columns = {name: getattr(best, name) for name in SCORES if name != "lead"} | {"lead": lead}
     return {
         **{name: values.double().cpu().numpy() for name, values in columns.items()},
         "picture": eight_bits(shown),
     }
 
 
-def _best(made: Restored, wanted: Tensor, found: Candidates, scores: Tensor) -> Arrays:
+def _best(
+    made: Restored, wanted: Tensor, found: Candidates, scores: Tensor, *, whole: bool
+) -> Arrays:
+    """`whole`: all scores are known, none is NaN because it was not searched."""
     best = best_matches(made.images, wanted, scores=scores)
-    arrays = arrays_of(best, made.images) | _origin(found, best.row)
+    arrays = arrays_of(best, made.images, wanted, scores if whole else None) | _origin(
+        found, best.row
+    )
     if made.spread is not None:
         known = best.row >= 0
         spread = torch.full(known.shape, torch.nan, dtype=torch.float64)

@@ -16,6 +16,8 @@ BASELINES: tuple[Baseline, ...] = get_args(Baseline)
 
 Search = Literal["exhaustive", "fast"]
 
+CONTROL = "mean_image"
+"""The method whose only picture is the mean of the victim's training images, which shows none."""
 ORACLE = "oracle"
 """The method whose pictures are the images' own projections on the victim's span."""
 PROJECTED = "_projected"
@@ -99,12 +101,12 @@ def check_names(restorers: Iterable[str], taken: Iterable[str] = ()) -> None:
     """Raises ValueError for a restorer whose name cannot be a method's, or is one of `taken`."""
     for name in restorers:
         reserved = name.startswith("plain") or name.endswith(PROJECTED)
-        reserved |= name in (*BASELINES, "vote", "criteria", ORACLE)
+        reserved |= name in (*BASELINES, "vote", "criteria", CONTROL, ORACLE)
         if not re.fullmatch("[a-z0-9_]+", name) or reserved:
             raise ValueError(
                 f"restorer name {name!r} cannot name a method; use lower-case letters, digits and "
                 f"'_', not a name that starts with 'plain' or ends in {PROJECTED!r} and none of "
-                f"{list(BASELINES)}, 'vote', 'criteria' and {ORACLE!r}"
+                f"{list(BASELINES)}, 'vote', 'criteria', {CONTROL!r} and {ORACLE!r}"
             )
         if name in taken:
             raise ValueError(

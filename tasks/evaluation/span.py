@@ -73,7 +73,7 @@ def find_span(bench: Bench, experiment: KKT, victim: Victim) -> dict[str, Arrays
     nowhere = {name: np.full(len(wanted), -1) for name in ORIGIN}
     return {
         SPAN: {"directions": directions.cpu().numpy(), "mean": mean.cpu().numpy()},
-        ORACLE: arrays_of(best, own) | nowhere,
+        ORACLE: arrays_of(best, own, wanted) | nowhere,
     }
 
 

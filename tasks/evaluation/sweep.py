@@ -26,6 +26,7 @@ from recon_core.types import seeded_generator
 from storage.pairs.dataset import Dataset
 from tasks.evaluation.record import ORIGIN, Arrays
 from tasks.evaluation.scores import UNLIKE, Advance, Bench, Candidates, arrays_of, read_candidates
+from tasks.evaluation.settings import CONTROL
 from tasks.evaluation.victims import EvaluatedRun, Victim
 
 MAX_OF_RUN = 200
@@ -37,6 +38,7 @@ NO_MATCH: dict[str, float] = {
     "haarpsi": 0.0,
     "ssim3": 0.0,
     "rmse": math.nan,
+    "lead": 0.0,
     "disagreement": math.nan,
     "run": -1,
     "candidate": -1,
@@ -115,6 +117,7 @@ class VictimScores:
     of_runs: dict[int, dict[str, float | int]] = field(default_factory=dict)
     unlike: list[tuple[int, Arrays]] = field(default_factory=list)
     vote: Arrays = field(default_factory=dict)
+    control: Arrays = field(default_factory=dict)
     criteria: Arrays = field(default_factory=dict)
     oracle: Arrays = field(default_factory=dict)
     n_directions: int = 0
@@ -176,9 +179,18 @@ def vote_of_runs(bench: Bench, victim: Victim, advance: Advance) -> dict[str, Ar
     x = mean_of_votes(total, n_voters).where(voted[:, None, None, None], 0.0).float()
     pictures = fit_to_range(x, mean)
     row = torch.arange(len(wanted), device=wanted.device).where(voted, -1)
-    arrays = arrays_of(score_matches(pictures, wanted, row), pictures)
+    arrays = arrays_of(score_matches(pictures, wanted, row), pictures, wanted)
     nowhere = {name: np.full(len(wanted), -1) for name in ORIGIN}
     return {"vote": arrays | nowhere}
+
+
+def control_of(bench: Bench, victim: Victim) -> dict[str, Arrays]:
+    """Scores of the mean of the victim's images, the same picture for every row."""
+    wanted = bench.wanted(victim)
+    mean = wanted[: len(victim)].mean(0, keepdim=True)
+    row = torch.zeros(len(wanted), dtype=torch.int64, device=wanted.device)
+    arrays = arrays_of(score_matches(mean, wanted, row), mean, wanted)
+    return {CONTROL: arrays | {name: np.full(len(wanted), -1) for name in ORIGIN}}
 
 
 def criteria_of_runs(bench: Bench, victim: Victim) -> dict[str, Arrays]:

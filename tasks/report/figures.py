@@ -52,8 +52,8 @@ class Figure:
 
 
 def styles(record: Record) -> dict[str, Style]:
-    """Look of every method: greys for attacks, thin muted lines for classical denoisers, dots in
-    the colour of a method for its twin."""
+    """Look of every method: greys for attacks, thin muted lines for classical denoisers and the
+    mean image, dots in the colour of a method for its twin."""
     used = {"grey": 0, "vivid": 0, "muted": 0}
     greys = dict.fromkeys(("attack", "vote", "oracle"), "grey")
     found: dict[str, Style] = {}
@@ -62,7 +62,7 @@ def styles(record: Record) -> dict[str, Style]:
         if source is not None:
             found[name] = replace(source, number=number, twin=True)
             continue
-        kind = {**greys, "classical": "muted"}.get(method["kind"], "vivid")
+        kind = {**greys, "classical": "muted", "control": "muted"}.get(method["kind"], "vivid")
         palette = {"grey": GREYS, "vivid": VIVID, "muted": MUTED}[kind]
         colour = palette[used[kind] % len(palette)]
         used[kind] += 1

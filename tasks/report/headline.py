@@ -7,7 +7,7 @@ from typing import Any
 
 from recon_core.attacks.family_run import FamilyRun
 from recon_core.experiments import FAMILIES
-from tasks.evaluation.settings import ORACLE, PROJECTED
+from tasks.evaluation.settings import CONTROL, ORACLE, PROJECTED
 from tasks.page.formats import NOTHING, percent, score
 from tasks.report.record import Record, best_trained, campaign_of
 
@@ -25,6 +25,12 @@ KNOWN_METHODS = {
         "Vote of candidates",
         "Vote",
         "the average of all reconstructions that are nearly as close to the image as the closest",
+    ),
+    CONTROL: (
+        "Mean image alone",
+        "Mean image",
+        "a control, the average of the victim's training pictures for every one of them: what a "
+        "picture scores that carries nothing of any single one",
     ),
     ORACLE: (
         "Oracle of the span",

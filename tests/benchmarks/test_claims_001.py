@@ -73,7 +73,7 @@ def record() -> Record:
         of_side["disagreement"] = list(np.where(good, 0.1, body) + rng.normal(0, 0.005, N))
     return {
         "schema": "palimpsest-evaluation",
-        "version": 4,
+        "version": 5,
         "settings": {"good_threshold": 0.4, "baselines": []},
         "targets": {"victim": VICTIM.tolist()},
         "decoys": {"victim": VICTIM[::-1].tolist()},

@@ -48,7 +48,7 @@ def test_every_station_left_its_product(finished, tiny: Recipe) -> None:
     rows = {row["method"]: row for row in summary_rows(products["evaluation"])}
     classical = {"nlm", "tv", "wavelet"}
     trained = {"bf_dncnn", "edm_x1", "edm_x2"}
-    assert {"plain", "plain_all", "vote"} | trained | classical == set(rows)
+    assert {"plain", "plain_all", "vote", "mean_image"} | trained | classical == set(rows)
     assert rows["plain"]["good"].endswith(f"/{2 * 4}")
     page = products["report"].read_text()
     assert page.startswith("<!doctype html>")
@@ -215,7 +215,7 @@ def test_an_attack_that_separates_goes_through_every_station(
     kinds = [d.manifest["campaign"]["experiment"]["attack"]["kind"] for d in (learned, judged)]
     assert kinds == ["span", "span_then_kkt"]
     rows = {row["method"]: row for row in summary_rows(products["evaluation"])}
-    assert set(rows) == {"plain", "plain_all", "vote", "bf_dncnn"}
+    assert set(rows) == {"plain", "plain_all", "vote", "mean_image", "bf_dncnn"}
     assert products["evaluation"]["methods"]["plain_all"]["targets"]["ssim"]
     assert products["report"].read_text().startswith("<!doctype html>")
 

@@ -40,7 +40,7 @@ def test_grey_goes_from_the_source_to_the_page(
     ids, targets = dataset.column("targets/image_id"), dataset.column("targets/image")
     np.testing.assert_array_equal(targets, source.images[ids])
     restored = {"bf_dncnn", "edm_x1", "edm_x2", "nlm", "tv", "wavelet"}
-    assert {"plain", "plain_all", "vote"} | restored == set(record["methods"])
+    assert {"plain", "plain_all", "vote", "mean_image"} | restored == set(record["methods"])
     assert record["methods"]["plain"]["targets"]["summary"]["n"] == len(targets)
     assert "data:image/png" in products["report"].read_text()
     assert json.loads(workspace.recipe.read_bytes())["channels"] == 1

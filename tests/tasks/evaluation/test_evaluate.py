@@ -85,8 +85,14 @@ def test_planted_reconstructions_score_one_and_decoys_do_not(
     assert max(plain["decoys"]["ssim"]) < 0.9
     assert plain["targets"]["summary"]["n_good"] == 4 * N_IMAGES == plain["targets"]["summary"]["n"]
     assert plain["n_targets_above_every_decoy"] == 4 * N_IMAGES
-    assert list(record["methods"]) == ["plain", "plain_all", "vote"]
+    assert list(record["methods"]) == ["plain", "plain_all", "vote", "mean_image"]
     assert min(record["methods"]["vote"]["targets"]["ssim"]) > 0.98
+    control = record["methods"]["mean_image"]["targets"]
+    for method in ("plain", "vote"):
+        found = record["methods"][method]["targets"]
+        assert found["summary"]["n_identified"] == 4 * N_IMAGES
+        assert np.all(np.array(found["ssim"]) > np.array(control["ssim"]) + 0.05)
+    assert control["summary"]["n_identified"] <= 4  # of each victim one that it is nearest to
     assert record == json.loads((tmp_path / "out" / "evaluation.json").read_text())
 
 
@@ -113,12 +119,12 @@ def test_classical_denoisers_are_methods_that_need_no_file(
 ) -> None:
     config = replace(CONFIG, baselines=("wavelet", "tv"))
     record = scored(tmp_path / "out", store, images, config)
-    assert list(record["methods"]) == ["plain", "plain_all", "vote", "wavelet", "tv"]
+    assert list(record["methods"]) == ["plain", "plain_all", "vote", "mean_image", "wavelet", "tv"]
     for name in ("wavelet", "tv"):
         scores = record["methods"][name]["targets"]["ssim"]
         assert scores != record["methods"]["plain"]["targets"]["ssim"]
         assert min(scores) > 0.5
-    kinds = ["attack", "attack", "vote", "classical", "classical"]
+    kinds = ["attack", "attack", "vote", "control", "classical", "classical"]
     assert [method["kind"] for method in record["methods"].values()] == kinds
     assert record["grid"]["methods"] == ["plain", "vote"]
     fewer = scored(tmp_path / "out", store, images, replace(config, baselines=("tv",)))
@@ -156,13 +162,13 @@ def test_a_killed_evaluation_resumes_with_the_same_result(
 
     whole = run(tmp_path / "whole", Blender())
     with pytest.raises(_KilledError):
-        run(tmp_path / "killed", Blender(), stop_at=800)
+        run(tmp_path / "killed", Blender(), stop_at=900)
     assert not (tmp_path / "killed" / "evaluation.json").exists()
     assert not caplog.messages
     rest = Blender()
     resumed = run(tmp_path / "killed", rest)
     (said,) = caplog.messages
-    assert re.fullmatch(r"Evaluate: goes on, 7 of \d+ steps are finished", said)
+    assert re.fullmatch(r"Evaluate: goes on, 8 of \d+ steps are finished", said)
     assert 0 < rest.n_calls < 5  # four runs, and the pictures that resemble nothing
     assert _without_seconds(resumed) == _without_seconds(whole)
     with (

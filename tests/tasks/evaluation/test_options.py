@@ -84,7 +84,7 @@ def test_restorers_from_elsewhere_are_methods(
     path = model(tmp_path / "half.onnx", weight=0.5)
     out = tmp_path / "out"
     record = _score(store, images, out, external={"real_denoise": str(path)})
-    assert list(record["methods"]) == ["plain", "plain_all", "vote", "real_denoise"]
+    assert list(record["methods"]) == ["plain", "plain_all", "vote", "mean_image", "real_denoise"]
     assert record["methods"]["real_denoise"]["kind"] == "external"
     assert record["grid"]["methods"] == ["plain", "vote", "real_denoise"]
     assert record["nothing"]["methods"] == ["plain", "real_denoise"]

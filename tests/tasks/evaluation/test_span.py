@@ -132,7 +132,7 @@ def test_every_method_has_a_twin_in_the_span_of_the_images(
 ) -> None:
     out, _store, record = request.getfixturevalue(made)
     twins = {m: f"{m}_projected" for m in ("plain", "tv", "bf_dncnn", "edm_x1", "edm_x3")}
-    others = {"plain_all", "vote", "oracle"}
+    others = {"plain_all", "vote", "mean_image", "oracle"}
     assert set(record["methods"]) == {*twins, *twins.values(), *others}
     assert {record["methods"][twin]["kind"] for twin in twins.values()} == {"projected"}
     assert "disagreement" in record["methods"]["edm_x3_projected"]["targets"]

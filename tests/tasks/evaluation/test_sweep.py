@@ -321,6 +321,8 @@ def test_what_is_stopped_or_diverged_counts_as_nothing(tmp_path: Path, images: I
 def test_a_store_without_any_picture_is_evaluated(tmp_path: Path) -> None:
     record = evaluated_sweep(tmp_path, outcomes=(2, 3, 2))
     assert _is_strict_json(tmp_path / "out")
+    control = record["methods"].pop("mean_image")
+    assert min(control["targets"]["ssim"]) > 0
     for name, method in record["methods"].items():
         for side in ("targets", "decoys"):
             assert method[side]["ssim"] == method[side]["haarpsi"] == [0.0] * N_ROWS, name

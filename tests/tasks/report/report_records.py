@@ -1,4 +1,4 @@
-"""Made-up evaluations (docs/evaluation.md, version 4), small, with every part filled or empty."""
+"""Made-up evaluations (docs/evaluation.md, version 5), small, with every part filled or empty."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ KINDS = {
     "plain": "attack",
     "plain_all": "attack",
     "vote": "vote",
+    "mean_image": "control",
     "nlm": "classical",
     "bf_dncnn": "trained",
     "edm_x1": "trained",
@@ -72,10 +73,14 @@ def made_up(
     victim = np.repeat(np.arange(n_victims), per_victim).tolist()
     order = np.argsort([-v for v in bodies["plain"]["targets"]["ssim"]], kind="stable")
     decoy_order = np.argsort([-v for v in bodies["plain"]["decoys"]["ssim"]], kind="stable")
-    shown = [name for name in methods if KINDS[name] != "classical" and name != "plain_all"]
+    shown = [
+        name
+        for name in methods
+        if KINDS[name] != "classical" and name not in ("plain_all", "mean_image")
+    ]
     record: dict[str, Any] = {
         "schema": "palimpsest-evaluation",
-        "version": 4,
+        "version": 5,
         "fingerprint": f"{seed:064x}",
         "settings": {"good_threshold": 0.4, "baselines": ["nlm"], "grid_rows": grid_rows,
                      "appendix_rows": 500},
@@ -184,6 +189,7 @@ def _method(
             "ssim": ssim,
             "haarpsi": _between(np.array(ssim) * 0.9 + rng.normal(0, 0.02, n), pictured),
             "ssim3": _between(np.array(ssim) + 0.01, pictured),
+            "lead": _between(np.array(ssim) - 0.4, pictured),
             "rmse": [round(0.4 * (1 - s), 6) if pictured else None for s in ssim],
             "run": rng.integers(0, attacks, n).tolist() if pictured else [-1] * n,
             "candidate": list(range(n)) if pictured else [-1] * n,
@@ -209,7 +215,11 @@ def _summarised(body: dict[str, Any], plain: dict[str, Any]) -> None:
     scores = {side: np.array(body[side]["ssim"]) for side in SIDES}
     for side in SIDES:
         haarpsi, ssim3 = np.array(body[side]["haarpsi"]), np.array(body[side]["ssim3"])
-        body[side]["summary"] = dict(summarise(scores[side], haarpsi, ssim3, good_threshold=0.4))
+        body[side]["summary"] = dict(
+            summarise(
+                scores[side], haarpsi, ssim3, good_threshold=0.4, lead=np.array(body[side]["lead"])
+            )
+        )
         before = np.array(plain[side]["ssim"])
         body[side]["compared_with_plain"] = dict(compare(before, scores[side]))
     both = scores["targets"], scores["decoys"]

@@ -27,7 +27,7 @@ def _run(folder: Path, record: dict[str, Any]) -> Path:
 
 def _pair(tmp_path: Path, change: Any) -> list[Evaluated]:
     """An evaluation called a, and one called b that `change` made of its record."""
-    record = made_up(methods=("plain", "bf_dncnn", "edm_x4"))[0]
+    record = made_up(methods=("plain", "mean_image", "bf_dncnn", "edm_x4"))[0]
     other = copy.deepcopy(record)
     change(other)
     return open_runs([_run(tmp_path / "a", record), _run(tmp_path / "b", other)])

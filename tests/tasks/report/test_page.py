@@ -107,6 +107,7 @@ def test_the_table_is_the_record(full: Made) -> None:
             low, high = s["good_interval"]
             share = f"{percent(s['good_fraction'])}[{100 * low:.1f}, {100 * high:.1f}]"
             expected.append(f"{s['n_good']} of {s['n']}{share}")
+        expected += [f"{s['n_identified']} of {s['n']}" for s in summaries]
         expected += [f"{s['n_good_ssim3']}mean {score(s['mean_ssim3'])}" for s in summaries]
         for metric in ("mean_ssim", "mean_haarpsi"):
             expected += [score(s[metric]) + interval(s[f"{metric}_interval"]) for s in summaries]
@@ -263,9 +264,10 @@ def test_a_jobs_folder_will_do(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ({"methods": ("plain", "plain_all", "nlm")}, ["No trained restorer was evaluated",
-                                                      "No method averages samples"]),
-        ({"level": 0.05, "methods": ("plain", "bf_dncnn")}, ["None is good, that is, above 0.4"]),
+        ({"methods": ("plain", "plain_all", "mean_image", "nlm")},
+         ["No trained restorer was evaluated", "No method averages samples"]),
+        ({"level": 0.05, "methods": ("plain", "mean_image", "bf_dncnn")},
+         ["None is good, that is, above 0.4"]),
         ({"n_victims": 1, "attacks": 1, "margins": False, "excluded": 0},
          ["One network was trained on 12 pictures", "cannot be split into halves",
           "there are no runs to rank", "no distances from the decision boundary"]),
@@ -366,7 +368,7 @@ def test_what_the_evaluation_really_writes(tmp_path: Path) -> None:
         (
             {"evaluation.json": '{"schema": "palimpsest-evaluation", "version": 2}',
              "pictures.npz": ""},
-            "version 2, expected 'palimpsest-evaluation' version 4; evaluate again",
+            "version 2, expected 'palimpsest-evaluation' version 5; evaluate again",
         ),
         ({"evaluation.json": json.dumps(made_up()[0]), "pictures.npz": "PK"}, "cannot be read"),
     ],
