@@ -8,6 +8,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 VOID = {"meta", "img", "br", "link", "input", "hr"}
+STYLED = {"panels", "heat", "graph"}
+"""Classes around a chart that give its letters their size and colour."""
+FIRST_SCREEN = 110
+"""Words before the first picture, with which it is still on a screen of 1280 x 800."""
 DRAWN = {"line", "polyline", "polygon", "circle", "path"}
 
 
@@ -17,6 +21,9 @@ class Page(HTMLParser):
     def __init__(self, page: Path) -> None:
         super().__init__()
         self.open: list[str] = []
+        self.classes: list[set[str]] = []
+        self.n_bare_labels = 0
+        self.n_first_words = 0
         self.text: list[str] = []
         self.images: list[dict[str, str | None]] = []
         self.addresses: list[str] = []
@@ -33,6 +40,8 @@ class Page(HTMLParser):
         self.addresses += [v for k, v in attributes if k in ("src", "href", "srcset") and v]
         self.ids += [found["id"]] if found.get("id") else []
         if tag == "img":
+            if not self.images:
+                self.n_first_words = len(self.prose.split())
             self.images.append(found)
         if tag == "a" and found.get("download"):
             content = (found["href"] or "").partition("base64,")[2]
@@ -45,11 +54,15 @@ class Page(HTMLParser):
             self.rows.setdefault(self.method, []).append("")
         if tag not in VOID:
             self.open.append(tag)
+            self.classes.append(set((found.get("class") or "").split()))
+        if tag == "text" and not STYLED & set().union(*self.classes):
+            self.n_bare_labels += 1
 
     def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         assert tag in DRAWN
 
     def handle_endtag(self, tag: str) -> None:
+        self.classes.pop()
         assert self.open.pop() == tag, f"</{tag}> closes something else"
 
     def handle_data(self, data: str) -> None:
@@ -72,3 +85,4 @@ class Page(HTMLParser):
         assert len(self.ids) == len(set(self.ids))
         assert all(image.get("alt") for image in self.images)
         assert self.unnamed == []
+        assert self.n_bare_labels == 0, "labels of a chart have the size and colour of no style"

@@ -83,10 +83,13 @@ def picture(image: npt.NDArray[Any], prepared: PreparedChallenge) -> Picture:
 
 
 def instahide_sheet(scored: Scored, prepared: PreparedChallenge, n_shown: int) -> bytes:
-    """PNG: the truth over what came back, ten a row."""
+    """PNG: the truth over what came back, ten a row, each with its SSIM."""
     cells = tiles(scored, prepared, n_shown)
     nothing = np.full(prepared.challenge.shape, 255, np.uint8)
-    rows = [("found", [(_or(cell["picture"], nothing), cell["label"], False) for cell in cells])]
+    found = [
+        (_or(cell["picture"], nothing), cell["label"].rpartition(", ")[2], False) for cell in cells
+    ]
+    rows = [("found", found)]
     if any(cell["truth_picture"] is not None for cell in cells):
         true = [(_or(cell["truth_picture"], nothing), "", False) for cell in cells]
         rows = [("true", true), *rows]
@@ -135,15 +138,15 @@ def tiles(scored: Scored, prepared: PreparedChallenge, n_shown: int) -> list[dic
 
 
 def _label(scored: Scored, prepared: PreparedChallenge, k: int) -> str:
-    """`exact`, or the error in grey levels, of normal pixels in deviations, and SSIM."""
+    """`exact`, or `off by` the error in grey levels (of normal pixels in deviations), and SSIM."""
     if scored.worst is None or scored.error is None or np.isnan(scored.worst[k]):
         return ""
     if scored.worst[k] <= scored.same:
         return "exact"
     units = prepared.units
     error = scored.error[k] * (1.0 if units.is_normal else 127.5 * units.sd)
-    ssim = "" if scored.ssim is None or np.isnan(scored.ssim[k]) else f" · {scored.ssim[k]:.2f}"
-    return f"±{error:.0f}{ssim}" if error >= 10 else f"±{error:.2g}{ssim}"
+    ssim = "" if scored.ssim is None or np.isnan(scored.ssim[k]) else f", SSIM {scored.ssim[k]:.2f}"
+    return f"off by {error:.0f}{ssim}" if error >= 10 else f"off by {error:.2g}{ssim}"
 
 
 def instahide_page(

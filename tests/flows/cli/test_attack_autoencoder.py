@@ -31,7 +31,7 @@ from tests.tasks.families.autoencoder.files import (
     AutoencoderFiles,
     make_autoencoder,
 )
-from tests.tasks.pages import Page
+from tests.tasks.pages import FIRST_SCREEN, Page
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +78,7 @@ def test_from_weights_to_a_page(
         pictures["train/half/noise_aware/x"], pictures["train/half/original"], atol=1e-3
     )
     page = Page(out / "report.html")
+    assert page.n_first_words < FIRST_SCREEN
     assert not [a for a in page.addresses if not a.startswith(("data:", "#"))]
     assert len(page.images) == 2 * 2 * N_IMAGES * 5
     assert "What one autoencoder" in "".join(page.text)

@@ -12,7 +12,7 @@ from PIL import Image
 
 from flows.families.instahide.attack import ENTRIES
 from tests.tasks.families.instahide.challenges import RING, normal_challenge
-from tests.tasks.pages import Page
+from tests.tasks.pages import FIRST_SCREEN, Page
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,9 @@ def test_from_encodings_to_a_page(palimpsest, tmp_path: Path, prefect_server) ->
     record = json.loads((out / "instahide.json").read_bytes())
     (method,) = record["methods"]
     assert (method["method"], method["n_exact"], method["n_false"]) == ("exact", 8, 0)
-    Page(out / "report.html").check()
+    page = Page(out / "report.html")
+    page.check()
+    assert page.n_first_words < FIRST_SCREEN
     before = (out / "images.npy").read_bytes()
     palimpsest.done(*words, "--fresh")
     assert (out / "images.npy").read_bytes() == before

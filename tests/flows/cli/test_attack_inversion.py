@@ -22,7 +22,7 @@ from tests.tasks.families.inversion.classifier_files import (
     save_split,
 )
 from tests.tasks.families.weights.attack_victims import pictures, write_pictures
-from tests.tasks.pages import Page
+from tests.tasks.pages import FIRST_SCREEN, Page
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +59,7 @@ def test_from_a_program_to_a_page(
         ("original", "sgd", "strong"), (N_IMAGES, 3, 16, 16)
     )
     page = Page(out / "report.html")
+    assert page.n_first_words < FIRST_SCREEN
     assert not [a for a in page.addresses if not a.startswith(("data:", "#"))]
     assert len(page.images) == 3 * N_IMAGES
     assert f"SSIM of {ours['summary']['ssim']['mean']:.2f}" in "".join(page.text)

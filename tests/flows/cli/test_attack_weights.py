@@ -17,6 +17,7 @@ from tasks.families.weights import attack as attack_module
 from tasks.families.weights.attack import WeightsJob
 from tests.flows.cli.test_attack_kkt import FILES
 from tests.tasks.families.weights.attack_victims import SIDE, VictimFiles, make_spanned
+from tests.tasks.pages import FIRST_SCREEN, Page
 
 N_IMAGES = 8
 
@@ -68,6 +69,10 @@ def test_from_weights_to_a_page(
     assert {r["label"] for r in record["ranking"]["pictures"]} == {-1, 1}
     arrays = safetensors.torch.load_file(out / "reconstructions.safetensors")
     assert arrays["trust"].tolist() == pytest.approx(trust, abs=1e-5)
+    shown_page = Page(out / "report.html")
+    shown_page.check()
+    assert shown_page.n_first_words < FIRST_SCREEN
+    assert "SSIM" in shown_page.prose.partition("Found without")[2][:400]
     page = (out / "report.html").read_text()
     assert "singular values are above the noise" in page
     assert "<strong>{} / {} / {}</strong> of 8 training images".format(*n_found) in page
