@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import tasks as _first  # noqa: F401  # it says how threads wait, before torch is loaded
+
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt

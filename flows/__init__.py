@@ -1,10 +1,13 @@
 """Prefect flows in their order, presets and the command line.
 
 Importing this package turns off Prefect's usage reports and keeps what it starts on loopback,
-unless the user's environment says otherwise; it must therefore be imported before prefect.
+unless the user's environment says otherwise; it must therefore be imported before prefect. And
+before torch, as `tasks`, which it imports first.
 """
 
 import os
+
+import tasks as _first  # noqa: F401  # it says how threads wait
 
 PREFECT_DEFAULTS = {
     "DO_NOT_TRACK": "1",

@@ -1,1 +1,9 @@
-"""The edge: Prefect and Dask tasks that load, call the core, and write."""
+"""The edge: Prefect and Dask tasks that load, call the core, and write.
+
+Importing this package lets waiting threads sleep (`tasks.cluster.idle_threads`); it must therefore
+be imported before torch and numpy.
+"""
+
+from tasks.cluster.idle_threads import let_threads_sleep
+
+let_threads_sleep()

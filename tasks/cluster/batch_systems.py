@@ -155,7 +155,7 @@ def cuda_arguments(n_workers: int) -> dict[str, Any]:
 
 
 def slurm_arguments(
-    site: SlurmSite, *, threads: int, environment: Mapping[str, int]
+    site: SlurmSite, *, threads: int, environment: Mapping[str, int | str]
 ) -> dict[str, Any]:
     """For `SLURMCluster`: one job per worker, one process per job, one part at a time."""
     exports = [f"export {name}={value}" for name, value in environment.items()]
@@ -208,7 +208,7 @@ def slurm_seconds(text: str) -> int:
 
 
 def kubernetes_arguments(
-    site: KubernetesSite, *, n_workers: int, threads: int, environment: Mapping[str, int]
+    site: KubernetesSite, *, n_workers: int, threads: int, environment: Mapping[str, int | str]
 ) -> dict[str, Any]:
     """For `KubeCluster`: one pod per worker, one process per pod, one part at a time.
 
@@ -231,7 +231,7 @@ def kubernetes_arguments(
 
 
 def _kubernetes_workers(
-    site: KubernetesSite, n_workers: int, threads: int, environment: Mapping[str, int]
+    site: KubernetesSite, n_workers: int, threads: int, environment: Mapping[str, int | str]
 ) -> dict[str, Any]:
     limits = {"cpu": str(site.cores or threads), "memory": site.memory}
     if site.gpu:
@@ -272,7 +272,7 @@ def _container(
     name: str,
     command: list[str],
     limits: dict[str, str],
-    environment: Mapping[str, int],
+    environment: Mapping[str, int | str],
 ) -> dict[str, Any]:
     env = {**{key: str(value) for key, value in environment.items()}, **site.env}
     secrets = [] if site.secret is None else [{"secretRef": {"name": site.secret}}]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ from tasks.cluster.batch_systems import (
     slurm_arguments,
 )
 from tasks.cluster.freed_memory import SETTINGS as KEPT_MEMORY
+from tasks.cluster.idle_threads import waiting_settings
 from tasks.devices import Device, resolve_device, usable_cores
 
 CONNECT_SECONDS = 5.0
@@ -177,15 +179,17 @@ def dask_client(workers: Workers, *, threads: int) -> Iterator[Client]:
             del _credentials[address]
 
 
-def worker_environment(threads: int) -> dict[str, int]:
+def worker_environment(threads: int) -> dict[str, int | str]:
     """The variables that a worker's process starts with.
 
     Dask makes its workers' malloc return every freed block, which doubled the time of a part.
     """
-    return {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, **KEPT_MEMORY}
+    libraries = ("OMP", "MKL", "OPENBLAS")
+    numbers: dict[str, int | str] = {f"{name}_NUM_THREADS": threads for name in libraries}
+    return numbers | KEPT_MEMORY | waiting_settings(os.environ)
 
 
-def start_cluster(workers: Workers, threads: int, environment: dict[str, int]) -> Any:
+def start_cluster(workers: Workers, threads: int, environment: dict[str, int | str]) -> Any:
     """The cluster, its workers on their way; a context manager that ends them."""
     if workers.kind == "cuda":
         arguments = cuda_arguments(workers.n_workers)
@@ -219,7 +223,7 @@ def _private() -> dict[str, Any]:
     return {"protocol": "tls", "security": Security.temporary()}
 
 
-def _slurm_cluster(workers: Workers, threads: int, environment: dict[str, int]) -> Any:
+def _slurm_cluster(workers: Workers, threads: int, environment: dict[str, int | str]) -> Any:
     site = read_site(SlurmSite, workers.site_file)
     arguments = slurm_arguments(site, threads=threads, environment=environment)
     cluster = imported("dask_jobqueue").SLURMCluster(**arguments)
