@@ -26,7 +26,9 @@ from storage.documents import read_document
 from storage.errors import DocumentError, SourceError
 from storage.export.folder import whole_folder
 from storage.files import write_file, write_json
-from storage.sources.pictures import CorruptPictureError, is_picture, read_picture_as_it_is
+from storage.sources.picture_files import Reading, Tally
+from storage.sources.pictures import CorruptPictureError, decoded
+from storage.sources.walk import pictures_below
 
 SCHEMA, VERSION = "palimpsest-instahide-challenge", 1
 FACTS = "challenge.json"
@@ -38,13 +40,14 @@ Array = npt.NDArray[Any]
 @dataclass(frozen=True, kw_only=True)
 class Challenge:
     """Published part of a challenge. `facts`: `scheme`, `n_private` and `pixels`, as far as they
-    are known."""
+    are known. `read`: what was done to picture files, for people."""
 
     encodings: Array
     public: Array | None = None
     labels: Array | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
     secret: Mapping[str, Array] = field(default_factory=dict)
+    read: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -93,27 +96,36 @@ def read_challenge(
         raise SourceError(f"{path} is not there; give a challenge's folder, a .npy or pictures")
     whole = path.is_dir() and (path / FACTS).is_file()
     facts = _facts(path / FACTS) if whole else {}
-    encodings = read_images(path / "encodings.npy" if whole else path, "encodings")
+    read: dict[str, str] = {}
+    encodings = read_images(path / "encodings.npy" if whole else path, "encodings", read)
     if whole:
         public = public or _if_there(path / "public.npy")
         labels = labels or _if_there(path / "labels.npy")
         truth = truth or _if_there(path / SECRET)
     found = Challenge(
         encodings=encodings,
-        public=None if public is None else read_images(public, "public images", signed=True),
+        public=None if public is None else read_images(public, "public images", read, signed=True),
         labels=None if labels is None else read_array(labels, "labels"),
         facts=facts,
         secret={} if truth is None else _secret(truth),
+        read=read,
     )
     _check(found)
     return found
 
 
-def read_images(path: Path, what: str, *, signed: bool = False) -> npt.NDArray[np.float32]:
+def read_images(
+    path: Path, what: str, read: dict[str, str] | None = None, *, signed: bool = False
+) -> npt.NDArray[np.float32]:
     """(n, c, h, w) from a .npy, channels first or last, or from a folder of pictures, whose pixels
-    are from 0 to 1 or, `signed`, from -1 to 1."""
+    are from 0 to 1 or, `signed`, from -1 to 1; what was done to these is added to `read`."""
     if path.is_dir():
-        return _pictures(path, what, signed=signed)
+        pixels, reading = _pictures(path, what)
+        if read is not None:
+            facts = {f"{what}, {name}": text for name, text in reading.facts.items()}
+            read |= {name: text for name, text in facts.items() if not name.endswith("sizes")}
+        values = pixels.transpose(0, 3, 1, 2).astype(np.float32) / 255
+        return np.ascontiguousarray(2 * values - 1 if signed else values)
     array = read_array(path, what)
     if array.ndim == 3:
         array = array[:, None]
@@ -139,24 +151,26 @@ def read_images(path: Path, what: str, *, signed: bool = False) -> npt.NDArray[n
     return np.ascontiguousarray(array, np.float32)
 
 
-def _pictures(folder: Path, what: str, *, signed: bool) -> npt.NDArray[np.float32]:
-    paths = sorted(p for p in folder.rglob("*") if is_picture(p, below=folder))
-    if not paths:
+def _pictures(folder: Path, what: str) -> tuple[npt.NDArray[np.uint8], Reading]:
+    walk = pictures_below(folder)
+    if not walk.files:
         raise SourceError(f"{folder} has no pictures and no {FACTS}; expected {what}")
+    tally = Tally(said=walk.said)
     found: list[npt.NDArray[np.uint8]] = []
-    for path in paths:
+    for path in walk.files:
         try:
-            pixels = read_picture_as_it_is(path)
+            picture = decoded(path)
         except CorruptPictureError as error:
             raise SourceError(f"{path} cannot be read: {error}; mend or remove it") from error
+        pixels = picture.pixels
         if found and pixels.shape != found[0].shape:
             raise SourceError(
-                f"{path} has {pixels.shape[0]} x {pixels.shape[1]} pixels, {paths[0].name} "
+                f"{path} has {pixels.shape[0]} x {pixels.shape[1]} pixels, {walk.files[0].name} "
                 f"{found[0].shape[0]} x {found[0].shape[1]}; {what} must be of one size"
             )
         found.append(pixels)
-    values = np.stack(found).transpose(0, 3, 1, 2).astype(np.float32) / 255
-    return np.ascontiguousarray(2 * values - 1 if signed else values)
+        tally.count(picture.found)
+    return np.stack(found), tally.reading()
 
 
 def _check(challenge: Challenge) -> None:

@@ -127,7 +127,11 @@ def attack_autoencoder(
     chosen = autoencoder_methods(kinds, architecture=kind, noise=noise, settings=changes)
     job = replace(job, methods=chosen)
     material = prepared.material
-    pictures = {"Training images": material.train, "Control images": material.control}
+    pictures = {
+        "Degraded images": material.degraded,
+        "Training images": material.train,
+        "Control images": material.control,
+    }
     if attempt.may_go_on(prepared, pictures):
         from flows.families.autoencoder import attack as flow
 

@@ -190,7 +190,7 @@ def attack_instahide(
         "public images": "not known" if known is None else f"{len(known):,}",
         "labels": "not known" if challenge.labels is None else "known",
     }
-    show_facts(out, str(encodings), read)
+    show_facts(out, str(encodings), read | dict(challenge.read))
 
     from flows.families.instahide import attack as flow
 

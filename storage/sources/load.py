@@ -22,17 +22,17 @@ from PIL import Image
 from storage.errors import SourceError, listed, shown
 from storage.sources.cifar import CIFAR_CLASSES, CIFAR_FOLDERS, cifar10_pictures, cifar100_pictures
 from storage.sources.digits import DIGITS_NOTE, digits_pictures
+from storage.sources.folders import PicturePath, read_folder
 from storage.sources.mnist import fashion_mnist_pictures, mnist_pictures
 from storage.sources.photographs import photograph_tiles
 from storage.sources.picture_files import Reading, facts_of, read_picture_files
-from storage.sources.pictures import Pictures, check_pixels, is_picture, square
+from storage.sources.pictures import Pictures, check_pixels, square
 from storage.sources.svhn import svhn_pictures
 from storage.sources.tiny_imagenet import tiny_imagenet_files
 
 __all__ = [
     "CIFAR_CLASSES",
     "CIFAR_FOLDERS",
-    "HELDOUT_FOLDERS",
     "HELDOUT_ONE_IN",
     "ImageSet",
     "Split",
@@ -42,7 +42,6 @@ __all__ = [
 
 Split = Literal["train", "heldout"]
 
-HELDOUT_FOLDERS = ("test", "heldout", "val")
 HELDOUT_ONE_IN = 5
 """Of a folder without split folders, the images whose hash is 0 modulo this are held out."""
 
@@ -125,7 +124,8 @@ def load_images(
     of grey sources as they were, others by their luma (ITU-R BT.601), which the notes say.
 
     `photos` and `digits` (8 by 8) need nothing. `folder:PATH` has PATH/<class>/*.jpg, or two such
-    trees in PATH/train and PATH/test (heldout, val). `cifar10:PATH` and `cifar100:PATH` are the
+    trees in PATH/train and PATH/test (`storage.sources.trees`); pictures with the same pixels count
+    once. `cifar10:PATH` and `cifar100:PATH` are the
     official archive or the folder in it, `mnist:PATH` and `fashion-mnist:PATH` the folder of the
     official idx files, gzipped or not, or torchvision's above it (28 by 28), `svhn:PATH` the folder
     of the official train_32x32.mat and test_32x32.mat, `tiny-imagenet:PATH` the unpacked folder
@@ -146,7 +146,7 @@ def load_images(
     check_pixels(size, size)
     if channels not in (1, 3):
         raise ValueError(f"channels={channels}; expected 3 for RGB or 1 for grey")
-    found = _LOADERS[kind](Path(path).expanduser(), split, size, skip_corrupt)
+    found = _LOADERS[kind](path, split, size, skip_corrupt)
     return found if channels == 3 else _grey(found)
 
 
@@ -161,7 +161,7 @@ def _grey(found: ImageSet) -> ImageSet:
     return replace(found, images=grey, notes=(*found.notes, note))
 
 
-def _photos(_path: Path, split: Split, size: int, _skip_corrupt: bool) -> ImageSet:
+def _photos(_text: str, split: Split, size: int, _skip_corrupt: bool) -> ImageSet:
     tiles, labels, class_names, notes = photograph_tiles(split, size)
     return ImageSet(
         name="photos",
@@ -173,44 +173,32 @@ def _photos(_path: Path, split: Split, size: int, _skip_corrupt: bool) -> ImageS
     )
 
 
-def _folder(path: Path, split: Split, size: int, skip_corrupt: bool) -> ImageSet:
-    if not path.is_dir():
-        raise SourceError(
-            f"{path} is not a folder; give folder:PATH with PATH/<class>/*.jpg inside"
-        )
-    heldout = next((path / name for name in HELDOUT_FOLDERS if (path / name).is_dir()), None)
-    if (path / "train").is_dir() and heldout is not None:
-        trees = {"train": _classes(path / "train"), "heldout": _classes(heldout)}
-    else:
-        heldout, trees = None, {"all": _only_split(path) or _classes(path)}
-    names = sorted({name for tree in trees.values() for name in tree})
-    classes = trees[split if heldout else "all"]
-    entries = [(p, names.index(name)) for name in sorted(classes) for p in classes[name]]
-    if not entries:
-        raise SourceError(
-            f"no pictures for split {split!r} in {path}; expected PATH/<class>/*.jpg (or .png, "
-            ".webp, ...), or such trees in PATH/train and PATH/test"
-        )
-    images, labels, reading = _read_entries(entries, size, skip_corrupt, path)
-    notes, class_names = _notes_of(reading), tuple(shown(name) for name in names)
-    folder = shown(path.name)
-    if _FLAT in class_names:
-        class_names, labels = ("even", "odd"), np.arange(len(labels), dtype=np.int64) % 2
+def _folder(text: str, split: Split, size: int, skip_corrupt: bool) -> ImageSet:
+    other: Split = "heldout" if split == "train" else "train"
+    found = read_folder(text, split, size, skip_corrupt=skip_corrupt, beside=other)
+    reading, images, class_names = found.reading, found.images, found.class_names
+    notes, folder = _notes_of(reading), shown(found.path.name)
+    if found.labels is None:
+        class_names, labels = ("even", "odd"), np.arange(len(images), dtype=np.int64) % 2
         notes.append(
             f"{folder} has no class folders: pictures were put into two arbitrary classes, "
             "even and odd places in the sorted order."
         )
-    if heldout is None:
+    else:
+        labels = np.array(found.labels, np.int64)
+    if not found.is_divided:
         chosen = _hash_split(images, split)
         images, labels = images[chosen], labels[chosen]
         notes.append(
             f"{folder} has no train and test folders: about one picture in {HELDOUT_ONE_IN} is "
             "held out, chosen by the hash of its pixels, so that copies stay on one side."
         )
+        said = {"divided": f"by the hash of pixels; one in {HELDOUT_ONE_IN} is held out"}
+        reading = replace(reading, said={**reading.said, **said})
         if not len(images):
             raise SourceError(
-                f"{path} has too few pictures ({len(entries)}) for a {split!r} split; add pictures "
-                "or make the folders train and test yourself"
+                f"{found.path} has too few pictures ({len(found.images)}) for a {split!r} split; "
+                "add pictures or make the folders train and test yourself"
             )
     return ImageSet(
         name=f"folder {folder}",
@@ -221,40 +209,6 @@ def _folder(path: Path, split: Split, size: int, skip_corrupt: bool) -> ImageSet
         notes=tuple(notes),
         reading=reading,
     )
-
-
-def _only_split(path: Path) -> dict[str, list[Path]]:
-    folders = [p for p in path.iterdir() if p.is_dir() and not p.name.startswith(".")]
-    if len(folders) != 1 or folders[0].name not in ("train", *HELDOUT_FOLDERS):
-        return {}
-    return _classes(folders[0])
-
-
-_FLAT = ""
-
-
-def _classes(root: Path) -> dict[str, list[Path]]:
-    classes: dict[str, list[Path]] = {}
-    for folder in sorted(root.iterdir()):
-        if folder.is_dir() and not folder.name.startswith("."):
-            files = sorted(path for path in folder.rglob("*") if is_picture(path, below=folder))
-            if files:
-                classes[folder.name] = files
-    loose = sorted(path for path in root.iterdir() if is_picture(path, below=root))
-    if classes and loose:
-        raise SourceError(
-            f"{root} has {len(loose)} pictures beside its class folders, {loose[0].name} the first;"
-            " move them into class folders"
-        )
-    return classes or ({_FLAT: loose} if loose else {})
-
-
-def _read_entries(
-    entries: list[tuple[Path, int]], size: int, skip_corrupt: bool, below: Path
-) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], Reading]:
-    files = [path for path, _label in entries]
-    images, kept, reading = read_picture_files(files, size, below=below, skip_corrupt=skip_corrupt)
-    return images, np.array([entries[place][1] for place in kept], np.int64), reading
 
 
 def _notes_of(reading: Reading) -> list[str]:
@@ -271,6 +225,8 @@ def _notes_of(reading: Reading) -> list[str]:
             f"{len(reading.left_out)} of {n_found} files could not be read and were left out: "
             f"{listed([name for name, _why in reading.left_out])}."
         )
+    if reading.n_repeated:
+        notes.append(f"{reading.n_repeated} pictures have the pixels of others, counted once.")
     return notes
 
 
@@ -281,9 +237,15 @@ def _hash_split(images: npt.NDArray[np.uint8], split: Split) -> npt.NDArray[np.b
     return heldout if split == "heldout" else ~heldout
 
 
-def _tiny_imagenet(path: Path, split: Split, size: int, skip_corrupt: bool) -> ImageSet:
-    files, class_names = tiny_imagenet_files(path, split)
-    images, labels, reading = _read_entries(files, size, skip_corrupt, path)
+def _tiny_imagenet(text: str, split: Split, size: int, skip_corrupt: bool) -> ImageSet:
+    chosen = PicturePath.parse(text)
+    entries, class_names = tiny_imagenet_files(chosen.path, split)
+    found = read_picture_files(
+        [file for file, _label in entries], size, below=chosen.path, skip_corrupt=skip_corrupt,
+        how=chosen.decoding,
+    )  # fmt: skip
+    images, reading = found.images, found.reading
+    labels = np.array([entries[place][1] for place in found.places], np.int64)
     notes = _notes_of(reading)
     if split == "heldout":
         notes.insert(0, "Tiny ImageNet's validation images are held out.")
@@ -300,12 +262,12 @@ def _tiny_imagenet(path: Path, split: Split, size: int, skip_corrupt: bool) -> I
 
 def _official(
     pictures: Callable[[Path, str], Pictures],
-    path: Path,
+    text: str,
     split: Split,
     size: int,
     _skip_corrupt: bool,
 ) -> ImageSet:
-    name, images, labels, class_names = pictures(path, split)
+    name, images, labels, class_names = pictures(Path(text).expanduser(), split)
     notes = [f"{name}'s test images are held out."] if split == "heldout" else []
     if pictures is digits_pictures:
         which = f"first {len(labels):,}" if split == "train" else f"last {len(labels):,}"
@@ -336,7 +298,7 @@ def _resized(
     return resized, (note,), Reading(sizes=sizes, size=(size, size), n_resized=len(images))
 
 
-_LOADERS: dict[str, Callable[[Path, Split, int, bool], ImageSet]] = {
+_LOADERS: dict[str, Callable[[str, Split, int, bool], ImageSet]] = {
     "photos": _photos,
     "digits": partial(_official, digits_pictures),
     "folder": _folder,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from storage.errors import SourceError, listed, shown
-from storage.sources.pictures import CorruptPictureError, Decoded, check_pixels, decoded, square
+from storage.sources.pictures import (
+    AS_IMAGE_FOLDER,
+    CorruptPictureError,
+    Decoding,
+    Found,
+    check_pixels,
+    decoded,
+    square,
+)
 
 COLOUR = "RGB"
 GREY = "L"
@@ -23,9 +32,12 @@ class Reading:
     """Record of what was read, and what was done to it; names are printable
     (`storage.errors.shown`).
 
-    `sizes` and `modes` count pictures by width x height and by what their files hold (Pillow's
-    modes), the most frequent first. `size` is (width, height) of what they were made into, None if
-    they stay as they are; cropped are those of another shape. `left_out`: file and reason.
+    `sizes` and `modes` count pictures by width x height and by what their files hold
+    (`Found.mode`), the most frequent first. `size` is (width, height) of what they were made into,
+    None if they stay as they are; cropped are those of another shape. `left_out`: file and reason.
+    `n_ignored` and `n_turned` are those that EXIF asks to be turned, `n_first` those of several
+    frames, `n_repeated` those that were left out as others have the same pixels. `said`: facts of
+    the folders that they are in.
     """
 
     sizes: tuple[tuple[str, int], ...]
@@ -34,6 +46,12 @@ class Reading:
     n_cropped: int = 0
     n_resized: int = 0
     left_out: tuple[tuple[str, str], ...] = ()
+    n_ignored: int = 0
+    n_turned: int = 0
+    n_first: int = 0
+    n_repeated: int = 0
+    on_black: bool = False
+    said: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def n_read(self) -> int:
@@ -50,12 +68,30 @@ class Reading:
             facts["resized"] = (
                 f"{self.n_resized:,} to {width} x {height}{cropped if self.n_cropped else ''}"
             )
-        converted = [f"{n:,} {_MODES.get(mode, mode)}" for mode, n in self.modes if mode != COLOUR]
+        converted = [
+            f"{n:,} {_mode_text(mode, on_black=self.on_black)}"
+            for mode, n in self.modes
+            if mode != COLOUR
+        ]
         if converted:
-            facts["converted to colour"] = listed(converted)
+            facts["converted to colour"] = listed(converted, 8)
+        turned = []
+        if self.n_ignored:
+            turned.append(
+                f"{self.n_ignored:,} that EXIF asks to be turned, read as stored, as ImageFolder "
+                "does (?orientation=exif turns them)"
+            )
+        if self.n_turned:
+            turned.append(f"{self.n_turned:,} turned as EXIF asks")
+        if turned:
+            facts["orientation"] = ", ".join(turned)
+        if self.n_first:
+            facts["frames"] = f"the first of {self.n_first:,} that have several"
+        if self.n_repeated:
+            facts["counted once"] = f"{self.n_repeated:,} left out, with the pixels of others"
         if self.left_out:
             facts["left out"] = self.left_out_text
-        return facts
+        return dict(self.said) | facts
 
     @property
     def left_out_text(self) -> str:
@@ -73,30 +109,48 @@ class Reading:
             "n_cropped": self.n_cropped,
             "n_resized": self.n_resized,
             "left_out": [{"file": name, "why": why} for name, why in self.left_out],
+            "n_orientation_ignored": self.n_ignored,
+            "n_turned": self.n_turned,
+            "n_first_of_several_frames": self.n_first,
+            "n_repeated": self.n_repeated,
+            "said": dict(self.said),
         }
 
 
 _MODES = {
-    **{"L": "grey", "1": "black and white", "P": "palette", "CMYK": "CMYK"},
-    **{"RGBA": "with transparency, now black", "LA": "grey with transparency, now black"},
+    **{"L": "grey", "1": "black and white", "P": "palette", "CMYK": "CMYK", "F": "floating point"},
+    **{"RGBA": "with transparency", "LA": "grey with transparency", "RGB": "colours"},
     **{"I;16": "16-bit grey", "I;16B": "16-bit grey", "I": "16-bit grey"},
 }
+
+
+def _mode_text(mode: str, *, on_black: bool) -> str:
+    """`palette with transparency, now black` of `P+alpha`."""
+    name, alpha, _nothing = mode.partition("+alpha")
+    name, deep, _nothing = (name, "", "") if name in _MODES else name.partition(";16")
+    text = ("16-bit " if deep else "") + _MODES.get(name, name)
+    if alpha:
+        text += " with transparency"
+    return f"{text}, {'now black' if on_black else 'dropped'}" if "transparency" in text else text
 
 
 @dataclass
 class Tally:
     size: tuple[int, int] | None = None
+    how: Decoding = AS_IMAGE_FOLDER
+    said: Mapping[str, str] = field(default_factory=dict)
     sizes: Counter[tuple[int, int]] = field(default_factory=Counter)
     modes: Counter[str] = field(default_factory=Counter)
+    orientations: Counter[str] = field(default_factory=Counter)
     left_out: list[tuple[str, str]] = field(default_factory=list)
+    n_first: int = 0
+    n_repeated: int = 0
 
-    def count(self, picture: Decoded) -> None:
-        height, width = picture.pixels.shape[:2]
-        self.count_one(width, height, picture.mode)
-
-    def count_one(self, width: int, height: int, mode: str) -> None:
-        self.sizes[width, height] += 1
-        self.modes[mode] += 1
+    def count(self, found: Found) -> None:
+        self.sizes[found.width, found.height] += 1
+        self.modes[found.mode] += 1
+        self.orientations[found.orientation] += 1
+        self.n_first += found.n_frames > 1
 
     def leave_out(self, file: str, why: str) -> None:
         self.left_out.append((shown(file), why))
@@ -111,33 +165,67 @@ class Tally:
             n_cropped=sum(n for (w, h), n in others.items() if w * height != h * width),
             n_resized=sum(others.values()),
             left_out=tuple(self.left_out),
+            n_ignored=self.orientations["ignored"],
+            n_turned=self.orientations["turned"],
+            n_first=self.n_first,
+            n_repeated=self.n_repeated,
+            on_black=self.how.transparency == "black",
+            said=self.said,
         )
 
 
+@dataclass(frozen=True, eq=False)
+class PictureArray:
+    """Pictures uint8 (n, 3, size, size), and the places in the files that they are from. `repeats`:
+    a place that was left out, and the row that has its pixels."""
+
+    images: npt.NDArray[np.uint8]
+    places: list[int]
+    repeats: list[tuple[int, int]]
+    reading: Reading
+
+
 def read_picture_files(
-    files: Sequence[Path], size: int, *, below: Path, skip_corrupt: bool
-) -> tuple[npt.NDArray[np.uint8], list[int], Reading]:
-    """Pictures uint8 (n, 3, size, size), the places in `files` that they are from, and the reading.
-    Files are called by their path below `below`. Raises SourceError if a file cannot be read, or,
-    with `skip_corrupt`, none can; ValueError if `size` is more than a picture may have."""
+    files: Sequence[Path],
+    size: int,
+    *,
+    below: Path,
+    skip_corrupt: bool,
+    how: Decoding = AS_IMAGE_FOLDER,
+    once: bool = False,
+    said: Mapping[str, str] | None = None,
+) -> PictureArray:
+    """Every picture, or with `once` the first of each that have the same pixels, when they are of
+    that size. Files are called by their path below `below`. Raises SourceError if a file cannot be
+    read, or, with `skip_corrupt`, none can; ValueError if `size` is more than a picture may
+    have."""
     check_pixels(size, size)
     images = np.empty((len(files), 3, size, size), np.uint8)
-    kept: list[int] = []
-    tally = Tally((size, size))
+    places: list[int] = []
+    repeats: list[tuple[int, int]] = []
+    first: dict[bytes, int] = {}
+    tally = Tally((size, size), how, said or {})
     for place, path in enumerate(files):
         try:
-            picture = decoded(path)
+            picture = decoded(path, how)
         except CorruptPictureError as error:
             if not skip_corrupt:
                 raise unreadable(path, error) from error
             tally.leave_out(path.relative_to(below).as_posix(), str(error))
             continue
-        tally.count(picture)
-        images[len(kept)] = square(picture.pixels, size).transpose(2, 0, 1)
-        kept.append(place)
-    if not kept:
+        tally.count(picture.found)
+        row = len(places)
+        images[row] = square(picture.pixels, size).transpose(2, 0, 1)
+        if once:
+            row = first.setdefault(hashlib.sha256(images[row]).digest(), row)
+        if row < len(places):
+            repeats.append((place, row))
+        else:
+            places.append(place)
+    tally.n_repeated = len(repeats)
+    if not places:
         raise SourceError(f"none of the {len(files)} files could be read; use other pictures")
-    return images[: len(kept)], kept, tally.reading()
+    return PictureArray(images[: len(places)], places, repeats, tally.reading())
 
 
 def unreadable(path: Path, error: CorruptPictureError) -> SourceError:

@@ -16,10 +16,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from recon_core.types import seeded_generator
-from storage.errors import SourceError, shown
-from storage.sources.load import HELDOUT_FOLDERS, load_images
-from storage.sources.picture_files import Reading, facts_of, read_picture_files
-from storage.sources.pictures import CorruptPictureError, is_picture, read_picture_as_it_is
+from storage.errors import SourceError
+from storage.sources.folders import PicturePath, is_divided, read_folder
+from storage.sources.load import load_images
+from storage.sources.picture_files import Reading, Tally, facts_of
+from storage.sources.pictures import ON_BLACK, CorruptPictureError, Decoding, decoded
+from storage.sources.walk import pictures_below
 
 Shape = tuple[int, int, int]
 """(channels, height, width)."""
@@ -35,8 +37,9 @@ LUMA = (0.299, 0.587, 0.114)
 
 @dataclass(frozen=True, eq=False)
 class Named:
-    """Images in [0, 1] of a network's shape, and what each is called; `labels` index `class_names`
-    and are None of a folder without class folders."""
+    """Images in [0, 1] of a network's shape, each once, and what each is called; `labels` index
+    `class_names` and are None of a folder without class folders. `times` is how often each was
+    there, where that is not once."""
 
     source: str
     images: Float[Tensor, "n c h w"]
@@ -44,6 +47,13 @@ class Named:
     labels: tuple[int, ...] | None = None
     class_names: tuple[str, ...] = ()
     reading: Reading | None = None
+    times: tuple[int, ...] | None = None
+
+    @property
+    def mean(self) -> Float[Tensor, "c h w"]:
+        """The mean image, with each as often as it was there."""
+        times = torch.tensor(self.times or (1,) * len(self), dtype=self.images.dtype)
+        return (self.images * times.view(-1, 1, 1, 1)).sum(0) / times.sum()
 
     @property
     def facts(self) -> dict[str, str]:
@@ -72,9 +82,11 @@ def read_source(
     skip_corrupt: bool = False,
 ) -> Named:
     """At most `limit` images of a source, drawn by the seed, in the source's order, cropped to
-    squares and resized. Split "all": every picture below the folder, the first folder on the way
-    being its class. Raises SourceError if there are none or one cannot be read, ValueError for
-    shapes that no picture has."""
+    squares and resized. Split "all": every picture below the folder, whatever splits it has.
+
+    Raises SourceError if there are none or one cannot be read, ValueError for shapes that no
+    picture has.
+    """
     channels, height, width = shape
     if channels not in (1, 3) or height != width:
         raise ValueError(
@@ -84,33 +96,32 @@ def read_source(
     kind, _colon, path = source.partition(":")
     if split == "all" and kind != "folder":
         raise ValueError(f"--split all is for folders; {source} has train and heldout")
-    reading: Reading | None
-    if split == "all":
-        root = Path(path).expanduser()
-        files = picture_files(root, "the source")
-        chosen = [files[row] for row in _drawn(len(files), limit, seed)]
-        pixels, kept, reading = read_picture_files(
-            chosen, height, below=root, skip_corrupt=skip_corrupt
+    if kind == "folder" and (split == "all" or is_divided(path)):
+        read = read_folder(
+            path, split, height, skip_corrupt=skip_corrupt, drawn=lambda n: _drawn(n, limit, seed)
         )
-        chosen = [chosen[place] for place in kept]
-        names = [shown(str(file.relative_to(root))) for file in chosen]
-        labels, classes = _class_folders(files, chosen, root)
-    else:
-        found = load_images(source, split=split, size=height, skip_corrupt=skip_corrupt)
-        reading = found.reading
-        rows = _drawn(len(found), limit, seed)
-        pixels, names = found.images[rows], [f"{split} {row}" for row in rows]
-        labels, classes = tuple(found.labels[rows].tolist()), found.class_names
-    images = in_channels(pixels, channels)
-    return Named(f"{source} ({split})", images, tuple(names), labels, classes, reading)
+        return Named(
+            f"{source} ({split})",
+            in_channels(read.images, channels),
+            read.names,
+            read.labels,
+            read.class_names,
+            read.reading,
+            read.times,
+        )
+    assert split != "all"
+    found = load_images(source, split=split, size=height, skip_corrupt=skip_corrupt)
+    rows = _drawn(len(found), limit, seed)
+    images = in_channels(found.images[rows], channels)
+    names = tuple(f"{split} {row}" for row in rows)
+    labels = tuple(found.labels[rows].tolist())
+    return Named(f"{source} ({split})", images, names, labels, found.class_names, found.reading)
 
 
 def default_split(source: str, of_sets: Split) -> Split:
     """The split where none is given: all of a folder that is not divided itself, else `of_sets`."""
     kind, _colon, path = source.partition(":")
-    root = Path(path).expanduser()
-    divided = (root / "train").is_dir() and any((root / n).is_dir() for n in HELDOUT_FOLDERS)
-    return "all" if kind == "folder" and not divided else of_sets
+    return "all" if kind == "folder" and not is_divided(path) else of_sets
 
 
 def side_of(source: str) -> int | None:
@@ -118,7 +129,7 @@ def side_of(source: str) -> int | None:
     kind, _colon, path = source.partition(":")
     if kind != "folder":
         return SIDES.get(kind)
-    height, width = first_size(picture_files(Path(path).expanduser(), "--data"))
+    height, width = picture_folder(path, "--data").first_size()
     return height if height == width else None
 
 
@@ -138,32 +149,48 @@ def by_channel(numbers: tuple[float, ...], name: str, x: Float[Tensor, "b c h w"
     return x.new_tensor(numbers).view(1, -1, 1, 1)
 
 
-def picture_files(folder: Path, option: str) -> list[Path]:
+@dataclass(frozen=True, eq=False)
+class PictureFolder:
+    """Files named like pictures below a folder, and how they are read: transparent parts are black,
+    as missing pixels are."""
+
+    folder: Path
+    files: list[Path]
+    how: Decoding
+    said: dict[str, str]
+
+    def first_size(self) -> tuple[int, int]:
+        """(height, width) of the first that can be read, or SourceError for the first of all."""
+        for file in self.files:
+            with suppress(CorruptPictureError):
+                height, width = decoded(file, self.how).pixels.shape[:2]
+                return height, width
+        height, width = pixels_of(self.files[0], self.how).shape[:2]
+        return height, width
+
+
+def picture_folder(path: Path | str, option: str) -> PictureFolder:
     """Every picture below a folder, sorted; SourceError, which names the option, without one."""
-    if not folder.is_dir():
-        raise SourceError(f"{folder} is not a folder; give {option} a folder of pictures")
-    files = sorted(p for p in folder.rglob("*") if is_picture(p, below=folder))
-    if not files:
-        raise SourceError(f"{folder} has no pictures in it (.png, .jpg, .webp, ...)")
-    return files
+    chosen = PicturePath.parse(str(path), decoding=ON_BLACK)
+    if not chosen.path.is_dir():
+        raise SourceError(f"{chosen.path} is not a folder; give {option} a folder of pictures")
+    walk = pictures_below(chosen.path)
+    if not walk.files:
+        raise SourceError(f"{chosen.path} has no pictures in it (.png, .jpg, .webp, ...)")
+    return PictureFolder(chosen.path, walk.files, chosen.decoding, walk.said)
 
 
-def first_size(files: list[Path]) -> tuple[int, int]:
-    """(height, width) of the first that can be read, or SourceError for the first of all."""
-    for file in files:
-        with suppress(CorruptPictureError):
-            height, width = read_picture_as_it_is(file).shape[:2]
-            return height, width
-    height, width = pixels_of(files[0]).shape[:2]
-    return height, width
-
-
-def pixels_of(file: Path) -> npt.NDArray[np.uint8]:
+def pixels_of(
+    file: Path, how: Decoding = ON_BLACK, tally: Tally | None = None
+) -> npt.NDArray[np.uint8]:
     """(h, w, 3) as it is; transparent parts are black. SourceError if it cannot be read."""
     try:
-        return read_picture_as_it_is(file)
+        picture = decoded(file, how)
     except CorruptPictureError as error:
         raise SourceError(f"{file} cannot be read as a picture ({error}); remove it") from error
+    if tally is not None:
+        tally.count(picture.found)
+    return picture.pixels
 
 
 def in_channels(pixels: npt.NDArray[np.uint8], channels: int) -> Float[Tensor, "n c h w"]:
@@ -176,19 +203,6 @@ def in_channels(pixels: npt.NDArray[np.uint8], channels: int) -> Float[Tensor, "
     if bool((images == images[:, :1]).all()):
         return images[:, :1].contiguous()
     return (images * torch.tensor(LUMA)[:, None, None]).sum(1, keepdim=True)
-
-
-def _class_folders(
-    files: list[Path], chosen: list[Path], root: Path
-) -> tuple[tuple[int, ...] | None, tuple[str, ...]]:
-    """The classes of the chosen files by the folders below `root`, in their sorted order; no labels
-    where a file lies in none."""
-    parts = {file: file.relative_to(root).parts for file in files}
-    if min(len(names) for names in parts.values()) < 2:
-        return None, ()
-    classes = sorted({names[0] for names in parts.values()})
-    labels = tuple(classes.index(parts[file][0]) for file in chosen)
-    return labels, tuple(shown(name) for name in classes)
 
 
 def _drawn(n: int, limit: int | None, seed: int) -> list[int]:

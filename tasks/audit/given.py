@@ -48,7 +48,7 @@ class GivenPlan(AuditPlan):
         shape = self.victim.architecture.shape
         skip = study.skip_corrupt
         self.truth = read_pictures(study.data, shape, skip_corrupt=skip)
-        self.decoys = read_pictures(weights.decoys, shape, skip_corrupt=skip)
+        self.decoys = read_pictures(weights.decoys, shape, skip_corrupt=skip, of_sets="heldout")
         self.truth.check_disjoint(self.decoys, SHARED)
         mean = read_mean(weights.mean, self.truth, shape)
         std = read_std(weights.std, shape)

@@ -8,8 +8,8 @@ import hashlib
 import itertools
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,17 @@ from safetensors import SafetensorError, safe_open
 from storage.errors import SourceError, shown
 from storage.object_store import Location
 from storage.pairs.dataset import Dataset, is_store
+from storage.sources.folders import PicturePath
 from storage.sources.picture_files import COLOUR, GREY, Reading, Tally, unreadable
-from storage.sources.pictures import CorruptPictureError, check_pixels, decoded, is_picture
+from storage.sources.pictures import (
+    AS_IMAGE_FOLDER,
+    CorruptPictureError,
+    Decoding,
+    Found,
+    check_pixels,
+    decoded,
+)
+from storage.sources.walk import pictures_below
 from tasks.dataset.export import rendered
 
 Size = int | tuple[int, int]
@@ -37,14 +46,12 @@ RECONSTRUCTIONS = "reconstructions.safetensors"
 @dataclass(frozen=True)
 class InputPicture:
     """A picture to restore: uint8 `pixels` (3, h, w), in `facts` where it is from; `name`, a
-    relative path without an ending, is unique. `given`: (height, width) that it had, and `mode`,
-    what its file holds (Pillow's)."""
+    relative path without an ending, is unique. `found`: what its file holds."""
 
     name: str
     pixels: npt.NDArray[np.uint8]
     facts: dict[str, Any]
-    given: tuple[int, int]
-    mode: str = COLOUR
+    found: Found
 
 
 class Inputs(ABC):
@@ -86,9 +93,10 @@ def open_inputs(
     """The pictures in the folder, of the attack, or in the store of pairs, at `source`; the first
     `limit`.
 
-    With `skip_corrupt` files of a folder that cannot be read are left out, which reads them all
-    once more. With `size` every one of a folder is cropped to its centre of that shape and resized
-    to that size (`resized`); a store's never are.
+    A folder may end in `?orientation=exif` or the like (`PicturePath`). With `skip_corrupt` files
+    of it that cannot be read are left out, which reads them all once more. With `size` every one of
+    a folder is cropped to its centre of that shape and resized to that size (`resized`); a store's
+    never are.
 
     Raises ValueError for `limit` or a side of `size` below 1, a `size` beyond what a picture may
     have, or one for a store; SourceError if there is no picture, or two have the same name but for
@@ -114,11 +122,16 @@ def open_inputs(
                 f"{source} are restored at the size that they were attacked at"
             )
         return AttackPictures.found(folder, limit)
-    if not folder.is_dir():
+    chosen = PicturePath.parse(str(source))
+    if not chosen.path.is_dir():
         raise SourceError(
             f"--input {source} is neither a folder of pictures nor a store of pairs; give one"
         )
-    return FolderPictures.found(folder, limit, sides, skip_corrupt=skip_corrupt)
+    if chosen.tree != "auto":
+        raise SourceError(f"--input {source}: a folder is restored whole; leave out tree=")
+    return FolderPictures.found(
+        chosen.path, limit, sides, how=chosen.decoding, skip_corrupt=skip_corrupt
+    )
 
 
 def parse_size(text: str) -> tuple[int, int]:
@@ -146,6 +159,8 @@ class FolderPictures(Inputs):
     files: tuple[Path, ...]
     size: tuple[int, int] | None = None
     left_out: tuple[tuple[str, str], ...] = ()
+    how: Decoding = AS_IMAGE_FOLDER
+    said: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def found(
@@ -154,17 +169,20 @@ class FolderPictures(Inputs):
         limit: int | None,
         size: tuple[int, int] | None,
         *,
+        how: Decoding = AS_IMAGE_FOLDER,
         skip_corrupt: bool = False,
     ) -> FolderPictures:
-        files = sorted(path for path in folder.rglob("*") if is_picture(path, below=folder))
+        walk = pictures_below(folder)
+        files = walk.files
         if not files:
+            passed = "".join(f" but {text}" for text in walk.said.values())
             raise SourceError(
-                f"{folder} has no picture (.png, .jpg, ...) and is no store of pairs; give a "
-                "folder that has some"
+                f"{folder} has no picture (.png, .jpg, ...){passed} and is no store of pairs; give "
+                "a folder that has some"
             )
         left_out: list[tuple[str, str]] = []
         if skip_corrupt:
-            readable = _readable(files, folder, left_out)
+            readable = _readable(files, folder, how, left_out)
             chosen = list(itertools.islice(readable, limit))
             if not chosen:
                 raise SourceError(f"none of the {len(files)} files in {folder} could be read")
@@ -177,7 +195,7 @@ class FolderPictures(Inputs):
                 raise SourceError(
                     f"{other} and {path} would be restored to the same name; rename one"
                 )
-        return cls(folder, tuple(chosen), size, tuple(left_out))
+        return cls(folder, tuple(chosen), size, tuple(left_out), how, walk.said)
 
     def __len__(self) -> int:
         return len(self.files)
@@ -187,27 +205,28 @@ class FolderPictures(Inputs):
         for place in places:
             path = self.files[place]
             try:
-                picture = decoded(path)
+                picture = decoded(path, self.how)
             except CorruptPictureError as error:
                 raise unreadable(path, error) from error
             pixels = picture.pixels
-            height, width = pixels.shape[:2]
             if self.size is not None:
                 pixels = resized(pixels, *self.size)
             channels_first = np.ascontiguousarray(pixels.transpose(2, 0, 1))
             file = path.relative_to(self.folder).as_posix()
             yield InputPicture(
-                _name(path, self.folder),
-                channels_first,
-                {"file": file},
-                (height, width),
-                picture.mode,
+                _name(path, self.folder), channels_first, {"file": file}, picture.found
             )
 
     @property
     def description(self) -> dict[str, Any]:
         square = self.size is not None and self.size[0] == self.size[1]
-        return {"kind": "folder", "size": self.size[0] if self.size and square else self.size}
+        changed = {
+            name: value
+            for name, value in asdict(self.how).items()
+            if value != getattr(AS_IMAGE_FOLDER, name)
+        }
+        size = self.size[0] if self.size and square else self.size
+        return {"kind": "folder", "size": size} | changed
 
     @property
     def location(self) -> str:
@@ -215,7 +234,8 @@ class FolderPictures(Inputs):
 
     def tally(self) -> Tally:
         size = None if self.size is None else (self.size[1], self.size[0])
-        return Tally(size, left_out=[(shown(file), why) for file, why in self.left_out])
+        named = [(shown(file), why) for file, why in self.left_out]
+        return Tally(size, self.how, self.said, left_out=named)
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,7 +272,9 @@ class AttackPictures(Inputs):
         for place in places:
             pixels = np.ascontiguousarray(self.pixels[place])
             facts = {"rank": place + 1}
-            yield InputPicture(f"rank-{place + 1:05d}", pixels, facts, pixels.shape[1:], self.mode)
+            height, width = pixels.shape[1:]
+            found = Found(height, width, self.mode)
+            yield InputPicture(f"rank-{place + 1:05d}", pixels, facts, found)
 
     @property
     def description(self) -> dict[str, Any]:
@@ -308,9 +330,9 @@ class StorePictures(Inputs):
                 facts |= {name.partition("/")[2]: int(taken[name][k]) for name in numbers}
                 name = "part-{part:06d}-run-{run:08d}-candidate-{candidate:05d}".format_map(facts)
                 rgb = pixels if len(pixels) == 3 else np.repeat(pixels, 3, axis=0)  # grey
-                yield InputPicture(
-                    name, rgb, facts, rgb.shape[1:], COLOUR if len(pixels) == 3 else GREY
-                )
+                height, width = rgb.shape[1:]
+                found = Found(height, width, COLOUR if len(pixels) == 3 else GREY)
+                yield InputPicture(name, rgb, facts, found)
 
     @property
     def description(self) -> dict[str, Any]:
@@ -331,18 +353,17 @@ def content_of(inputs: Inputs, check: Callable[[InputPicture], None]) -> tuple[s
         head = [picture.name, picture.facts, picture.pixels.shape]
         digest.update(json.dumps(head, sort_keys=True).encode())
         digest.update(picture.pixels.data)
-        height, width = picture.given
-        tally.count_one(width, height, picture.mode)
+        tally.count(picture.found)
     return digest.hexdigest(), tally.reading()
 
 
 def _readable(
-    files: Sequence[Path], folder: Path, left_out: list[tuple[str, str]]
+    files: Sequence[Path], folder: Path, how: Decoding, left_out: list[tuple[str, str]]
 ) -> Iterator[Path]:
     """Those that can be read; the others, and why, go to `left_out`."""
     for path in files:
         try:
-            decoded(path)
+            decoded(path, how)
         except CorruptPictureError as error:
             left_out.append((path.relative_to(folder).as_posix(), str(error)))
         else:

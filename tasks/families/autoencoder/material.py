@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -24,14 +23,15 @@ from recon_core.degradation import check_degraded, degrade, mask_from_picture, m
 from recon_core.types import seeded_generator
 from recon_core.victims.preflight import Preflight
 from storage.errors import SourceError, shown
+from storage.sources.picture_files import Reading, Tally
 from tasks.attack_file.pictures import (
     Named,
+    PictureFolder,
     Shape,
     Split,
     default_split,
-    first_size,
     in_channels,
-    picture_files,
+    picture_folder,
     pixels_of,
     read_source,
     side_of,
@@ -65,17 +65,19 @@ class Case:
 
 @dataclass(frozen=True, eq=False)
 class Material:
-    """All pictures of a job; `train` and `control` are None where they are not known."""
+    """All pictures of a job; `train` and `control` are None where they are not known, `degraded`
+    where images are degraded here."""
 
     train: Named | None
     control: Named | None
     cases: tuple[Case, ...]
+    degraded: Named | None = None
 
 
 def shape_hint(job: AutoencoderJob) -> Shape | None:
     """The shape of the job's images, as far as the pictures themselves say it."""
     if job.degraded is not None:
-        return 3, *first_size(picture_files(job.degraded, "--degraded"))
+        return 3, *picture_folder(job.degraded, "--degraded").first_size()
     side = side_of(job.data or "")
     return None if side is None else (3, side, side)
 
@@ -108,8 +110,7 @@ def _control(job: AutoencoderJob, split: Split, shape: Shape) -> Named | None:
     if job.control == NO_CONTROL:
         return None
     if job.control is not None:
-        own: Split = "all" if job.control.startswith("folder:") else "heldout"
-        return _read(job, job.control, own, shape)
+        return _read(job, job.control, default_split(job.control, "heldout"), shape)
     if job.data is None or split == "all":
         return None
     other: Split = "heldout" if split == "train" else "train"
@@ -153,11 +154,13 @@ def _case(job: AutoencoderJob, name: str, side: str, named: Named, mask: Bool[Te
 def _degraded_material(job: AutoencoderJob, shape: Shape, folder: Path) -> Material:
     """Pictures that are degraded already; their originals by name, and control images with the
     same pixels missing."""
-    files = picture_files(folder, "--degraded")[: job.limit]
-    y = in_channels(_same_size(files, shape, "--degraded"), shape[0])
-    check_degraded(y, job.noise or None)
-    inside = [file.relative_to(folder) for file in files]
+    found = picture_folder(folder, "--degraded")
+    files = found.files[: job.limit]
+    inside = [file.relative_to(found.folder) for file in files]
     names = tuple(shown(str(file)) for file in inside)
+    y, reading = _same_size(files, shape, "--degraded", found)
+    check_degraded(y, job.noise or None)
+    degraded = Named(f"folder:{folder}", y, names, reading=reading)
     train = None
     if job.originals is not None:
         absent = [file for file in inside if not (job.originals / file).is_file()]
@@ -167,8 +170,8 @@ def _degraded_material(job: AutoencoderJob, shape: Shape, folder: Path) -> Mater
                 f"same name for each of the {len(names)} in {folder}"
             )
         originals = [job.originals / file for file in inside]
-        pixels = _same_size(originals, shape, "--originals")
-        train = Named(f"folder:{job.originals}", in_channels(pixels, shape[0]), names)
+        images, reading = _same_size(originals, shape, "--originals", found)
+        train = Named(f"folder:{job.originals}", images, names, reading=reading)
     known = None
     if job.mask_files:
         mask = _read_mask(job.mask_files[0], shape)
@@ -181,14 +184,17 @@ def _degraded_material(job: AutoencoderJob, shape: Shape, folder: Path) -> Mater
         holes = (y > 0).any(1) if known is None else known[:, 0]
         rows = torch.arange(len(control)) % len(holes)
         cases.append(_case(job, "given", "control", control, holes[rows]))
-    return Material(train, control, tuple(cases))
+    return Material(train, control, tuple(cases), degraded)
 
 
-def _same_size(files: list[Path], shape: Shape, option: str) -> npt.NDArray[np.uint8]:
-    """(n, 3, h, w), every one exactly of the network's size: what is degraded is not resized."""
+def _same_size(
+    files: list[Path], shape: Shape, option: str, of: PictureFolder
+) -> tuple[Float[Tensor, "n c h w"], Reading]:
+    """Images, every one exactly of the network's size: what is degraded is not resized."""
     pictures = []
+    tally = Tally(how=of.how, said=of.said)
     for file in files:
-        pixels = pixels_of(file)
+        pixels = pixels_of(file, of.how, tally)
         if pixels.shape[:2] != shape[1:]:
             raise SourceError(
                 f"{file} has {pixels.shape[0]}x{pixels.shape[1]} pixels, expected "
@@ -196,7 +202,7 @@ def _same_size(files: list[Path], shape: Shape, option: str) -> npt.NDArray[np.u
                 "resized, as that would mix missing pixels with known ones"
             )
         pictures.append(pixels.transpose(2, 0, 1))
-    return np.stack(pictures)
+    return in_channels(np.stack(pictures), shape[0]), tally.reading()
 
 
 N_NOISE = 8

@@ -7,7 +7,7 @@ import math
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from storage.layers import Layer, Layers, find_layers
 from storage.sources.load import CIFAR_CLASSES
 from storage.sources.pictures import CorruptPictureError, read_picture
 from storage.weights import WeightFile, WeightsError, read_weights
-from tasks.attack_file.pictures import LUMA, Named, Shape, Split, read_source
+from tasks.attack_file.pictures import LUMA, Named, Shape, default_split, read_source
 
 GREY = 0.5
 """The mean that is assumed when nothing is known."""
@@ -166,9 +166,15 @@ def read_first_layer(
     return Start(file, Parameters((weight,), (begun,)))
 
 
-def read_pictures(source: str, shape: Shape, *, skip_corrupt: bool = False) -> Named:
-    """The pictures of a source in a victim's shape: all of a folder, of others the train split.
-    Raises SourceError if there are none or one cannot be read, ValueError for shapes that no
+def read_pictures(
+    source: str,
+    shape: Shape,
+    *,
+    skip_corrupt: bool = False,
+    of_sets: Literal["train", "heldout"] = "train",
+) -> Named:
+    """The pictures of a source in a victim's shape: of one that has splits the one asked for, else
+    all. Raises SourceError if there are none or one cannot be read, ValueError for shapes that no
     picture has."""
     channels, height, width = shape
     if channels not in (1, 3) or height != width:
@@ -176,7 +182,7 @@ def read_pictures(source: str, shape: Shape, *, skip_corrupt: bool = False) -> N
             f"pictures cannot be compared with images of {channels}x{height}x{width}: expected 1 "
             "or 3 channels and a square; give --shape, or leave out --data and --decoys"
         )
-    split: Split = "all" if source.startswith("folder:") else "train"
+    split = default_split(source, of_sets)
     return replace(read_source(source, split, shape, skip_corrupt=skip_corrupt), source=source)
 
 
@@ -188,7 +194,7 @@ def read_mean(text: str | None, truth: Named | None, shape: Shape) -> Tensor | N
     Raises SourceError if it cannot be read, ValueError if it does not fit.
     """
     if text is None:
-        return None if truth is None else truth.images.mean(0)
+        return None if truth is None else truth.mean
     channels, height, width = shape
     if text == "none":
         return torch.zeros(shape)

@@ -92,7 +92,7 @@ def prepare_weights(job: WeightsJob) -> PreparedWeights:
     decoys = (
         None
         if job.decoys is None
-        else read_pictures(job.decoys, shape, skip_corrupt=job.skip_corrupt)
+        else read_pictures(job.decoys, shape, skip_corrupt=job.skip_corrupt, of_sets="heldout")
     )
     if truth is not None:
         truth.check_disjoint(decoys, SHARED)

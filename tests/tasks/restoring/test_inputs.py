@@ -38,7 +38,12 @@ def test_a_picture_keeps_its_size_and_shape(tmp_path: Path) -> None:
     exif = turned.getexif()
     exif[0x0112] = 6  # it lies on its side
     turned.save(folder / "turned.png", exif=exif)
-    record = restore(identity(), folder, tmp_path / "out")
+    record = restore(identity(), folder, tmp_path / "stored")
+    lying = pixels(1, seed=1)[0, :, :5]
+    np.testing.assert_array_equal(read(tmp_path / "stored/mean/turned.png"), lying)
+    assert record["read"]["n_orientation_ignored"] == 1
+    record = restore(identity(), f"{folder}?orientation=exif", tmp_path / "out")
+    assert record["read"]["n_turned"] == 1
     np.testing.assert_array_equal(
         read(tmp_path / "out/mean/p00.png"), pixels(1, size=60)[0, :, :35, :51]
     )

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from recon_core.victims.autoencoder import UNet, initial_weights
 from storage.errors import SourceError
 from storage.weights import WeightFile, WeightsError
-from tasks.attack_file.pictures import first_size, picture_files, read_source, shape_of
+from tasks.attack_file.pictures import picture_folder, read_source, shape_of
 from tasks.attack_file.programs import own_description
 from tasks.families.autoencoder.inputs import AutoencoderJob, AutoencoderVictim, read_victim
 from tasks.families.autoencoder.material import prepare_autoencoder, read_material, shape_hint
@@ -267,7 +267,7 @@ def test_pictures_that_cannot_be_read_are_left_out_when_asked(tmp_path: Path) ->
         Image.new("RGB", (4, 4), (number, 9, 9)).save(tmp_path / f"{name}.png")
     (tmp_path / "a.png").write_bytes(b"no picture")
     source = f"folder:{tmp_path}"
-    assert first_size(picture_files(tmp_path, "--data")) == (4, 4)
+    assert picture_folder(tmp_path, "--data").first_size() == (4, 4)
     with pytest.raises(SourceError, match=r"a\.png cannot be read as a picture"):
         read_source(source, "all", (3, 4, 4), 9, 0)
     named = read_source(source, "all", (3, 4, 4), 9, 0, skip_corrupt=True)

@@ -1,0 +1,277 @@
+"""Folders of pictures as trees: which folders are splits, which are classes.
+
+`train` and `test` in a folder, in their usual spellings and any case, are splits, others are
+classes. Where both are there nothing is guessed: `?tree=classes` or `?tree=splits` says it.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from storage.errors import SourceError, listed, shown
+from storage.sources.walk import Walk, passed_over, pictures_below
+
+TreeKind = Literal["auto", "classes", "splits"]
+Kind = Literal["train", "test", "heldout", "val", "all"]
+"""Kinds of splits; "all" is a tree that has none."""
+Wanted = Literal["all", "train", "heldout"]
+Classes = dict[str, list[Path]]
+"""Files by class; under "" where there are no class folders."""
+
+HELD_OUT: tuple[Kind, ...] = ("test", "heldout", "val")
+"""The first of these that is there is the held-out split."""
+_WORDS: dict[str, Kind] = {
+    **dict.fromkeys(("train", "training", "trainset"), "train"),
+    **dict.fromkeys(("test", "testing", "testset"), "test"),
+    **dict.fromkeys(("heldout", "holdout", "eval", "evaluation"), "heldout"),
+    **dict.fromkeys(("val", "valid", "validation", "valset", "dev", "devset"), "val"),
+}
+_FLAT = ""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Files of a split. `labels` index `class_names`, and are None where there are no class
+    folders. `said`: what was taken and what left aside, for people."""
+
+    files: list[Path]
+    labels: list[int] | None
+    class_names: tuple[str, ...]
+    said: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Pictures below a folder by split and class; `folders` are the splits' own. `said`: how it was
+    understood, for people."""
+
+    root: Path
+    parts: Mapping[Kind, Classes]
+    folders: Mapping[Kind, Path]
+    walk: Walk
+    said: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_divided(self) -> bool:
+        """True if folders tell training images from held-out ones."""
+        return len(self.parts) > 1
+
+    def take(self, wanted: Wanted, *, beside: Wanted | None = None) -> Taken:
+        """The pictures of a split. `beside`: another one that is read for itself, and so not left
+        aside. Raises SourceError if the split is not there, or has no pictures."""
+        kinds = self._kinds(wanted)
+        entries = [
+            (file, name)
+            for kind in kinds
+            for name, files in sorted(self.parts[kind].items())
+            for file in files
+        ]
+        if not entries:
+            other = "".join(f", but {text}" for text in self.walk.said.values())
+            raise SourceError(
+                f"{self.root} has no pictures (.png, .jpg, .webp, ...){other}; give "
+                "PATH/CLASS/*.jpg, or such trees in PATH/train and PATH/test"
+            )
+        labelled = not any(name == _FLAT for _file, name in entries)
+        read = {*kinds, *(self._kinds(beside) if beside else ())}
+        names, extra = self._class_names(read)
+        said = self._said(kinds, read)
+        if labelled and extra:
+            said["classes not in train"] = listed([shown(name) for name in extra])
+        place = {name: number for number, name in enumerate([*names, *extra])}
+        return Taken(
+            files=[file for file, _name in entries],
+            labels=[place[name] for _file, name in entries] if labelled else None,
+            class_names=tuple(map(shown, place)) if labelled else (),
+            said=said,
+        )
+
+    def _kinds(self, wanted: Wanted) -> list[Kind]:
+        if wanted == "all" or not self.is_divided:
+            return list(self.parts)
+        if wanted == "heldout":
+            return [kind for kind in HELD_OUT if kind in self.parts][:1]
+        if "train" not in self.parts:
+            raise SourceError(
+                f"{self.root} has {_named(self.folders.values())}, but no folder train; give the "
+                f"one that is meant, such as folder:{next(iter(self.folders.values()))}"
+            )
+        return ["train"]
+
+    @property
+    def has_classes(self) -> bool:
+        return any(name != _FLAT for classes in self.parts.values() for name in classes)
+
+    def _class_names(self, read: Collection[Kind]) -> tuple[list[str], list[str]]:
+        """Classes of the training split, as ImageFolder numbers them, and those of others alone."""
+        own = {*self.parts.get("train", ())} - {_FLAT}
+        every = {name for kind in read for name in self.parts[kind]} - {_FLAT}
+        return (sorted(own), sorted(every - own)) if own else (sorted(every), [])
+
+    def _said(self, kinds: Sequence[Kind], read: Collection[Kind]) -> dict[str, str]:
+        if "all" in self.parts:
+            return self.said | self.walk.said
+        aside = {kind: folder for kind, folder in self.folders.items() if kind not in read}
+        said = {"taken": self._counted(kinds)}
+        if aside:
+            said["left aside"] = self._counted(aside)
+        others = [folder for kind, folder in self.folders.items() if kind not in kinds]
+        passed = [
+            (path, why)
+            for path, why in self.walk.passed
+            if not any(path.is_relative_to(folder) for folder in others)
+        ]
+        return said | self.said | passed_over(passed)
+
+    def _counted(self, kinds: Iterable[Kind]) -> str:
+        return ", ".join(
+            f"{_named([self.folders[kind]])} ({sum(map(len, self.parts[kind].values())):,} "
+            "pictures)"
+            for kind in kinds
+        )
+
+
+def read_tree(root: Path, how: TreeKind = "auto") -> Tree:
+    """Find the splits and classes below a folder. Raises SourceError, naming the folders, where
+    pictures lie beside class folders, or splits beside or inside classes."""
+    if not root.is_dir():
+        raise SourceError(f"{root} is not a folder; give folder:PATH with PATH/CLASS/*.jpg inside")
+    walk = pictures_below(root)
+    groups = _grouped(root, walk.files)
+    named = [name for name in groups if name != _FLAT]
+    splits = {} if how == "classes" else _splits(named)
+    n_others = sum(len(files) for name, files in groups.items() if name not in splits)
+    others = _named(Path(name) for name in named if name not in splits) or "no folder"
+    said: dict[str, str] = {}
+    if splits and n_others and how == "auto":
+        if not _is_class(splits, groups, root):
+            raise SourceError(
+                f"{root} has {_named(map(Path, splits))} beside {n_others:,} pictures in {others}: "
+                "add ?tree=splits to read the former alone, or ?tree=classes if all are classes"
+            )
+        said["no split"] = (
+            f"{_named(map(Path, splits))}, a class like the others, which have no folders either"
+        )
+        splits = {}
+    if how == "splits" and not splits:
+        raise SourceError(f"{root} has no folders train and test; leave out ?tree=splits")
+    if not splits:
+        return Tree(root, {"all": _classes(root, walk.files, how, said)}, {"all": root}, walk, said)
+    parts: dict[Kind, Classes] = {}
+    folders_of: dict[Kind, Path] = {}
+    for name, kind in splits.items():
+        if kind in parts:
+            raise SourceError(
+                f"{root} has two folders of one split, {folders_of[kind].name} and {name}; merge "
+                "or rename them, or give one as folder:PATH"
+            )
+        folders_of[kind] = root / name
+        parts[kind] = _classes(root / name, groups[name], how, said, within=kind)
+    if n_others:
+        said["not read"] = f"{n_others:,} pictures in {others}, beside the splits"
+    return Tree(root, parts, folders_of, walk, said)
+
+
+def _classes(
+    folder: Path, files: list[Path], how: TreeKind, said: dict[str, str], within: Kind | None = None
+) -> Classes:
+    """Classes in the root of a tree, or in a split of it; names of one spelling in two Unicode
+    forms are one."""
+    groups = _grouped(folder, files)
+    loose = groups.pop(_FLAT, [])
+    if loose and groups:
+        raise SourceError(
+            f"{folder} has {len(loose)} pictures beside its class folders, {loose[0].name} the "
+            "first; move them into class folders"
+        )
+    if loose or not groups:
+        return {_FLAT: loose} if loose else {}
+    first = next(iter(groups))
+    names = (folder.name.casefold(), *(word for word, kind in _WORDS.items() if kind == within))
+    if within and len(groups) == 1 and first.casefold() in names:
+        return _classes(folder / first, files, how, said, within)  # train/train/*.jpg
+    if how != "classes":
+        splits = _splits(groups)
+        if within and splits and not _is_class(splits, groups, folder):
+            raise _inside(folder, splits)
+        for name, own in groups.items():
+            _check_inside(folder / name, own)
+    classes: Classes = defaultdict(list)
+    for name, own in groups.items():
+        classes[unicodedata.normalize("NFC", name)] += own
+    if len(classes) < len(groups):
+        twice = len(groups) - len(classes)
+        said["one class"] = f"{twice:,} folders whose names differ from others in Unicode form only"
+    return dict(classes)
+
+
+def _check_inside(folder: Path, files: list[Path]) -> None:
+    """SourceError if there are splits below a class folder."""
+    inside: dict[Path, set[str]] = defaultdict(set)
+    depth = len(folder.parts)
+    for parent in {file.parent for file in files}:
+        for path in (parent, *parent.parents)[: len(parent.parts) - depth]:
+            inside[path.parent].add(path.name)
+    for above, names in inside.items():
+        splits = _splits(sorted(names))
+        if splits and (len(splits) == len(names) or len({*splits.values()}) > 1):
+            raise _inside(above, splits)
+
+
+def _inside(above: Path, splits: Iterable[str]) -> SourceError:
+    return SourceError(
+        f"{above} has {_named(map(Path, splits))}, inside what would be a class: give "
+        f"folder:{above}, put splits above classes, or add ?tree=classes if they are none"
+    )
+
+
+def _grouped(folder: Path, files: Iterable[Path]) -> dict[str, list[Path]]:
+    """Files by the folder in `folder` that they are in, by its name."""
+    groups: dict[str, list[Path]] = defaultdict(list)
+    depth = len(folder.parts)
+    for file in files:
+        inside = file.parts[depth:]
+        groups[inside[0] if len(inside) > 1 else _FLAT].append(file)
+    return dict(groups)
+
+
+def _splits(names: Iterable[str]) -> dict[str, Kind]:
+    """Names of splits: train and its like, and pairs as seg_train and seg_test."""
+    found = [(name, kind, rest) for name in names for kind, rest in _words(name)]
+    kinds: dict[tuple[str, ...], set[Kind]] = defaultdict(set)
+    for _name, kind, rest in found:
+        kinds[rest].add(kind)
+    return {
+        name: kind
+        for name, kind, rest in found
+        if not rest or ("train" in kinds[rest] and len(kinds[rest]) > 1)
+    }
+
+
+def _words(name: str) -> list[tuple[Kind, tuple[str, ...]]]:
+    """Each word of a name that a split is called by, with the others around it."""
+    text = re.sub(r"(?i)(held|hold)[^a-z0-9]out", r"\1out", name)
+    words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+|\d+|[^\W\d_]+", text)
+    lower = [word.casefold() for word in words]
+    return [
+        (_WORDS[word], (*lower[:k], "", *lower[k + 1 :]) if len(lower) > 1 else ())
+        for k, word in enumerate(lower)
+        if word in _WORDS
+    ]
+
+
+def _is_class(splits: Collection[str], groups: Mapping[str, list[Path]], folder: Path) -> bool:
+    """True if one folder is called like a split, but lies among classes: pictures are directly in
+    each of several folders, and no other is called by a split's word."""
+    flat = all(file.parent.parent == folder for files in groups.values() for file in files)
+    return flat and len(groups) > len(splits) == 1 == sum(bool(_words(name)) for name in groups)
+
+
+def _named(folders: Iterable[Path]) -> str:
+    return listed([f"{shown(folder.name)}/" for folder in folders])
