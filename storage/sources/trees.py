@@ -149,7 +149,8 @@ def read_tree(root: Path, how: TreeKind = "auto") -> Tree:
     n_others = sum(len(files) for name, files in groups.items() if name not in splits)
     others = _named(Path(name) for name in named if name not in splits) or "no folder"
     said: dict[str, str] = {}
-    if splits and n_others and how == "auto":
+    both = {"train"} < {*splits.values()} and others == "no folder"
+    if splits and n_others and how == "auto" and not both:
         if not _is_class(splits, groups, root):
             raise SourceError(
                 f"{root} has {_named(map(Path, splits))} beside {n_others:,} pictures in {others}: "

@@ -7,7 +7,7 @@ import unicodedata
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from storage.errors import SourceError
@@ -33,6 +33,7 @@ def below(files: list[Path], root: Path) -> set[str]:
     return {file.relative_to(root).parent.as_posix() for file in files}
 
 
+@settings(max_examples=50, deadline=None)
 @given(
     train=st.sampled_from(TRAIN),
     held_out=st.sampled_from(HELD_OUT),
@@ -65,6 +66,7 @@ def test_folders_called_like_splits_are_splits_and_never_classes(
 names = st.sampled_from(["train", "Train", "test", "valid", "cat", "plane", "seg_train", "test1"])
 
 
+@settings(deadline=None)
 @given(paths=st.sets(st.lists(names, max_size=3).map("/".join), min_size=1, max_size=5))
 @example({"cat", "plane", "train"})
 @example({"cat/train", "cat/test"})
@@ -105,7 +107,7 @@ def test_every_picture_is_taken_or_said_to_be_left_aside_or_the_tree_is_refused(
         ),
         (("train", "test1"), ("train/ beside 2 pictures in test1/",)),
         (("train/a", "cat/a", "dog/a"), ("train/ beside 4 pictures in cat/, dog/",)),
-        (("train/a", "test/a", "."), ("test/, train/ beside 2 pictures in no folder",)),
+        (("train/a", "."), ("train/ beside 2 pictures in no folder",)),
         (("train/a", "Training/a"), ("Training and train",)),
         (("data/train/a", "data/test/a"), ("data has test/, train/", "give folder:")),
         (("a/train", "a/test", "b"), ("a has test/, train/", "put splits above classes")),
