@@ -101,8 +101,17 @@ class ImageSet:
             )
         n_left_out = int((~kept).sum())
         note = f"{n_left_out} of {len(self)} pictures were left out: {because}."
+        reading = self.reading
+        if reading is not None:
+            reading = replace(
+                reading, said={**reading.said, "not used": f"{n_left_out}: {because}"}
+            )
         return replace(
-            self, images=self.images[kept], labels=self.labels[kept], notes=(*self.notes, note)
+            self,
+            images=self.images[kept],
+            labels=self.labels[kept],
+            notes=(*self.notes, note),
+            reading=reading,
         )
 
 

@@ -17,7 +17,7 @@ from recon_core.types import seeded_generator
 from storage.sources.load import ImageSet, held_images
 from tasks.audit.recipe import VictimRecipe
 from tasks.audit.settings import FEWEST, Audit
-from tasks.study.images import Ids, Pixels
+from tasks.study.images import Ids, Pixels, content_of
 
 Members = npt.NDArray[np.bool_]
 
@@ -48,13 +48,17 @@ class AuditImages:
 
 def read_images(audit: Audit) -> AuditImages:
     """Both splits, victims from the larger one. Where they are equally large, or the held-out one
-    has more than victims need, that: models of images, and restorers, may know the other. Raises
-    SourceError if they cannot be read."""
+    has more than victims need, that: models of images, and restorers, may know the other. Held-out
+    images that are training images, too, are left out. Raises SourceError if they cannot be read,
+    ValueError if all held-out images are."""
     skip, channels = audit.skip_corrupt, audit.channels
     train, heldout = (
         held_images(audit.data, split=split, skip_corrupt=skip, channels=channels)
         for split in ("train", "heldout")
     )
+    trained = {content_of(image) for image in train.images}
+    copies = [row for row, image in enumerate(heldout.images) if content_of(image) in trained]
+    heldout = heldout.without(copies, because="they are in the training split, too")
     wanted = 8 * (audit.recipe.n_images or audit.most_images)
     if len(heldout) >= min(len(train), wanted):
         return AuditImages(heldout, train)

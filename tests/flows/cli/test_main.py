@@ -140,7 +140,7 @@ def test_what_was_read_and_left_out_is_said(
     words = ["generate", *TINY, "--data", f"folder:{flat_noise}", "--store", str(tmp_path / "s")]
     said = " ".join(palimpsest.done(*words, "--skip-corrupt").split())
     assert re.search(r"Images \(train\) source folder \S+ pictures \d+ of \d+ that were read", said)
-    assert "classes 2: a, b sizes all " in said
+    assert "classes 2: a, b divided by the hash of pixels; one in 5 is held out sizes all " in said
     assert "left out 1 that cannot be read: b/bad.jpg (" in said
     assert json.loads((tmp_path / "s" / "recipe.json").read_bytes())["skip_corrupt"] is True
 

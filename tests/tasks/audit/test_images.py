@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from recon_core.victims.losses import Loss
 from recon_core.victims.training import Training
@@ -145,3 +147,20 @@ def test_victims_learn_the_held_out_split_where_that_is_enough() -> None:
     assert small.pool is large.others  # read once while somebody holds them
     grey = read_images(audit(data="digits", channels=1))
     assert grey.pool.images.shape[1:] == (1, 32, 32)
+
+
+def test_held_out_pictures_that_are_training_pictures_test_nothing(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for folder in ("Train/a", "Train/b", "Test/a", "Test/b", "valid/a"):
+        (tmp_path / folder).mkdir(parents=True)
+        for k in range(4):
+            pixels = rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / folder / f"{k}.png")
+    shutil.copy(tmp_path / "Train/a/0.png", tmp_path / "Test/a/copy.png")
+    images = read_images(audit(data=f"folder:{tmp_path}", recipe=recipe(n_images=2)))
+    assert {images.pool.split, images.others.split} == {"train", "heldout"}
+    heldout = images.pool if images.pool.split == "heldout" else images.others
+    assert len(heldout) == 8
+    assert heldout.facts["taken"] == "Test/ (9 pictures)"
+    assert heldout.facts["left aside"] == "valid/ (4 pictures)"
+    assert heldout.facts["not used"] == "1: they are in the training split, too"
