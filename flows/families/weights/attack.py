@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from tasks.artifacts import leave_table
+from tasks.attack_file.comparison import sentences
 from tasks.attack_file.record import plain, setting_rows
 from tasks.attack_file.report import check_chances, leave, page_context
 from tasks.devices import Device, resolve_device
@@ -136,7 +137,7 @@ def screen_lines(record: Mapping[str, Any]) -> list[str]:
         said += f" Good matches: {scores['images']['n_good']} of {scores['images']['n']} images"
         if scores["decoys"]:
             said += f", {scores['decoys']['n_good']} of {scores['decoys']['n']} decoys"
-        said += "."
+        said = " ".join([f"{said}.", *sentences(scores, record["preflight"]["outlook"])])
     if ranking["found"]:
         counts = " / ".join(str(n) for n in ranking["found"]["n_found"])
         said += f" Without the originals {counts} at 0 / 1 / 5 % false pictures."

@@ -22,6 +22,7 @@ from recon_core.criteria import images_found, rank_correlation
 from recon_core.matching import fit_to_range, min_max
 from recon_core.metrics import SSIMConvention, ssim_matrix
 from recon_core.ranking import agreement, clusters, consistency, rank_runs
+from tasks.attack_file.comparison import MAX_PAIRS
 from tasks.attack_file.pictures import Shape
 from tasks.families.weights.cache import AttackRun, Candidates, read_candidates
 from tasks.families.weights.inputs import GREY
@@ -33,8 +34,6 @@ SAME_PICTURE = 0.7
 the first twenty (six attacks with drawn settings on a victim of 20 CIFAR images)."""
 MAX_RANKED = 6000
 """Candidates that are compared with each other: those of the attacks with the lowest residuals."""
-MAX_PAIRS = 4_000_000
-"""Pairs up to which SSIM is computed of all; beyond, of the nearest candidates by correlation."""
 FALSE_SHARES = (0.0, 0.01, 0.05)
 """Shares of false pictures at which the images in the head of a ranking are counted."""
 

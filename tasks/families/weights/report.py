@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from tasks.attack_file.comparison import sentences
 from tasks.attack_file.pictures import Named
 from tasks.attack_file.report import STEPS, as_bytes, uri_of, write_arrays
 from tasks.families.weights.ranking import FALSE_SHARES, GOOD, Ranked
@@ -124,6 +125,9 @@ def weights_page(
         truth=truth,
         decoys=decoys,
         best={"images": best_rows(results.truth), "decoys": best_rows(results.decoys)},
+        said=[]
+        if results.compared is None
+        else sentences(record["scores"], record["preflight"]["outlook"]),
         shares=[f"{share:.0%}" for share in FALSE_SHARES],
         spectrum=None if record["spectrum"] is None else _spectrum_svg(record["spectrum"]),
         steps=STEPS,

@@ -16,6 +16,7 @@ from torch import Tensor
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.metrics import SSIMConvention, ssim_matrix, ssim_pairs
 from recon_core.ncc import ncc_matrix
+from tasks.attack_file.comparison import MAX_PAIRS, N_NEAREST, compared
 from tasks.attack_file.pictures import Named
 from tasks.evaluation.record import rounded
 from tasks.families.weights.attack import WeightsJob
@@ -23,7 +24,6 @@ from tasks.families.weights.cache import AttackRun
 from tasks.families.weights.preflight import PreparedWeights
 from tasks.families.weights.ranking import (
     GOOD,
-    MAX_PAIRS,
     SAME_PICTURE,
     Found,
     Ranked,
@@ -34,7 +34,6 @@ from tasks.families.weights.ranking import (
     to_pictures,
 )
 
-N_NEAREST = 20
 MIN_WINDOW = 11
 SAID = {
     **{name: name for name in ("attack", "candidate", "label", "n_attacks")},
@@ -58,6 +57,11 @@ class Matches:
     def n_good(self) -> int:
         return int((self.ssim > GOOD).sum())
 
+    @property
+    def shown(self) -> Float[Tensor, "n c h w"]:
+        """The pictures, NaN in place of black where there is none."""
+        return self.picture.where((self.candidate >= 0)[:, None, None, None], torch.nan)
+
 
 @dataclass(frozen=True)
 class Results:
@@ -74,6 +78,7 @@ class Results:
     exhaustive: bool
     method: Literal["kkt", "span"] = "kkt"
     found: Found | None = None
+    compared: dict[str, Any] | None = None
 
 
 def gather(job: WeightsJob, runs: Sequence[AttackRun], prepared: PreparedWeights) -> Results:
@@ -96,12 +101,21 @@ def gather(job: WeightsJob, runs: Sequence[AttackRun], prepared: PreparedWeights
     shown, found_by = ranked[: job.n_shown], None
     if truth is not None and ranked:
         shown, found_by = judged(ranked, job.n_shown, truth.images, mean, convention, signs=span)
+    evidence = None
+    if truth is not None and found is not None:
+        sides = {"images": (truth.images, found.shown, found.ssim)}
+        if decoys is not None and lucky is not None:
+            sides["decoys"] = (decoys.images, lucky.shown, lucky.ssim)
+        known = mean is not None and bool(mean.any())
+        control = mean if known and mean is not None else truth.images.mean(0)
+        evidence = compared(sides, control.float(), good=GOOD, convention=convention)
     n_images = sum(len(p) for p in (truth, decoys) if p is not None)
     return Results(
         ranked=tuple(shown), n_pictures=len(ranked),
         n_agreed=sum(2 * r.n_attacks >= n_compared for r in ranked) if n_compared > 1 else 0,
         n_ranked_attacks=n_compared, truth=found, decoys=lucky, convention=convention,
         exhaustive=scoring.exhaustive(n_images), method="span" if span else "kkt", found=found_by,
+        compared=evidence,
     )  # fmt: skip
 
 
@@ -176,7 +190,7 @@ def scores_record(results: Results, truth: Named | None, decoys: Named | None) -
                 for rank, r in enumerate(results.ranked, start=1)
             ],
         },
-        "scores": {"images": None, "decoys": None},
+        "scores": {"images": None, "decoys": None, "compared": results.compared},
     }
     for name, found, given in (
         ("images", results.truth, truth),
@@ -194,6 +208,10 @@ def scores_record(results: Results, truth: Named | None, decoys: Named | None) -
             }
     record["conventions"] = {
         "good": f"SSIM above {GOOD}",
+        "identified": "SSIM of the best match at least .05 above that of the same picture with any "
+        "other image given, of a decoy with any other decoy",
+        "mean_image": "a control: the mean image alone in place of every reconstruction",
+        "p_value": "of decoys scoring as the images do, by permuting images and decoys",
         "SSIM": "Wang et al. 2004, window 11x11, sigma 1.5"
         if results.convention == "gaussian11"
         else "window 3x3, as images are smaller than 11x11",
