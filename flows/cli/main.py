@@ -11,7 +11,6 @@ import logging
 import os
 import sys
 from dataclasses import replace
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -92,7 +91,9 @@ app.add_typer(audit_app)
 
 def _say_version(wanted: bool) -> None:
     if wanted:
-        out.print(f"palimpsest {metadata.version('palimpsest')}", highlight=False)
+        from tasks.campaign.plan import release
+
+        out.print(f"palimpsest {release()}", highlight=False)
         raise typer.Exit
 
 

@@ -11,6 +11,7 @@ import hashlib
 import importlib.metadata
 import json
 import platform
+import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -264,4 +265,13 @@ def code_version() -> str:
     folder = Path(recon_core.__file__).parent
     for path in sorted(folder.rglob("*.py")):
         digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
-    return f"{importlib.metadata.version('palimpsest')}+{digest.hexdigest()[:12]}"
+    return f"{release()}+{digest.hexdigest()[:12]}"
+
+
+def release() -> str:
+    """The version of Palimpsest, as installed, or of the tree that runs without installation."""
+    try:
+        return importlib.metadata.version("palimpsest")
+    except importlib.metadata.PackageNotFoundError:
+        project = Path(recon_core.__file__).parents[1] / "pyproject.toml"
+        return str(tomllib.loads(project.read_text())["project"]["version"])
