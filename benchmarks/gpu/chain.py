@@ -171,12 +171,12 @@ def status(results: dict[str, Any], stage: Stage) -> str:
 
 def environment(job: Job, seconds: float) -> dict[str, Any]:
     found = job.probe(seconds, "environment", job.device)
-    job.record["environment"] = found
+    job.record["calls"][-1]["environment"] = found
     if not found.get("device found"):
         raise NoDeviceError(f"torch finds no {job.device} device; {found['missing']}")
     if found["missing"]:
         raise CommandError(f"cannot be imported: {found['missing']}")
-    return found
+    return {name: found[name] for name in ("driver", "cuda", "hardware")}
 
 
 def pace(job: Job, seconds: float) -> dict[str, Any]:
@@ -283,7 +283,7 @@ def pairs(job: Job, seconds: float) -> dict[str, Any]:
 
 
 STAGES = (
-    Stage("environment", 20, environment, always=True),
+    Stage("environment", 40, environment, always=True),
     Stage("pace", 30, pace),
     Stage("generate", 190, generate),
     Stage("curate", 15, curate),

@@ -1,5 +1,6 @@
 """The plan is a pure function of settings and receipts; the manifest knows every setting."""
 
+import importlib.metadata
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +23,7 @@ from storage.errors import CorruptPartError, StoreMismatchError
 from storage.pairs.image_table import ImageTable
 from storage.sources.load import ImageSet
 from tasks.campaign.coordinator import Coordinator
-from tasks.campaign.plan import Campaign, Plan, open_store
+from tasks.campaign.plan import Campaign, Plan, open_store, release
 from tests.tasks.troubled_runs import small_images
 
 SAMPLING = Sampling(
@@ -314,3 +315,13 @@ def test_victims_depend_on_their_training_and_not_on_the_attacks(images: ImageSe
     key = base.victims_fingerprint(images)
     assert [one.victims_fingerprint(images) == key for one in same] == [True] * 3
     assert len({key, *(one.victims_fingerprint(images) for one in others)}) == 8
+
+
+def test_a_tree_that_is_not_installed_has_its_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = release()
+
+    def none(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", none)
+    assert release() == installed
