@@ -91,9 +91,9 @@ app.add_typer(audit_app)
 
 def _say_version(wanted: bool) -> None:
     if wanted:
-        from tasks.campaign.plan import release
+        from tasks.campaign.plan import version_of
 
-        out.print(f"palimpsest {release()}", highlight=False)
+        out.print(f"palimpsest {version_of('palimpsest')}", highlight=False)
         raise typer.Exit
 
 

@@ -252,7 +252,7 @@ def made_with(packages: Iterable[str]) -> dict[str, Any]:
     """Versions, machine and time of what is made now."""
     versions = {"code": code_version(), "python": platform.python_version()}
     return {
-        "versions": versions | {name: importlib.metadata.version(name) for name in packages},
+        "versions": versions | {name: version_of(name) for name in packages},
         "machine": f"{platform.machine()}, {usable_cores()} cores, {platform.system()}",
         "created": datetime.now(UTC).isoformat(timespec="minutes"),
     }
@@ -265,13 +265,18 @@ def code_version() -> str:
     folder = Path(recon_core.__file__).parent
     for path in sorted(folder.rglob("*.py")):
         digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
-    return f"{release()}+{digest.hexdigest()[:12]}"
+    return f"{version_of('palimpsest')}+{digest.hexdigest()[:12]}"
 
 
-def release() -> str:
-    """The version of Palimpsest, as installed, or of the tree that runs without installation."""
+def version_of(package: str) -> str:
+    """The installed version of a package; Palimpsest may run from its tree without installation.
+
+    Raises PackageNotFoundError for any other that is missing.
+    """
     try:
-        return importlib.metadata.version("palimpsest")
+        return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        project = Path(recon_core.__file__).parents[1] / "pyproject.toml"
-        return str(tomllib.loads(project.read_text())["project"]["version"])
+        if package != "palimpsest":
+            raise
+    project = Path(recon_core.__file__).parents[1] / "pyproject.toml"
+    return str(tomllib.loads(project.read_text())["project"]["version"])

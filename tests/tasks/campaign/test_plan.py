@@ -23,7 +23,7 @@ from storage.errors import CorruptPartError, StoreMismatchError
 from storage.pairs.image_table import ImageTable
 from storage.sources.load import ImageSet
 from tasks.campaign.coordinator import Coordinator
-from tasks.campaign.plan import Campaign, Plan, open_store, release
+from tasks.campaign.plan import Campaign, Plan, made_with, open_store, version_of
 from tests.tasks.troubled_runs import small_images
 
 SAMPLING = Sampling(
@@ -318,10 +318,12 @@ def test_victims_depend_on_their_training_and_not_on_the_attacks(images: ImageSe
 
 
 def test_a_tree_that_is_not_installed_has_its_release(monkeypatch: pytest.MonkeyPatch) -> None:
-    installed = release()
+    installed = version_of("palimpsest")
 
     def none(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "version", none)
-    assert release() == installed
+    assert made_with(["palimpsest"])["versions"]["palimpsest"] == installed
+    with pytest.raises(importlib.metadata.PackageNotFoundError):
+        version_of("torch")
