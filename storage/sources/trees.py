@@ -130,10 +130,9 @@ class Tree:
         return said | self.said | passed_over(passed)
 
     def _counted(self, kinds: Iterable[Kind]) -> str:
+        counts = {kind: sum(map(len, self.parts[kind].values())) for kind in kinds}
         return ", ".join(
-            f"{_named([self.folders[kind]])} ({sum(map(len, self.parts[kind].values())):,} "
-            "pictures)"
-            for kind in kinds
+            f"{_named([self.folders[kind]])} ({_pictures(n)})" for kind, n in counts.items()
         )
 
 
@@ -153,7 +152,7 @@ def read_tree(root: Path, how: TreeKind = "auto") -> Tree:
     if splits and n_others and how == "auto" and not both:
         if not _is_class(splits, groups, root):
             raise SourceError(
-                f"{root} has {_named(map(Path, splits))} beside {n_others:,} pictures in {others}: "
+                f"{root} has {_named(map(Path, splits))} beside {_pictures(n_others)} in {others}: "
                 "add ?tree=splits to read the former alone, or ?tree=classes if all are classes"
             )
         said["no split"] = (
@@ -175,7 +174,7 @@ def read_tree(root: Path, how: TreeKind = "auto") -> Tree:
         folders_of[kind] = root / name
         parts[kind] = _classes(root / name, groups[name], how, said, within=kind)
     if n_others:
-        said["not read"] = f"{n_others:,} pictures in {others}, beside the splits"
+        said["not read"] = f"{_pictures(n_others)} in {others}, beside the splits"
     return Tree(root, parts, folders_of, walk, said)
 
 
@@ -188,7 +187,7 @@ def _classes(
     loose = groups.pop(_FLAT, [])
     if loose and groups:
         raise SourceError(
-            f"{folder} has {len(loose)} pictures beside its class folders, {loose[0].name} the "
+            f"{folder} has {_pictures(len(loose))} beside its class folders, {loose[0].name} the "
             "first; move them into class folders"
         )
     if loose or not groups:
@@ -208,7 +207,7 @@ def _classes(
         classes[unicodedata.normalize("NFC", name)] += own
     if len(classes) < len(groups):
         twice = len(groups) - len(classes)
-        said["one class"] = f"{twice:,} folders whose names differ from others in Unicode form only"
+        said["one class"] = f"folders whose names differ in Unicode form alone ({twice:,})"
     return dict(classes)
 
 
@@ -276,3 +275,7 @@ def _is_class(splits: Collection[str], groups: Mapping[str, list[Path]], folder:
 
 def _named(folders: Iterable[Path]) -> str:
     return listed([f"{shown(folder.name)}/" for folder in folders])
+
+
+def _pictures(n: int) -> str:
+    return f"{n:,} picture{'s' if n != 1 else ''}"

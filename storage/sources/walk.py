@@ -37,9 +37,9 @@ def pictures_below(folder: Path) -> Walk:
 
 
 def passed_over(passed: Iterable[tuple[Path, str]]) -> dict[str, str]:
-    """{"passed over": "3 .heic, 2 hidden"}; nothing of nothing."""
+    """{"passed over": ".heic (3), hidden (2)"}; nothing of nothing."""
     counts = Counter(reason for _path, reason in passed)
-    text = listed([f"{n:,} {reason}" for reason, n in counts.most_common()], 8)
+    text = listed([f"{reason} ({n:,})" for reason, n in counts.most_common()], 8)
     return {"passed over": text} if text else {}
 
 
@@ -51,7 +51,7 @@ def _walk(folder: Path, walk: Walk, above: frozenset[Inode]) -> bool:
         raise SourceError(f"{folder} cannot be listed ({error.strerror}); mend it") from error
     inode = (found.st_dev, found.st_ino)
     if inode in above:
-        walk.passed.append((folder, "links that lead back to a folder above them"))
+        walk.passed.append((folder, "link back to a folder above"))
         return True
     any_picture = False
     for path in entries:
@@ -62,14 +62,14 @@ def _walk(folder: Path, walk: Walk, above: frozenset[Inode]) -> bool:
             continue
         elif is_folder:
             if not _walk(path, walk, above | {inode}):
-                walk.passed.append((path, "folders without pictures"))
+                walk.passed.append((path, "folder without pictures"))
             else:
                 any_picture = True
         elif ending in SUFFIXES:
             walk.files.append(path)
             any_picture = True
         elif path.is_symlink() and not path.exists():
-            walk.passed.append((path, "links that lead nowhere"))
+            walk.passed.append((path, "dangling link"))
         else:
-            walk.passed.append((path, shown(ending) or "files without an ending"))
+            walk.passed.append((path, shown(ending) or "no ending"))
     return any_picture

@@ -160,7 +160,7 @@ def test_all_that_is_done_to_pictures_is_said_with_its_number(tmp_path: Path) ->
     assert facts["frames"] == "the first of 2 that have several"
     assert facts["converted to colour"] == "1 with transparency, dropped, 1 CMYK, 1 palette"
     assert facts["counted once"] == "1 left out, with the pixels of others"
-    assert facts["passed over"] == "1 .heic"
+    assert facts["passed over"] == ".heic (1)"
     assert len(read.images) == 7
     assert dict(zip(read.names, read.times, strict=True))["one.png"] == 2
     asked = read_folder(f"{tmp_path}?orientation=exif", "all", 8, skip_corrupt=False)
