@@ -157,6 +157,9 @@ def _options_of(weights: GivenWeights) -> list[str]:
             options[name] = value
     if weights.shape is not None:
         options["shape"] = "x".join(map(str, weights.shape))
+    for name in ("pixel_order", "channel_order"):
+        if (order := getattr(weights, name)) is not None:
+            options[name.replace("_", "-")] = order
     if weights.std is not None:
         options["std"] = ",".join(map(str, weights.std))
     return [word for name, value in options.items() for word in (f"--{name}", str(value))]

@@ -37,6 +37,14 @@ Arch = Annotated[str | None, "mlp:3072-1000-1000-1 | conv:3x32:3072-1000-1; else
 Activated = Annotated[Literal["relu", "leaky_relu", "gelu"], "It cannot be read from weights."]
 Mean = Annotated[str | None, "What was subtracted: .npy | picture | 0.49,0.48,0.45 | none."]
 Std = Annotated[str | None, "What inputs were then divided by, as 0.25,0.24,0.26 or 1."]
+PixelOrder = Annotated[
+    Literal["chw", "hwc", "cwh", "whc", "hcw", "wch"] | None,
+    "--pixel-order",
+    "Of flat inputs, slowest axis first: hwc as Keras and numpy flatten; default chw.",
+]
+ChannelOrder = Annotated[
+    Literal["rgb", "bgr"] | None, "--channel-order", "Of inputs: bgr as OpenCV reads; default rgb."
+]
 Leak = Annotated[float, "Slope of leaky_relu below 0."]
 Trust = Annotated[
     bool, "Load and run a TorchScript or .pt2 file, which may do anything you can do."

@@ -17,9 +17,11 @@ from flows.cli.attack_file import (
     Activated,
     Arch,
     Attempt,
+    ChannelOrder,
     Leak,
     Mean,
     Out,
+    PixelOrder,
     Shape,
     Show,
     SkipPictures,
@@ -46,6 +48,8 @@ class Classifier:
     shape: Shape = None
     activation: Activated = "relu"
     leak: Leak = 0.01
+    pixel_order: PixelOrder = None
+    channel_order: ChannelOrder = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,10 @@ from rich.markup import escape
 from flows.cli.attack_file import (
     Activated,
     Arch,
+    ChannelOrder,
     Leak,
     Mean,
+    PixelOrder,
     Shape,
     Std,
     numbers,
@@ -42,6 +44,8 @@ class GivenNetwork:
     shape: Shape = None
     activation: Activated = "relu"
     leak: Leak = 0.01
+    pixel_order: PixelOrder = None
+    channel_order: ChannelOrder = None
     mean: Mean = None
     std: Std = None
 

@@ -22,12 +22,13 @@ from tasks.audit.victims import Given, VictimsJob
 from tasks.families.weights.inputs import (
     Victim,
     binary_signs,
+    order_said,
     read_first_layer,
-    read_mean,
     read_pictures,
     read_std,
     read_victim,
 )
+from tasks.families.weights.told import check_order, choose_mean, directions_of
 
 SHARED = (
     "decoys in SOURCE are training images, too; decoys must be pictures that the network never saw"
@@ -50,8 +51,13 @@ class GivenPlan(AuditPlan):
         self.truth = read_pictures(study.data, shape, skip_corrupt=skip)
         self.decoys = read_pictures(weights.decoys, shape, skip_corrupt=skip, of_sets="heldout")
         self.truth.check_disjoint(self.decoys, SHARED)
-        mean = read_mean(weights.mean, self.truth, shape)
         std = read_std(weights.std, shape)
+        std = self.victim.own_std if std is None else std
+        directions = directions_of(self.victim)
+        said = weights.pixel_order is not None or weights.channel_order is not None
+        check_order(self.victim, self.truth, std, directions, said=said)
+        pictures = (self.truth, self.decoys)
+        mean = choose_mean(weights.mean, self.victim, pictures, std, directions).shown
         assert mean is not None
         self.mean, self.std = mean, torch.ones(shape[0], 1, 1) if std is None else std
         self.has_labels, self.labels = self._labels()
@@ -136,10 +142,7 @@ class GivenPlan(AuditPlan):
         if weights.gradients is None:
             return ()
         fix = "among the gradients: give those of this network, under its tensors' names"
-        found = read_first_layer(
-            Path(weights.gradients), self.victim.layers.layers[0], self.victim.parameters,
-            "--gradients", fix,
-        )  # fmt: skip
+        found = read_first_layer(Path(weights.gradients), self.victim, "--gradients", fix)
         if not bool(found.parameters.isfinite()) or not float(found.parameters.squared_norm()):
             raise ValueError(
                 f"--gradients {weights.gradients}: those of the first layer are zero or not "
@@ -182,6 +185,7 @@ def read_given(weights: GivenWeights) -> Victim:
         Path(weights.file), arch=weights.arch, shape=weights.shape, activation=weights.activation,
         leak=weights.leak, dtype="float32",
         initial=None if weights.initial is None else Path(weights.initial),
+        order=order_said(weights.pixel_order, weights.channel_order),
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from recon_core.attacks.autoencoder.many_starts import NoiseAware
 from recon_core.attacks.inversion.strong_inversion import StrongInversion
 from recon_core.attacks.kkt.objective import KKTAttack
 from recon_core.attacks.kkt.settings import Attack
+from recon_core.attacks.span.input_order import ChannelOrder, PixelOrder
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.strict import Strict
 from recon_core.victims.network import Activation
@@ -71,6 +72,8 @@ class GivenWeights(Strict):
     shape: tuple[int, int, int] | None = None
     activation: Activation = "relu"
     leak: float = 0.01
+    pixel_order: PixelOrder | None = None
+    channel_order: ChannelOrder | None = None
     mean: str | None = None
     std: tuple[float, ...] | None = None
 

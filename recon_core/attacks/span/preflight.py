@@ -215,7 +215,7 @@ class _Check:
             return Finding("ok", subject, text)
         why = "no biases in the first layer"
         if self.parameters.biases[0] is not None:
-            why = "the images' own mean was subtracted, so biases do not tell"
+            why = "the biases do not tell (their start, or a mean that was subtracted, hides it)"
         text = (
             f"{why}: signs and labels are read from the network, some of them wrongly, and scales "
             "from the range of pixels."

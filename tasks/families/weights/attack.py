@@ -32,6 +32,7 @@ from recon_core.attacks.kkt.objective import (
 )
 from recon_core.attacks.kkt.solver import Attacked, AttackState, reconstruct
 from recon_core.attacks.span.attack import Separated, separate
+from recon_core.attacks.span.input_order import ChannelOrder, InputOrder, PixelOrder
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.types import seeded_generator
 from recon_core.victims.network import Activation
@@ -46,7 +47,7 @@ from tasks.families.weights.cache import (
     remove_checkpoint,
     save_run,
 )
-from tasks.families.weights.inputs import Victim
+from tasks.families.weights.inputs import Victim, order_said
 
 ROWS_AT_ONCE = 1 << 14
 """Candidates of one stack of attacks on a GPU."""
@@ -66,7 +67,8 @@ OnProgress = Callable[[float, float], None]
 class WeightsJob:
     """An attack on given weights: everything but where it is computed.
 
-    `arch` and `shape` (c, h, w) are checked against the file, and inferred without. `initial`: a
+    `arch` and `shape` (c, h, w) are checked against the file, and inferred without. `pixel_order`
+    and `channel_order` of its inputs are chw and rgb where neither is given. `initial`: a
     file of the weights before training, which the span attack takes off the first layer. `data`,
     `decoys`, `mean`, `std` are what is known beside the weights (`attack_inputs`); they change how
     results are shown and scored, never the attack. `n_shown`: pictures on the contact sheet.
@@ -79,6 +81,8 @@ class WeightsJob:
     shape: tuple[int, int, int] | None = None
     activation: Activation = "relu"
     leak: float = 0.01
+    pixel_order: PixelOrder | None = None
+    channel_order: ChannelOrder | None = None
     initial: Path | None = None
     attack: KKTAttack | SpanAttack = field(default_factory=KKTAttack)
     n_attacks: int = 1
@@ -107,6 +111,11 @@ class WeightsJob:
             )
         if self.decoys is not None and self.data is None:
             raise ValueError("--decoys are compared with the training images; give --data, too")
+
+    @property
+    def order(self) -> InputOrder | None:
+        """The order of inputs that was given."""
+        return order_said(self.pixel_order, self.channel_order)
 
 
 def run_attacks(
@@ -147,6 +156,7 @@ def description(job: WeightsJob, victim: Victim, device: str) -> dict[str, Any]:
         "weights": victim.file.sha256,
         **({} if start is None else {"initial": start.file.sha256}),
         "architecture": victim.layers.architecture,
+        **({} if victim.order == InputOrder() else {"inputs": str(victim.order)}),
         "shape": list(victim.architecture.shape),
         "activation": network.activation,
         "leak": network.leak if network.activation == "leaky_relu" else None,

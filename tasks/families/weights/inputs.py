@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from recon_core.attacks.span.input_order import ChannelOrder, InputOrder, PixelOrder
 from recon_core.sampling import binary_labels
 from recon_core.victims.network import (
     Activation,
@@ -23,7 +24,8 @@ from recon_core.victims.network import (
 )
 from storage.arrays import read_array
 from storage.errors import SourceError
-from storage.layers import Layer, Layers, find_layers
+from storage.foreign_weights import INPUT_MEAN, INPUT_STD, only_named
+from storage.layers import Layers, find_layers
 from storage.sources.load import CIFAR_CLASSES
 from storage.sources.pictures import CorruptPictureError, read_picture
 from storage.weights import WeightFile, WeightsError, read_weights
@@ -46,13 +48,18 @@ class Start:
 
 @dataclass(frozen=True)
 class Victim:
-    """A network to be attacked: `parameters` of R = 1, on the CPU, and its start, if known."""
+    """A network to be attacked: `parameters` of R = 1, on the CPU, over flat images (c, h, w) in
+    RGB, whatever the `order` of its inputs, and its start, if known. `own_mean` (c, h, w) and
+    `own_std` (c, 1, 1): constants in its file by which inputs are normalised."""
 
     file: WeightFile
     layers: Layers
     architecture: Architecture
     parameters: Parameters
     start: Start | None = None
+    order: InputOrder = field(default_factory=InputOrder)
+    own_mean: Tensor | None = None
+    own_std: Tensor | None = None
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -66,12 +73,17 @@ class Victim:
             "biases": self.layers.bias,
             "activation": network.activation,
             "images": "x".join(map(str, self.architecture.shape)),
+            "inputs": str(self.order),
             "parameters": self.architecture.n_parameters,
         }
         if network.activation == "leaky_relu":
             facts["leak"] = network.leak
         if self.start is not None:
             facts["start"] = str(self.start.file.path)
+        for name, own in (("mean", self.own_mean), ("std", self.own_std)):
+            if own is not None:
+                numbers = ",".join(f"{v:.4g}" for v in own[:, 0, 0].tolist())
+                facts[f"own {name}"] = f"{numbers}, in the file (as --{name} {numbers})"
         if self.file.left_out:
             facts["left out"] = "; ".join(self.file.left_out)
         return facts | ({"note": self.layers.note} if self.layers.note else {})
@@ -86,10 +98,12 @@ def read_victim(
     leak: float,
     dtype: str,
     initial: Path | None = None,
+    order: InputOrder | None = None,
 ) -> Victim:
     """The network in a file; `arch` is checked against what the tensors say. `initial`: a file with
-    the first layer as training started from it. Raises WeightsError if the file or its layers
-    cannot be used or are not what `arch` says, ValueError if `arch` or `leak` cannot be read."""
+    the first layer as training started from it. `order`: of its inputs. Raises WeightsError if the
+    file or its layers cannot be used or are not what `arch` says, ValueError if `arch` or `leak`
+    cannot be read."""
     file = read_weights(weights)
     layers = find_layers(file, shape)
     text = layers.architecture
@@ -107,11 +121,51 @@ def read_victim(
     )
     state = {name: torch.from_numpy(a) for name, a in layers.in_order(file.tensors).items()}
     parameters = architecture.from_state_dict(state).map(lambda t: t.to(DTYPES[dtype]).clone())
+    order = order or InputOrder()
+    if architecture.network.conv is not None and order.pixels != "chw":
+        raise ValueError(
+            f"--pixel-order {order.pixels} is of flat inputs; {weights} begins with a convolution, "
+            "which takes channels, rows and columns: leave it out"
+        )
+    own_mean, own_std = (_constant(file, name, architecture) for name in ("mean", "std"))
+    victim = Victim(
+        file, layers, architecture, parameters, None, order, own_mean,
+        None if own_std is None else own_std[:, :1, :1],
+    )  # fmt: skip
     start = None
     if initial is not None:
         fix = "as it was before this training: give the same network's first save"
-        start = read_first_layer(initial, layers.layers[0], parameters, "--initial", fix)
-    return Victim(file, layers, architecture, parameters, start)
+        start = read_first_layer(initial, victim, "--initial", fix)
+    return replace(victim, parameters=_in_images(parameters, victim), start=start)
+
+
+def order_said(pixels: PixelOrder | None, channels: ChannelOrder | None) -> InputOrder | None:
+    """The order of inputs by the options; None if neither is given."""
+    if pixels is None and channels is None:
+        return None
+    return InputOrder(pixels or "chw", channels or "rgb")
+
+
+def _in_images(parameters: Parameters, victim: Victim) -> Parameters:
+    """Parameters whose first layer is over images (c, h, w) in RGB."""
+    (c, h, w), conv = victim.architecture.shape, victim.architecture.network.conv
+    shape = (c, h, w) if conv is None else (c, conv.kernel, conv.kernel)
+    first = victim.order.to_images(parameters.weights[0], shape)
+    return Parameters((first, *parameters.weights[1:]), parameters.biases)
+
+
+def _constant(file: WeightFile, what: str, architecture: Architecture) -> Tensor | None:
+    """A constant in the file that inputs are normalised by, as (c, h, w) in [0, 1]; None without
+    one, or if it is of another shape or scale."""
+    pattern = INPUT_MEAN if what == "mean" else INPUT_STD
+    name = only_named({n: t.shape for n, t in file.tensors.items()}, pattern)
+    if name is None:
+        return None
+    values = torch.from_numpy(file.tensors[name]).float().flatten()
+    shape = architecture.shape
+    if not bool(((values >= 0) & (values <= 1)).all()) or len(values) not in (1, shape[0]):
+        return None
+    return values.expand(shape[0])[:, None, None].expand(shape).contiguous()
 
 
 def _check_classifies(path: Path, layers: Layers) -> None:
@@ -128,13 +182,11 @@ def _check_classifies(path: Path, layers: Layers) -> None:
     )
 
 
-def read_first_layer(
-    path: Path, first: Layer, parameters: Parameters, option: str, fix: str
-) -> Start:
-    """The first layer in a file of `option`: by its name, as the only tensor of its shape, or as
-    the first of the same network's layers. Raises WeightsError, of which `fix` is the end, if there
-    is none."""
-    file = read_weights(path, option)
+def read_first_layer(path: Path, victim: Victim, option: str, fix: str) -> Start:
+    """The victim's first layer in a file of `option`: by its name, as the only tensor of its shape,
+    or as the first of the same network's layers. Raises WeightsError, of which `fix` is the end, if
+    there is none."""
+    file, first, parameters = read_weights(path, option), victim.layers.layers[0], victim.parameters
     with suppress(WeightsError):
         if first.weight not in file.tensors:
             own = find_layers(file).layers[0]
@@ -163,7 +215,7 @@ def read_first_layer(
     begun = None
     if bias is not None and first.bias is not None:
         begun = named(first.bias, first.shape[:1], bias)
-    return Start(file, Parameters((weight,), (begun,)))
+    return Start(file, _in_images(Parameters((weight,), (begun,)), victim))
 
 
 def read_pictures(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from recon_core.attacks.kkt.objective import Condition, KKTAttack
-from recon_core.attacks.kkt.span_coordinates import directions_of
+from recon_core.attacks.kkt.span_coordinates import directions_of as coordinates_of
 from recon_core.attacks.span.preflight import span_preflight
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.attacks.span.subspace import Subspace
@@ -24,11 +24,11 @@ from tasks.families.weights.inputs import (
     DTYPES,
     Victim,
     binary_signs,
-    read_mean,
     read_pictures,
     read_std,
     read_victim,
 )
+from tasks.families.weights.told import check_order, choose_mean, directions_of
 
 PER_CANDIDATE = 6
 """Numbers for each of a candidate's that an attack keeps at the least: itself, its gradient, what
@@ -81,7 +81,7 @@ def prepare_weights(job: WeightsJob) -> PreparedWeights:
     for files that cannot be used, ValueError for settings that do not fit together."""
     victim = read_victim(
         job.weights, arch=job.arch, shape=job.shape, activation=job.activation, leak=job.leak,
-        dtype=job.dtype, initial=job.initial,
+        dtype=job.dtype, initial=job.initial, order=job.order,
     )  # fmt: skip
     shape = victim.architecture.shape
     if isinstance(job.attack, KKTAttack):
@@ -96,18 +96,24 @@ def prepare_weights(job: WeightsJob) -> PreparedWeights:
     )
     if truth is not None:
         truth.check_disjoint(decoys, SHARED)
-    mean, std = read_mean(job.mean, truth, shape), read_std(job.std, shape)
-    images = None
-    if truth is not None and mean is not None:
-        images = ((truth.images - mean) / (1.0 if std is None else std)).flatten(1)
+    std = read_std(job.std, shape)
+    std = victim.own_std if std is None else std
+    directions = directions_of(victim)
+    about_order = check_order(victim, truth, std, directions, said=job.order is not None)
+    mean = choose_mean(job.mean, victim, (truth, decoys), std, directions)
+    centred = images = None
+    if truth is not None and mean.subtracted is not None:
+        centred = (truth.images - mean.subtracted).flatten(1)
+        images = (centred.unflatten(1, shape) / (1.0 if std is None else std)).flatten(1)
     found, span, said = _outlook(job.attack, victim, truth, images)
-    centred = None if truth is None or mean is None else (truth.images - mean).flatten(1)
-    scale = _scale(victim, centred, std)
-    if scale is not None and not found.stopped:
-        found = replace(found, findings=(*found.findings, scale))
-    source = job.mean or ("unknown" if mean is None else "that of the training images")
+    if not found.stopped:
+        scale = _scale(victim, centred, std)
+        more = [*about_order, mean.finding, *([] if scale is None else [scale])]
+        found = replace(found, findings=(*found.findings, *more))
     method: Literal["kkt", "span"] = "span" if isinstance(job.attack, SpanAttack) else "kkt"
-    return PreparedWeights(victim, mean, source, std, truth, decoys, found, said, method, span)
+    return PreparedWeights(
+        victim, mean.shown, mean.source, std, truth, decoys, found, said, method, span
+    )
 
 
 def _check_candidates(attack: KKTAttack, victim: Victim, dtype: str) -> None:
@@ -115,7 +121,7 @@ def _check_candidates(attack: KKTAttack, victim: Victim, dtype: str) -> None:
     are none, or no machine has room."""
     attack.classes(victim.architecture.n_outputs, torch.device("cpu"))
     if attack.coordinates == "span":
-        directions_of(victim.architecture, victim.parameters)
+        coordinates_of(victim.architecture, victim.parameters)
     numbers = attack.n_candidates * victim.architecture.d * (PER_CANDIDATE + len(attack.save_at))
     check_memory(
         numbers * DTYPES[dtype].itemsize,

@@ -1,0 +1,113 @@
+"""The order in which a network takes the numbers of an image, and what its first layer says of it.
+
+Images are (c, h, w) here, in red, green, blue. Keras and numpy flatten height x width x channels,
+others column by column, OpenCV has blue first. The inputs of training lie in the span of the first
+layer's directions (`recon_core.attacks.span.subspace`), so the order in which images lie in it most
+is the right one. Without images, directions are smooth in the right order alone, but for a
+transposition or an exchange of colours, which no weights show.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from recon_core.attacks.span.subspace import roughness
+
+PixelOrder = Literal["chw", "hwc", "cwh", "whc", "hcw", "wch"]
+ChannelOrder = Literal["rgb", "bgr"]
+Shape = tuple[int, int, int]
+
+T_AT_LEAST = 4.0
+"""Student's t of the paired differences between two orders from which one fits better: twelve
+orders are compared."""
+RESIDUAL = 0.95
+"""Share of the energy outside the span that may be left by the better order. On networks of 40
+photographs or digits (small and standard starts, gradient descent and Adam) the right order left
+.02 to .95 of that of the next best, and images that were never seen .98 and more."""
+SMOOTHER = 0.85
+"""Roughness of directions against that in the order taken from which another order is likelier: .33
+to .71 where inputs were flattened as hwc, above 1 where not."""
+
+
+@dataclass(frozen=True)
+class InputOrder:
+    """`pixels`: the axes from slowest to fastest, "hwc" for an image flattened as (h, w, c)."""
+
+    pixels: PixelOrder = "chw"
+    channels: ChannelOrder = "rgb"
+
+    def __str__(self) -> str:
+        return f"{self.pixels} in {self.channels.upper()}"
+
+    def places(self, shape: Shape) -> Int64[Tensor, " d"]:
+        """The place in a flat image (c, h, w) that each input is from."""
+        index = torch.arange(math.prod(shape)).view(shape)
+        index = index.flip(0) if self.channels == "bgr" else index
+        return index.permute(*("chw".index(axis) for axis in self.pixels)).flatten()
+
+    def to_images(self, rows: Float[Tensor, "... d"], shape: Shape) -> Float[Tensor, "... d"]:
+        """Rows over the network's inputs as rows over flat images (c, h, w)."""
+        found = torch.empty_like(rows)
+        found[..., self.places(shape).to(rows.device)] = rows
+        return found
+
+    def to_inputs(self, rows: Float[Tensor, "... d"], shape: Shape) -> Float[Tensor, "... d"]:
+        """The inverse of `to_images`."""
+        found: Tensor = rows[..., self.places(shape).to(rows.device)]
+        return found
+
+
+def orders_of(shape: Shape) -> tuple[InputOrder, ...]:
+    """All orders in which inputs of images of a shape may differ, the usual one first."""
+    pixels: Sequence[PixelOrder] = ("chw", "cwh") if shape[0] == 1 else get_args(PixelOrder)
+    channels: Sequence[ChannelOrder] = ("rgb", "bgr") if shape[0] == 3 else ("rgb",)
+    return tuple(InputOrder(p, c) for c in channels for p in pixels)
+
+
+def shares_in_span(
+    directions: Float[Tensor, "k d"], images: Float[Tensor, "n c h w"]
+) -> dict[InputOrder, Float[Tensor, " n"]]:
+    """Share of each image's energy, less the images' mean, in the span of directions of a network's
+    inputs, by the order of these."""
+    basis = torch.linalg.qr(directions.double().mT).Q
+    x = (images - images.mean(0)).double().flatten(1)
+    energy = x.square().sum(1).clamp_min(1e-12)
+    shape = (images.shape[1], images.shape[2], images.shape[3])
+    return {
+        order: (order.to_inputs(x, shape) @ basis).square().sum(1) / energy
+        for order in orders_of(shape)
+    }
+
+
+def better_order(
+    shares: Mapping[InputOrder, Float[Tensor, " n"]], taken: InputOrder
+) -> InputOrder | None:
+    """The order that fits images better than the one taken; None if none does for certain."""
+    best = max(shares, key=lambda order: float(shares[order].mean()))
+    gain = shares[best] - shares[taken]
+    if best == taken or len(gain) < 2:
+        return None
+    t = float(gain.mean() / (gain.std() / len(gain) ** 0.5).clamp_min(1e-12))
+    left = float((1 - shares[best].mean()) / (1 - shares[taken].mean()).clamp_min(1e-12))
+    return best if t >= T_AT_LEAST and left <= RESIDUAL else None
+
+
+def smoother_order(
+    directions: Float[Tensor, "k d"], shape: Shape, taken: InputOrder
+) -> InputOrder | None:
+    """The order in which directions are smooth pictures and in the one taken they are not; None if
+    there is none. Transposed and recoloured pictures are as smooth."""
+
+    def rough(order: InputOrder) -> float:
+        pictures = order.to_images(directions.double(), shape).unflatten(-1, shape)
+        return float(roughness(pictures).mean())
+
+    best = min(orders_of(shape), key=rough)
+    return best if rough(best) < SMOOTHER * rough(taken) else None
