@@ -32,8 +32,10 @@ TREE = Path(__file__).parents[2]
 PALIMPSEST = (sys.executable, "-c", "from flows.cli.main import main; main()")
 GRACE_S = 15.0
 """Given to a stopped command before it is killed."""
+FLOOR_S = 45.0
+"""Allowed to every stage while there is time: earlier ones may take it from later ones."""
 LEAST_S = 2.0
-"""A stage that would get less is not started."""
+"""With less left a stage is not started."""
 TAIL_CHARS = 2000
 PIECE_BYTES, MOST_PIECES = 15 * 2**20, 3
 
@@ -145,7 +147,8 @@ def run_stages(
     until = clock() + seconds
     for k, stage in enumerate(todo):
         started = clock()
-        share = (until - started) * stage.weight / sum(s.weight for s in todo[k:])
+        left = until - started
+        share = min(left, max(FLOOR_S, left * stage.weight / sum(s.weight for s in todo[k:])))
         if share < LEAST_S:
             if status(results, stage) == "not started":
                 results[stage.name] = {"status": "not started", "budget_s": round(share, 1)}
