@@ -15,6 +15,7 @@ Exit code 0 once every stage is done.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -108,15 +109,15 @@ class Job:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask a process that still runs to end, then kill its group."""
+    """Ask a process that still runs to end; then kill what is left of its group."""
     if process.poll() is not None:
         return
     process.send_signal(signal.SIGTERM)
-    try:
+    with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(GRACE_S)
-    except subprocess.TimeoutExpired:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    process.wait()
 
 
 @dataclass(frozen=True)

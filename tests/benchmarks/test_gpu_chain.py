@@ -113,13 +113,23 @@ def test_without_a_device_no_further_stage_is_tried(job: Job) -> None:
     assert statuses(job) == {"environment": "failed"}
 
 
-def test_a_command_is_stopped_with_its_children_and_a_failed_one_says_why(job: Job) -> None:
-    child = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; "
-    sleeping = child + "print(7, flush=True); time.sleep(60)'])"
-    started = time.monotonic()
-    with pytest.raises(StoppedError, match="7"):
-        job.run(1.0, sys.executable, "-c", sleeping)
-    assert time.monotonic() - started < 10
+CHILD = "import subprocess, sys; print(subprocess.Popen(['sleep', '60']).pid, flush=True); "
+DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+
+
+@pytest.mark.parametrize("deaf", ["", DEAF])
+def test_a_stopped_command_ends_with_its_children(
+    job: Job, deaf: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chain, "GRACE_S", 0.5)
+    with pytest.raises(StoppedError) as stopped:
+        job.run(1.5, sys.executable, "-c", f"{CHILD}{deaf}import time; time.sleep(60)")
+    child = Path("/proc", str(stopped.value).split(": ")[1].strip(), "stat")
+    time.sleep(0.2)
+    assert not child.exists() or ") Z " in child.read_text()
+
+
+def test_a_failed_command_says_why(job: Job) -> None:
     with pytest.raises(CommandError, match=r"exit code 1: (.|\n)*ValueError: because"):
         job.run(20.0, sys.executable, "-c", "raise ValueError('because')")
     assert job.run(20.0, sys.executable, "-c", "print('fine')") == "fine\n"
