@@ -66,7 +66,7 @@ class FolderImages:
 def read_folder(
     text: str,
     wanted: Wanted,
-    size: int,
+    size: int | tuple[int, int],
     *,
     skip_corrupt: bool,
     beside: Wanted | None = None,

@@ -18,9 +18,9 @@ from storage.sources.pictures import (
     CorruptPictureError,
     Decoding,
     Found,
+    central,
     check_pixels,
     decoded,
-    square,
 )
 
 COLOUR = "RGB"
@@ -187,7 +187,7 @@ class PictureArray:
 
 def read_picture_files(
     files: Sequence[Path],
-    size: int,
+    size: int | tuple[int, int],
     *,
     below: Path,
     skip_corrupt: bool,
@@ -196,15 +196,16 @@ def read_picture_files(
     said: Mapping[str, str] | None = None,
 ) -> PictureArray:
     """Every picture, or with `once` the first of each that have the same pixels, when they are of
-    that size. Files are called by their path below `below`. Raises SourceError if a file cannot be
-    read, or, with `skip_corrupt`, none can; ValueError if `size` is more than a picture may
-    have."""
-    check_pixels(size, size)
-    images = np.empty((len(files), 3, size, size), np.uint8)
+    that size: a side, or height and width. Files are called by their path below `below`. Raises
+    SourceError if a file cannot be read, or, with `skip_corrupt`, none can; ValueError if `size` is
+    more than a picture may have."""
+    height, width = (size, size) if isinstance(size, int) else size
+    check_pixels(height, width)
+    images = np.empty((len(files), 3, height, width), np.uint8)
     places: list[int] = []
     repeats: list[tuple[int, int]] = []
     first: dict[bytes, int] = {}
-    tally = Tally((size, size), how, said or {})
+    tally = Tally((width, height), how, said or {})
     for place, path in enumerate(files):
         try:
             picture = decoded(path, how)
@@ -215,7 +216,7 @@ def read_picture_files(
             continue
         tally.count(picture.found)
         row = len(places)
-        images[row] = square(picture.pixels, size).transpose(2, 0, 1)
+        images[row] = central(picture.pixels, height, width).transpose(2, 0, 1)
         if once:
             row = first.setdefault(hashlib.sha256(images[row]).digest(), row)
         if row < len(places):

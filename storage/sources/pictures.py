@@ -125,16 +125,22 @@ def _said(text: str) -> str:
 
 
 def square(pixels: npt.NDArray[np.uint8], size: int) -> npt.NDArray[np.uint8]:
-    """The central square of (h, w, 3), resized to (size, size, 3): averaged over areas, or
-    bicubic."""
-    height, width = pixels.shape[:2]
-    if (height, width) == (size, size):
+    """The central square of (h, w, 3), resized to (size, size, 3)."""
+    return central(pixels, size, size)
+
+
+def central(pixels: npt.NDArray[np.uint8], height: int, width: int) -> npt.NDArray[np.uint8]:
+    """The largest central part of (h, w, 3) in the shape of (height, width, 3), resized to it:
+    averaged over areas, or bicubic."""
+    h, w = pixels.shape[:2]
+    if (h, w) == (height, width):
         return pixels
-    side = min(height, width)
-    top, left = (height - side) // 2, (width - side) // 2
-    resample = Image.Resampling.BOX if side >= size else Image.Resampling.BICUBIC
-    box = (left, top, left + side, top + side)
-    return np.asarray(Image.fromarray(pixels).resize((size, size), resample, box=box))
+    scale = min(h / height, w / width)
+    high, wide = round(height * scale), round(width * scale)
+    top, left = (h - high) // 2, (w - wide) // 2
+    resample = Image.Resampling.BOX if scale >= 1 else Image.Resampling.BICUBIC
+    box = (left, top, left + wide, top + high)
+    return np.asarray(Image.fromarray(pixels).resize((width, height), resample, box=box))
 
 
 def _decoded(image: ImageFile.ImageFile, how: Decoding) -> Decoded:

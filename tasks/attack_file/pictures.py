@@ -81,24 +81,28 @@ def read_source(
     *,
     skip_corrupt: bool = False,
 ) -> Named:
-    """At most `limit` images of a source, drawn by the seed, in the source's order, cropped to
-    squares and resized. Split "all": every picture below the folder, whatever splits it has.
+    """At most `limit` images of a source, drawn by the seed, in the source's order, cropped to the
+    shape and resized. Split "all": every picture below the folder, whatever splits it has.
 
     Raises SourceError if there are none or one cannot be read, ValueError for shapes that no
     picture has.
     """
     channels, height, width = shape
-    if channels not in (1, 3) or height != width:
-        raise ValueError(
-            f"no picture has the shape {channels}x{height}x{width}: expected 1 or 3 channels and a "
-            "square; give --shape"
-        )
     kind, _colon, path = source.partition(":")
+    if channels not in (1, 3) or (height != width and kind != "folder"):
+        raise ValueError(
+            f"no picture of {source} has the shape {channels}x{height}x{width}: expected 1 or 3 "
+            "channels and, but for a folder, a square; give --shape"
+        )
     if split == "all" and kind != "folder":
         raise ValueError(f"--split all is for folders; {source} has train and heldout")
     if kind == "folder" and (split == "all" or is_divided(path)):
         read = read_folder(
-            path, split, height, skip_corrupt=skip_corrupt, drawn=lambda n: _drawn(n, limit, seed)
+            path,
+            split,
+            (height, width),
+            skip_corrupt=skip_corrupt,
+            drawn=lambda n: _drawn(n, limit, seed),
         )
         return Named(
             f"{source} ({split})",

@@ -45,7 +45,7 @@ class GivenPlan(AuditPlan):
         assert study.weights is not None
         weights = study.weights
         check_std(weights.std or ())
-        self.victim = read_given(weights)
+        self.victim = read_given(weights, study.data)
         shape = self.victim.architecture.shape
         skip = study.skip_corrupt
         self.truth = read_pictures(study.data, shape, skip_corrupt=skip)
@@ -179,13 +179,14 @@ def _about(what: str, study: Audit) -> tuple[Defence, ...]:
     return tuple(replace(d, name=said(d.name), about=said(d.about)) for d in study.defences)
 
 
-def read_given(weights: GivenWeights) -> Victim:
-    """The network in a file. Raises WeightsError for one that cannot be used."""
+def read_given(weights: GivenWeights, data: str) -> Victim:
+    """The network in a file that learned the images of `data`. Raises WeightsError for one that
+    cannot be used."""
     return read_victim(
         Path(weights.file), arch=weights.arch, shape=weights.shape, activation=weights.activation,
         leak=weights.leak, dtype="float32",
         initial=None if weights.initial is None else Path(weights.initial),
-        order=order_said(weights.pixel_order, weights.channel_order),
+        order=order_said(weights.pixel_order, weights.channel_order), pictures=data,
     )  # fmt: skip
 
 

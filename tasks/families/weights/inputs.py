@@ -29,7 +29,15 @@ from storage.layers import Layers, find_layers
 from storage.sources.load import CIFAR_CLASSES
 from storage.sources.pictures import CorruptPictureError, read_picture
 from storage.weights import WeightFile, WeightsError, read_weights
-from tasks.attack_file.pictures import LUMA, Named, Shape, default_split, read_source
+from tasks.attack_file.pictures import (
+    LUMA,
+    SIDES,
+    Named,
+    Shape,
+    default_split,
+    picture_folder,
+    read_source,
+)
 
 GREY = 0.5
 """The mean that is assumed when nothing is known."""
@@ -99,9 +107,11 @@ def read_victim(
     dtype: str,
     initial: Path | None = None,
     order: InputOrder | None = None,
+    pictures: str | None = None,
 ) -> Victim:
     """The network in a file; `arch` is checked against what the tensors say. `initial`: a file with
-    the first layer as training started from it. `order`: of its inputs. Raises WeightsError if the
+    the first layer as training started from it. `order`: of its inputs. `pictures`: a source whose
+    pictures have the images' shape where `shape` is not given. Raises WeightsError if the
     file or its layers cannot be used or are not what `arch` says, ValueError if `arch` or `leak`
     cannot be read."""
     file = read_weights(weights)
@@ -119,6 +129,8 @@ def read_victim(
     architecture = parse_architecture(
         text, layers.shape, activation=activation, leak=leak, bias=layers.bias
     )
+    if shape is None and pictures is not None:
+        architecture = _sized_by(architecture, pictures, weights)
     state = {name: torch.from_numpy(a) for name, a in layers.in_order(file.tensors).items()}
     parameters = architecture.from_state_dict(state).map(lambda t: t.to(DTYPES[dtype]).clone())
     order = order or InputOrder()
@@ -137,6 +149,28 @@ def read_victim(
         fix = "as it was before this training: give the same network's first save"
         start = read_first_layer(initial, victim, "--initial", fix)
     return replace(victim, parameters=_in_images(parameters, victim), start=start)
+
+
+def _sized_by(architecture: Architecture, source: str, path: Path) -> Architecture:
+    """The architecture with the shape of a source's pictures, if they have as many numbers. Raises
+    ValueError where a convolution's guess is not what they are."""
+    kind, _colon, folder = source.partition(":")
+    channels, *sides = architecture.shape
+    if kind == "folder":
+        height, width = picture_folder(folder, "--data").first_size()
+    else:
+        height = width = SIDES.get(kind, sides[0])
+    if [height, width] == sides:
+        return architecture
+    if architecture.network.conv is not None:
+        guess = "x".join(map(str, sides))
+        raise ValueError(
+            f"pictures of --data are {height}x{width}, but {path} takes {guess} if its convolution "
+            "has stride 1 and no padding, and others this attack does not know; give --shape "
+            f"{channels}x{guess} if it has"
+        )
+    fits = [c for c in (3, 1) if c * height * width == architecture.d]
+    return replace(architecture, shape=(fits[0], height, width)) if fits else architecture
 
 
 def order_said(pixels: PixelOrder | None, channels: ChannelOrder | None) -> InputOrder | None:
@@ -229,10 +263,10 @@ def read_pictures(
     all. Raises SourceError if there are none or one cannot be read, ValueError for shapes that no
     picture has."""
     channels, height, width = shape
-    if channels not in (1, 3) or height != width:
+    if channels not in (1, 3) or 1 in (height, width):
         raise ValueError(
             f"pictures cannot be compared with images of {channels}x{height}x{width}: expected 1 "
-            "or 3 channels and a square; give --shape, or leave out --data and --decoys"
+            "or 3 channels; give --shape, or leave out --data and --decoys"
         )
     split = default_split(source, of_sets)
     return replace(read_source(source, split, shape, skip_corrupt=skip_corrupt), source=source)

@@ -81,7 +81,7 @@ def prepare_weights(job: WeightsJob) -> PreparedWeights:
     for files that cannot be used, ValueError for settings that do not fit together."""
     victim = read_victim(
         job.weights, arch=job.arch, shape=job.shape, activation=job.activation, leak=job.leak,
-        dtype=job.dtype, initial=job.initial, order=job.order,
+        dtype=job.dtype, initial=job.initial, order=job.order, pictures=job.data,
     )  # fmt: skip
     shape = victim.architecture.shape
     if isinstance(job.attack, KKTAttack):

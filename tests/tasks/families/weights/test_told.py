@@ -13,6 +13,7 @@ from PIL import Image
 from scipy.stats import mannwhitneyu
 from torch import Tensor
 
+from recon_core.attacks.kkt.objective import KKTAttack
 from recon_core.attacks.span.input_order import ChannelOrder, InputOrder, PixelOrder
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.metrics import ssim_matrix
@@ -31,13 +32,14 @@ SHAPE = (3, SIDE, SIDE)
 
 def saved(folder: Path, images: Tensor, mean: Tensor, order: InputOrder) -> Path:
     """A first layer that learned the images, less the mean, in that order; folders beside it."""
-    for name, some in (("images", images), ("decoys", rectangles(N, 5))):
+    height, width = images.shape[2:]
+    for name, some in (("images", images), ("decoys", rectangles(N, 5)[..., :height, :width])):
         (folder / name).mkdir(parents=True)
         for i, image in enumerate(some):
             pixels = (image * 255).round().byte().permute(1, 2, 0).numpy()
             Image.fromarray(np.ascontiguousarray(pixels)).save(folder / name / f"{i:02d}.png")
     g = torch.Generator().manual_seed(0)
-    flat = order.to_inputs((images - mean).flatten(1), SHAPE)
+    flat = order.to_inputs((images - mean).flatten(1), (3, height, width))
     weight = torch.randn(WIDTH, N, generator=g) @ flat / 10
     weight += 1e-5 * torch.randn(weight.shape, generator=g)
     torch.save(
@@ -120,6 +122,37 @@ def test_the_mean_that_is_taken_is_told_by_the_first_layer_and_said(tmp_path: Pa
     given = prepared(path, mean=str(tmp_path / "own.npy"))[1]
     torch.testing.assert_close(given.mean, both, atol=0.003, rtol=0)
     assert "alone" in given.mean_source
+
+
+@pytest.mark.parametrize("order", ["chw", "hwc"])
+def test_images_that_are_not_square_come_back_and_are_scored(
+    order: PixelOrder, tmp_path: Path
+) -> None:
+    images = rectangles(N, 4)[..., :9, :]
+    path = saved(tmp_path / "net", images, images.mean(0), InputOrder(order))
+    job, found = prepared(path, pixel_order=order)
+    assert found.victim.architecture.shape == (3, 9, SIDE)
+    assert found.truth is not None
+    torch.testing.assert_close(found.truth.images, images)
+    runs = run_attacks(job, found.victim, device="cpu", on_progress=lambda _a, _b: None)
+    results = gather(job, runs, found)
+    assert results.truth is not None
+    assert results.truth.n_good >= N - 2
+
+
+def test_pictures_are_not_resized_to_what_a_convolution_is_guessed_to_take(tmp_path: Path) -> None:
+    path = saved(tmp_path / "net", rectangles(N, 4), torch.zeros(1), InputOrder())
+    g = torch.Generator().manual_seed(0)
+    shapes = {"0.weight": (4, 3, 3, 3), "2.weight": (8, 4 * SIDE**2), "4.weight": (1, 8)}
+    torch.save({name: torch.randn(shape, generator=g) for name, shape in shapes.items()}, path)
+    with pytest.raises(ValueError, match=r"are 12x12, but .* takes 14x14 .*--shape 3x14x14"):
+        prepared(path, attack=KKTAttack())
+    _job, found = prepared(path, attack=KKTAttack(), shape=(3, 14, 14))
+    assert found.truth is not None
+    assert found.truth.images.shape[2:] == (14, 14)
+    shapes["2.weight"] = (8, 4 * (SIDE - 2) ** 2)
+    torch.save({name: torch.randn(shape, generator=g) for name, shape in shapes.items()}, path)
+    assert prepared(path, attack=KKTAttack())[1].victim.architecture.shape == SHAPE
 
 
 def test_constants_in_the_file_are_its_mean_and_std(tmp_path: Path) -> None:
