@@ -76,7 +76,7 @@ class Claim:
     """A claim of a paper, and what our check of it gave.
 
     `outcome`: as `tasks.study.statements` tells them apart. `rule`: what decides, in
-    words.
+    words. `seconds` are None where nobody measured them.
     """
 
     claim: str
@@ -86,7 +86,7 @@ class Claim:
     outcome: Outcome
     rule: str | None = None
     command: str
-    seconds: float
+    seconds: float | None
     hardware: Hardware
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 

@@ -112,6 +112,6 @@ def coverage_claims(measurements: Sequence[Measurement], *, name: str) -> Iterat
             outcome=outcome_of(holds),
             rule=rule,
             command=COMMAND,
-            seconds=0.0,
+            seconds=None,
             hardware=measurements[0].hardware,
         )

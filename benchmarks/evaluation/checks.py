@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks.evaluation.evaluated import PLAIN, Evaluated
 from benchmarks.restore.gains import disagreement
 from recon_core.summary import NOTICEABLE, proportion_interval
-from tasks.study.statements import NotTestableError, Verdict, every
+from tasks.study.statements import NotTestableError, Verdict, above, every, share_at_most
 
 FEW = 0.01
 """At most this share of images is "almost none"."""
@@ -102,7 +102,7 @@ def _few_worse(e: Evaluated, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]],
         f"with {name} {n_worse} of {len(changes)} {who} are worse ({100 * low:.1f} to "
         f"{100 * high:.1f} %), {n_better} better; the largest loss is {max(0, -changes.min()):.3f}"
     )
-    return ours, n_worse <= FEW * len(changes)
+    return ours, share_at_most(n_worse, len(changes), FEW)
 
 
 def halves_agree(e: Evaluated) -> Verdict:
@@ -129,7 +129,7 @@ def disagreement_grows_with_error(e: Evaluated) -> Verdict:
     bins = [b["mean_rmse"] for b in found["bins"] if b["mean_rmse"] is not None]
     if bins:
         ours += f"; RMSE {bins[0]:.3f} where the samples agree most, {bins[-1]:.3f} where least"
-    return ours, True if low > 0 else False if high <= 0 else None
+    return ours, above(low, high)
 
 
 def some_runs_are_given_up(e: Evaluated) -> Verdict:
@@ -184,7 +184,7 @@ def fast_search_misses_little(e: Evaluated) -> Verdict:
     ours = "good found: " + ", ".join(
         f"{name} {fast['n_good']} of {e.good(name).sum():.0f}" for name, fast in found.items()
     )
-    return ours, all(fast["n_missed_good"] <= FEW * n for fast in found.values())
+    return ours, every(share_at_most(fast["n_missed_good"], n, FEW) for fast in found.values())
 
 
 def diffusion_beats_cnn(e: Evaluated) -> Verdict:

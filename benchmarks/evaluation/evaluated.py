@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,9 +19,11 @@ import numpy.typing as npt
 
 from recon_core.summary import bootstrap_interval
 from tasks.evaluation.record import SCHEMA, VERSION
-from tasks.study.statements import NotTestableError
+from tasks.study.statements import NotTestableError, above, not_below
 
 PLAIN = "plain"
+PAPER_PAIRS = 60_000_000
+"""That the restorers of the image restoration paper learned from, about."""
 
 Values = npt.NDArray[np.float64]
 Side = Literal["targets", "decoys"]
@@ -38,11 +40,11 @@ class Difference:
 
     def above(self, margin: float = 0.0) -> bool | None:
         """True if it is above the margin, beyond chance; None if the interval holds it."""
-        return True if self.low > margin else False if self.high <= margin else None
+        return above(self.low, self.high, margin)
 
     def not_below(self, slack: float) -> bool | None:
-        """True: by at most `slack` below 0. False: below 0 beyond chance. Else None."""
-        return False if self.high < 0 else True if self.low >= -slack else None
+        """True: by at most `slack` below 0. False: further below, beyond chance. Else None."""
+        return not_below(self.low, self.high, slack)
 
     def __str__(self) -> str:
         return f"{self.mean:+.3f} [{self.low:+.3f}, {self.high:+.3f}]"
@@ -50,9 +52,20 @@ class Difference:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The record of an evaluation, version 4 (docs/evaluation.md)."""
+    """The record of an evaluation, version 4 (docs/evaluation.md). `restorers`: of those that were
+    trained, the pairs that each learned from, where that is known."""
 
     record: Mapping[str, Any]
+    restorers: Mapping[str, int] = field(default_factory=dict)
+
+    def short_of(self) -> str | None:
+        """The pairs that restorers learned from, if they are fewer than the paper's or unknown."""
+        if not self.restorers:
+            return f"the pairs that restorers learned from are not known (theirs {PAPER_PAIRS:,})"
+        fewest = min(self.restorers.values())
+        if fewest >= PAPER_PAIRS:
+            return None
+        return f"small restorers, which learned from {fewest:,} pairs (theirs {PAPER_PAIRS:,})"
 
     @property
     def methods(self) -> Mapping[str, Any]:

@@ -37,7 +37,9 @@ def read_tables(folder: Path) -> Evaluated:
     Raises ValueError, naming the folder, if they are not those of a report.
     """
     try:
-        return Evaluated(_record(folder))
+        cards = json.loads((folder / "context.json").read_bytes()).get("restorers", {})
+        pairs = {name: int(card["dataset"]["n_pairs_used"]) for name, card in cards.items()}
+        return Evaluated(_record(folder), pairs)
     except (OSError, KeyError, ValueError) as error:
         raise ValueError(
             f"{folder} is no report-data of an evaluation ({error!r}); rebuild it with palimpsest "

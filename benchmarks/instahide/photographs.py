@@ -305,7 +305,7 @@ def _steps(case: Case, learned: Tensor) -> Finding:
             shares[f"{groups.kind}, {assignment}"] = found.pairs
     return Finding(
         claim="Ours: independent components find more pairs than grown clusters",
-        where="Carlini et al. 2020, sections 4.2 and 4.3",
+        where="ours; beside Carlini et al. 2020, sections 4.2 and 4.3",
         theirs="clusters grown from every encoding, k-means, minimum cost flow",
         ours="learned similarity, labels; pairs right: "
         + "; ".join(f"{name} {value:.1%}" for name, value in shares.items()),
@@ -356,8 +356,8 @@ def _photographs(run: Run) -> Iterator[Finding]:
     outcomes["exact attack, weights of the model"] = exact = _exact(model)
     _record(run, "photographs", outcomes)
     yield Finding(
-        claim="Paper: what is proved for normal pixels does not hold for photographs",
-        where="section 4, what is left open",
+        claim="Ours: what is proved for normal pixels does not hold for photographs",
+        where="ours; section 4 leaves it open",
         theirs="the Gram matrix of photographs is left open",
         ours=f"the exact attack on the same images, standardised, in {sizes.n_model} encodings of "
         f"the model with {model.scheme.k_pub} public images each: pairs {exact.pairs:.1%}, "

@@ -90,7 +90,7 @@ def signs(run: Run) -> Iterator[Finding]:
     )
     yield Finding(
         claim="Ours: on graphs of encodings signs take no exponential time",
-        where="theorem 3.8 and what follows it",
+        where="ours; beside theorem 3.8 and what follows it",
         theirs="hidden signs are hard in the worst case; the average case is left open",
         ours=f"random graphs that determine all images, 512 pixels together: "
         f"{_seconds(cost.ours, small)}; ten encodings for every image: "

@@ -13,37 +13,15 @@ from collections.abc import Sequence
 from functools import partial
 
 from benchmarks.papers.kkt import collect, read_record
-from benchmarks.record import Claim
 from tasks.families.autoencoder.study.claims import check_recovery
 from tasks.families.autoencoder.study.page import RECOVERY_PAGE
 
 read_study = partial(read_record, page=RECOVERY_PAGE, check=check_recovery)
 
 
-def first_tested(claims: list[Claim]) -> list[Claim]:
-    """Each claim as the first study that can test it gave it; of one that none can, the first.
-
-    A later study so fills what an earlier one lacks, and adds no second opinion.
-    """
-    found: dict[str, Claim] = {}
-    for claim in claims:
-        if (
-            claim.claim not in found
-            or found[claim.claim].outcome == "not testable" != claim.outcome
-        ):
-            found[claim.claim] = claim
-    return list(found.values())
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line: prints every claim, and writes them to --json."""
-    collect(
-        argv,
-        read=read_study,
-        title=__doc__.splitlines()[0],
-        paper="autoencoder",
-        choose=first_tested,
-    )
+    collect(argv, read=read_study, title=__doc__.splitlines()[0], paper="autoencoder")
 
 
 if __name__ == "__main__":

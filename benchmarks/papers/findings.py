@@ -102,7 +102,7 @@ def main(
         for claim in new:
             print(f"{claim.outcome.upper()}: {claim.claim} ({claim.where})")
             print(f"  theirs: {claim.theirs}\n  ours:   {claim.ours}\n  rule:   {claim.rule}")
-        print(f"[{name}: {new[0].seconds:g} s]", flush=True)
+        print(f"[{name}: {new[0].seconds} s]", flush=True)
         old = merged(old, new, tuple(parts))
         if path is not None:
             path.write_text(json.dumps([asdict(claim) for claim in old], indent=1) + "\n")

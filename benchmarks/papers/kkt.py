@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -69,6 +69,19 @@ def claims_of(record: Mapping[str, Any], machines: Mapping[str, Hardware]) -> It
         yield Claim(**found | made | {"ours": f"{name}: {found['ours']}", "seconds": seconds})
 
 
+def first_tested(claims: Iterable[Claim]) -> list[Claim]:
+    """Each claim as the first study that can test it gave it; of one that none can, the first.
+
+    A later study so fills what an earlier one lacks, and adds no second opinion.
+    """
+    found: dict[tuple[str, str, str], Claim] = {}
+    for claim in claims:
+        key = claim.claim, claim.where, claim.theirs
+        if key not in found or found[key].outcome == "not testable" != claim.outcome:
+            found[key] = claim
+    return list(found.values())
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line: prints every claim, and writes them to --json."""
     collect(argv, read=read_study, title=__doc__.splitlines()[0], paper="kkt")
@@ -80,9 +93,8 @@ def collect(
     read: Callable[[Path], dict[str, Any]],
     title: str,
     paper: str,
-    choose: Callable[[list[Claim]], list[Claim]] = list,
 ) -> None:
-    """The command line of a paper's claims; `choose` picks from those of all studies."""
+    """The command line of a paper's claims."""
     parser = argparse.ArgumentParser(description=title)
     parser.add_argument("studies", type=Path, nargs="+", metavar="STUDY")
     parser.add_argument("--json", type=Path, help=f"also write docs/results/claims/{paper}.json")
@@ -96,7 +108,7 @@ def collect(
         parser.error(str(error))
     machines = {claim.command: claim.hardware for claim in old}
     claims = [claim for claim in old if claim.command.startswith("python -m benchmarks.")]
-    claims += choose([claim for record in records for claim in claims_of(record, machines)])
+    claims += first_tested(claim for record in records for claim in claims_of(record, machines))
     if options.check:
         if claims != old:
             parser.error(f"{path} has other claims than these studies; run it without --check")

@@ -1,8 +1,9 @@
-"""Pages of docs/results from the JSON files in it; nothing on them is typed by hand.
+"""Pages of docs/results from the JSON files in it; no number on them is typed by hand.
 
     python -m benchmarks.results.page [--check]
 
-A page per paper (`PAGES`), with its claims (`claims/NAME.json`), its studies
+A page per paper (`PAGES`), with its claims and, apart from them, our own questions
+(`claims/NAME.json`), notes on what differs from the paper (`NOTES`), its studies
 (`studies/NAME/study.json`, `recovery.json` or `inversion.json`) and, on that of image restoration,
 summaries of jobs (`runs/NAME.json`); an appendix of `benchmarks/NAME.json`; and an index,
 README.md. A file that is none of these stops the build and is named.
@@ -18,10 +19,11 @@ from pathlib import Path
 
 from benchmarks.record import Claim, Hardware, Measurement, parse_claims, parse_lines
 from benchmarks.restore.gains import Interval
+from benchmarks.results.notes import CLAIMS, DATA_NOTE, INTRODUCTION, NOTES, QUESTIONS
 from benchmarks.results.run_summary import RunSummary, Scores, parse_run
-from benchmarks.results.studies import KINDS, study_table
+from benchmarks.results.studies import KINDS, study_table, with_data
 from tasks.page.formats import with_names
-from tasks.study.statements import Outcome
+from tasks.study.statements import Outcome, is_ours
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 PAGES = {
@@ -32,27 +34,20 @@ PAGES = {
     "mixcon": "MixCon paper",
     "instahide": "InstaHide paper",
 }
+"""Title of each page, by its name, which is that of its claims."""
 AUDIT = "audit"
 """The page of what attacks get and defences cost, which no paper claims."""
-"""Title of each page, by its name, which is that of its claims."""
-"""Pages by the numbers that records give papers."""
 APPENDIX = "benchmarks"
 TITLES = {AUDIT: "Audit: attacks and defences", APPENDIX: "Benchmarks"}
-INTRODUCTION = """# Results
-
-These pages are rebuilt by `make results` from the JSON files beside them. Every number was measured
-by the command beside it. A *good* reconstruction has an SSIM above the threshold of its run. Good
-counts stand beside those of *decoys*: images that no victim was trained on, matched in the same
-way. A good decoy is a false positive. [Reading a score](../reading-a-score.md) says what follows
-from a count.
-"""
-CLAIMS = """*Undecided*: tested, and the numbers leave it open at the size that was run. *Not
-testable*: what the claim is about was not run; "ours" says what is missing.
-"""
 OUTCOMES: dict[Outcome, str] = {
     "holds": "yes", "does not hold": "**no**", "undecided": "undecided",
     "not testable": "not testable",
 }  # fmt: skip
+
+
+STUDIES_HEADING, RUNS_HEADING = "## Studies\n", "## Runs\n"
+CLAIMS_HEADING, QUESTIONS_HEADING = f"## Claims\n\n{CLAIMS}", f"## Our own questions\n\n{QUESTIONS}"
+ORDER = (STUDIES_HEADING, RUNS_HEADING, CLAIMS_HEADING, QUESTIONS_HEADING, "")
 
 
 def build_pages(files: Mapping[str, str]) -> dict[str, str]:
@@ -63,46 +58,67 @@ def build_pages(files: Mapping[str, str]) -> dict[str, str]:
     """
     parts: dict[str, dict[str, list[str]]] = {name: {} for name in (*PAGES, AUDIT, APPENDIX)}
     counts: dict[str, Counter[Outcome]] = {name: Counter() for name in PAGES}
+    questions: dict[str, Counter[Outcome]] = {name: Counter() for name in PAGES}
     for name, text in sorted(files.items()):
         folder, _slash, rest = name.partition("/")
         stem = rest.removesuffix(".json")
         if folder == "runs":
-            page, heading, part = "image-restoration", "## Runs\n", _run(parse_run(text, name=name))
+            page, heading, part = (
+                "image-restoration",
+                RUNS_HEADING,
+                _run(parse_run(text, name=name)),
+            )
         elif folder == "studies":
-            page, heading = _page_of_study(stem), "## Studies\n"
+            page, heading = _page_of_study(stem), STUDIES_HEADING
             lines, header, rows = study_table(text, name=name)
-            part = "\n".join([*lines, _table(header, rows)])
+            part = with_data("\n".join([*lines, _table(header, rows)]))
         elif folder == "claims" and stem in PAGES:
             claims = parse_claims(text, name=name)
-            page, heading, part = stem, f"## Claims\n\n{CLAIMS}", _claims(claims)
-            counts[stem].update(claim.outcome for claim in claims)
+            theirs = [claim for claim in claims if not is_ours(claim.where)]
+            own = [claim for claim in claims if is_ours(claim.where)]
+            counts[stem].update(claim.outcome for claim in theirs)
+            questions[stem].update(claim.outcome for claim in own)
+            for heading, some in ((CLAIMS_HEADING, theirs), (QUESTIONS_HEADING, own)):
+                if some:
+                    parts[stem].setdefault(heading, []).append(_claims(some))
+            continue
         elif folder == APPENDIX:
             page, heading, part = APPENDIX, "", _benchmark(stem, parse_lines(text, name=name))
         else:
             raise ValueError(f"{name} belongs to no page; claims are of one of {', '.join(PAGES)}")
         parts[page].setdefault(heading, []).append(part)
-    pages = {"README.md": _index(counts)}
+    pages = {"README.md": _index(counts, questions)}
     for name, sections in parts.items():
         lines = [f"# {TITLES.get(name) or PAGES[name]}\n"]
-        for heading in sorted(sections, reverse=True):  # studies, runs, claims
-            lines += [heading, *sections[heading]] if heading else sections[heading]
         if not sections:
             lines.append("No results yet.\n")
+        else:
+            lines += [*([NOTES[name]] if name in NOTES else []), DATA_NOTE]
+        for heading in sorted(sections, key=ORDER.index):
+            lines += [heading, *sections[heading]] if heading else sections[heading]
         pages[f"{name}.md"] = with_names("\n".join(lines))
     return pages
 
 
-def _index(counts: Mapping[str, Counter[Outcome]]) -> str:
-    rows = [
-        (f"[{title}]({name}.md)", *(str(counts[name][outcome]) for outcome in OUTCOMES))
-        for name, title in PAGES.items()
+def _index(
+    counts: Mapping[str, Counter[Outcome]], questions: Mapping[str, Counter[Outcome]]
+) -> str:
+    tables = [
+        _table(
+            (title, *OUTCOMES),
+            [
+                (f"[{PAGES[name]}]({name}.md)", *(str(found[outcome]) for outcome in OUTCOMES))
+                for name, found in of_pages.items()
+                if found
+            ],
+        )
+        for title, of_pages in (("claims of the papers", counts), ("our own questions", questions))
     ]
-    header = ("claims of the page", *OUTCOMES)
     appendix = (
         f"What every attack gets under every defence: [audit]({AUDIT}.md). Times and sizes beside "
         f"a reference: [benchmarks]({APPENDIX}.md).\n"
     )
-    return "\n".join([INTRODUCTION, _table(header, rows), appendix])
+    return "\n".join([INTRODUCTION, DATA_NOTE, *tables, appendix])
 
 
 def _page_of_study(stem: str) -> str:
@@ -133,8 +149,8 @@ def _run(run: RunSummary) -> str:
     stages = ", ".join(f"{stage} {_number(s)} s" for stage, s in run.seconds.items())
     lines = [
         f"### {run.name}\n",
-        f"{_attacked(run)} of {images} images each, from `{run.source}`; good means SSIM > "
-        f"{run.good_threshold:g}.\n",
+        f"{_attacked(run)} of {images} images each, from {with_data(run.source)}; good means "
+        f"SSIM > {run.good_threshold:g}.\n",
         _table(header, rows),
         *_gains(run),
         *_ranked(run),
@@ -275,10 +291,10 @@ def _claims(claims: Iterable[Claim]) -> str:
             claim.claim,
             claim.where,
             claim.theirs,
-            claim.ours,
+            with_data(claim.ours),
             OUTCOMES[claim.outcome],
             claim.rule or "",
-            f"`{claim.command}`, {_number(claim.seconds)} s, {_hardware(claim.hardware)}",
+            f"`{claim.command}`, {_seconds(claim.seconds)}, {_hardware(claim.hardware)}",
         )
         for claim in claims
     ]
@@ -289,7 +305,7 @@ def _benchmark(name: str, measurements: Sequence[Measurement]) -> str:
     title = " and ".join(sorted({m.benchmark for m in measurements}))
     rows = [
         (
-            m.case,
+            with_data(m.case),
             f"{_number(m.value)} {m.unit}",
             m.reference or "",
             f"{_number(m.reference_value)} {m.unit}" if m.reference_value is not None else "",
@@ -321,6 +337,10 @@ def _good(scores: Scores) -> str:
 
 def _number(value: float) -> str:
     return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _seconds(seconds: float | None) -> str:
+    return "seconds not recorded" if seconds is None else f"{_number(seconds)} s"
 
 
 def _hardware(hardware: Hardware) -> str:

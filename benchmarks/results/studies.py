@@ -4,6 +4,7 @@ recovery or of inversion, its recovery.json or inversion.json."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,14 +17,23 @@ from tasks.families.weights.study.page import STUDY_PAGE
 from tasks.page.study_page import StudyPage
 from tasks.page.tables import claim_counts
 
+DATA = "CIFAR-10 (JPEG copy)"
+"""The name of the images that results are of (docs/images.md)."""
 HEADER = (
     *("cell", "networks", "images each", "good", "good decoys", "mean SSIM", "decoys"),
+    *("good, window of 3", "good decoys, window of 3"),
     *("accuracy on others", "images behind the weights"),
 )
 RECOVERY_HEADER = (
     *("network", "images", "train loss", "method", "accurate", "approximate", "mean PSNR in dB"),
     *("test images, accurate", "test images, approximate"),
 )
+
+
+def with_data(text: str) -> str:
+    """`text`, which is ours and no paper's, with the copy of CIFAR-10 by its name."""
+    return re.sub(r"folder cifar10(-jpeg)?\b|CIFAR-10(?! \(JPEG copy\))", DATA, text)
+
 
 Found = tuple[list[str], Sequence[str], list[Sequence[str]]]
 Reader = Callable[..., Found]
@@ -188,16 +198,27 @@ def _read(text: str, name: str, page: StudyPage) -> dict[str, Any]:
 
 def _heading(record: Mapping[str, Any], name: str, page: str, more: str) -> list[str]:
     folder = name.rpartition("/")[0]
-    n_hold = sum(claim["outcome"] == "holds" for claim in record["claims"])
-    whose = claim_counts(record)["whose"]
+    sources = [record["source"]["name"]] if "source" in record else [
+        source["title"] for source in record["sources"]
+    ]  # fmt: skip
     return [
         f"### {record['title']}\n",
-        f"{record['question']} ({record['paper']}; preset `{record['preset']}`.) "
-        f"{n_hold} of {len(record['claims'])} claims {whose} hold. Record: "
-        f"[{folder}]({folder}).\n",
+        f"{record['question']} ({record['paper']}; preset `{record['preset']}`; images: "
+        f"{', '.join(sources)}.) {counted(record)} Record: [{folder}]({folder}).\n",
         f"`{record['command']}` leaves it and the page with all figures, `{page}`; "
         f"{sum(record['seconds'].values()):.0f} s on {record['machine']}{more}.\n",
     ]
+
+
+def counted(record: Mapping[str, Any]) -> str:
+    """How many of the paper's claims hold, and of how many of our questions the answer is yes."""
+    found = claim_counts(record)
+    theirs = f"{found['holds']} of {found['n_claims']} claims of the paper hold"
+    own = f"{found['own_holds']} of {found['n_own']} questions of ours do"
+    return (
+        "; ".join([*([theirs] if found["n_claims"] else []), *([own] if found["n_own"] else [])])
+        + "."
+    )
 
 
 def _row(cell: Mapping[str, Any]) -> Sequence[str]:
@@ -211,6 +232,8 @@ def _row(cell: Mapping[str, Any]) -> Sequence[str]:
         f"{decoys['n_good']} of {decoys['n']}",
         f"{targets['mean_ssim']:.3f} [{low:.3f}, {high:.3f}]",
         f"{decoys['mean_ssim']:.3f}",
+        f"{targets['n_good_ssim3']} of {targets['n']}",
+        f"{decoys['n_good_ssim3']} of {decoys['n']}",
         _mean(victim["test_accuracy"], ".3f"),
         _mean(victim["n_effective"], ".1f"),
     )

@@ -258,7 +258,7 @@ def _score_victim(
     scores.vote = work.do(
         victim_file(victim.number, "vote"),
         "vote",
-        [config.restore_iterations, config.vote_ratio, members],
+        [config.restore_iterations, config.vote_ratio, "nearest", members],
         partial(vote_of_runs, bench, victim),
     )["vote"]
     scores.control = work.do(

@@ -49,7 +49,8 @@ CONVENTIONS = {
     "match": "per image, the picture with the best SSIM of all attacks on its victim; 0 where none "
     "of them left a picture",
     "vote": "002, appendix A.1: per image, the mean of all candidates at most vote_ratio times as "
-    "far as the nearest, by normalised distance of half-size images",
+    "far as the nearest, by normalised distance of half-size images; `nearest` has the scores of "
+    "the nearest alone, which is not chosen by SSIM as a match is",
     "decoys": "images of the same source that no run of the store was trained on, as many per "
     "victim as it has targets, matched in the same way with the pictures of that victim",
     "interval": "95 %: of a mean the percentile bootstrap over images, 2000 resamples; of a share "
@@ -61,6 +62,8 @@ CONVENTIONS = {
 DECIMALS = 6
 SIDES = ("targets", "decoys")
 SCORES = ("ssim", "haarpsi", "ssim3", "rmse", "lead")
+NEAREST = ("ssim", "ssim3")
+"""Scores of a vote's nearest candidate alone."""
 ORIGIN = ("run", "candidate", "iteration")
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -236,6 +239,10 @@ def describe_method(
         }
         if f"{side}/disagreement" in arrays:
             body[side]["disagreement"] = arrays[f"{side}/disagreement"].tolist()
+        if f"{side}/nearest_ssim" in arrays:
+            body[side]["nearest"] = {
+                name: arrays[f"{side}/nearest_{name}"].tolist() for name in NEAREST
+            }
     ssims = [scores[side]["ssim"] for side in SIDES]
     body["detection"] = {**detect(*ssims), "roc": roc(*ssims)}
     body["n_targets_above_every_decoy"] = n_above_every(*ssims)

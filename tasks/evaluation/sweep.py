@@ -24,7 +24,7 @@ from recon_core.ranking import agreement, consistency
 from recon_core.summary import score_matches
 from recon_core.types import seeded_generator
 from storage.pairs.dataset import Dataset
-from tasks.evaluation.record import ORIGIN, Arrays
+from tasks.evaluation.record import NEAREST, ORIGIN, Arrays
 from tasks.evaluation.scores import UNLIKE, Advance, Bench, Candidates, arrays_of, read_candidates
 from tasks.evaluation.settings import CONTROL
 from tasks.evaluation.victims import EvaluatedRun, Victim
@@ -152,14 +152,18 @@ def split_in_halves(victim: Victim, *, seed: int) -> dict[int, int]:
 
 def vote_of_runs(bench: Bench, victim: Victim, advance: Advance) -> dict[str, Arrays]:
     """Scores and pictures of `vote`: each row's mean of nearly nearest candidates of all runs (KKT
-    paper, appendix A.1). Runs are read twice, for the nearest distance of each row and for the
+    paper, appendix A.1), with the scores of the nearest alone as `nearest_ssim` and
+    `nearest_ssim3`. Runs are read twice, for the nearest distance of each row and for the
     candidates that are near enough, so that one of them is in memory at a time."""
     wanted = bench.wanted(victim)
     runs = [run for run in victim.runs if run.n_pairs]
     which = bench.config.restore_iterations
     nearest = torch.full((len(wanted),), torch.inf, device=wanted.device)
-    total = torch.zeros(wanted.shape, dtype=torch.float64, device=wanted.device)
-    n_voters = torch.zeros(len(wanted), dtype=torch.int64, device=wanted.device)
+    ratios = {"vote": bench.config.vote_ratio, "nearest": 1.0}
+    totals = {name: torch.zeros(wanted.shape, dtype=torch.float64, device=wanted.device)
+              for name in ratios}  # fmt: skip
+    n_voters = {name: torch.zeros(len(wanted), dtype=torch.int64, device=wanted.device)
+                for name in ratios}  # fmt: skip
     mean = wanted.new_zeros(wanted.shape[1:])
     for k, run in enumerate(runs):
         found = read_candidates(bench.dataset, run, which, bench.device)
@@ -169,19 +173,23 @@ def vote_of_runs(bench: Bench, victim: Victim, advance: Advance) -> dict[str, Ar
     for k, run in enumerate(runs):
         found = read_candidates(bench.dataset, run, which, bench.device)
         mean = found.mean
-        part, n_part = sum_of_votes(
-            found.x, _distances(found, wanted), nearest, ratio=bench.config.vote_ratio
-        )
-        total += part
-        n_voters += n_part
+        distances = _distances(found, wanted)
+        for name, ratio in ratios.items():
+            part, n_part = sum_of_votes(found.x, distances, nearest, ratio=ratio)
+            totals[name] += part
+            n_voters[name] += n_part
         advance(0.5 + (k + 1) / (2 * len(runs)))
-    voted = n_voters > 0
-    x = mean_of_votes(total, n_voters).where(voted[:, None, None, None], 0.0).float()
-    pictures = fit_to_range(x, mean)
-    row = torch.arange(len(wanted), device=wanted.device).where(voted, -1)
-    arrays = arrays_of(score_matches(pictures, wanted, row), pictures, wanted)
+    arrays: dict[str, Arrays] = {}
+    for name in ratios:
+        voted = n_voters[name] > 0
+        x = mean_of_votes(totals[name], n_voters[name])
+        pictures = fit_to_range(x.where(voted[:, None, None, None], 0.0).float(), mean)
+        row = torch.arange(len(wanted), device=wanted.device).where(voted, -1)
+        matches = score_matches(pictures, wanted, row)
+        arrays[name] = arrays_of(matches, pictures, wanted)
+    alone = {f"nearest_{name}": arrays["nearest"][name] for name in NEAREST}
     nowhere = {name: np.full(len(wanted), -1) for name in ORIGIN}
-    return {"vote": arrays | nowhere}
+    return {"vote": arrays["vote"] | alone | nowhere}
 
 
 def control_of(bench: Bench, victim: Victim) -> dict[str, Arrays]:

@@ -18,6 +18,7 @@ from tasks.page import formats
 from tasks.page.charts import marker
 from tasks.page.pictures import data_uri
 from tasks.page.tables import Table
+from tasks.study.statements import is_ours
 
 TEMPLATES = Path(__file__).parent / "templates"
 FORMATS = ("percent", "score", "duration", "interval", "number", "count", "runs", "short", "power",
@@ -94,5 +95,6 @@ def page_html(template: str, filters: Mapping[str, Any], **values: Any) -> str:
     )
     found.filters |= {name: getattr(formats, name) for name in FORMATS}
     found.filters |= {"uri": data_uri, **filters}
+    found.tests["ours"] = is_ours
     found.globals |= {"marker": marker}
     return found.get_template(template).render(**values)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from storage.files import text_bytes
+from tasks.study.statements import is_ours
 
 CLAIM_KEYS = ("claim", "where", "theirs", "ours", "rule", "outcome")
 OUTCOMES = {"holds": "holds", "fails": "does not hold", "undecided": "undecided",
@@ -103,12 +104,14 @@ def estimate(name: str, found: Sequence[float | None]) -> dict[str, Cell]:
 
 
 def claim_counts(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Number of claims (`n_claims`) and of each outcome; `whose`: the paper's, or ours too."""
-    found = [claim["outcome"] for claim in record["claims"]]
-    is_ours = any(claim["where"] == "ours" for claim in record["claims"])
-    whose = "of the paper and ours" if is_ours else "of the paper"
+    """Number of the paper's claims (`n_claims`) and of each outcome of them; of questions of our
+    own (`n_own`), and of those that hold (`own_holds`)."""
+    found = [claim["outcome"] for claim in record["claims"] if not is_ours(claim["where"])]
+    own = [claim["outcome"] for claim in record["claims"] if is_ours(claim["where"])]
     counts = {name: found.count(text) for name, text in OUTCOMES.items()}
-    return {"n_claims": len(found), "whose": whose, **counts}
+    holds = own.count(OUTCOMES["holds"])
+    return {"n_claims": len(found), **counts, "n_own": len(own), "own_holds": holds,
+            "n_said": len(record["claims"])}  # fmt: skip
 
 
 def claims_table(record: Mapping[str, Any]) -> Table:

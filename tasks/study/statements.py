@@ -6,12 +6,27 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
+from recon_core.summary import proportion_interval
+
 R = TypeVar("R")
 Verdict = tuple[str, bool | None]
 """Our numbers in words, and whether the rule of a claim is met; None: they leave it open."""
 Outcome = Literal["holds", "does not hold", "undecided", "not testable"]
 """Outcome of a claim. Undecided: tested, and the numbers leave it open. Not testable: its subject
 is not among what was run; `ours` then says what is missing."""
+
+
+OURS = "ours"
+"""How the place of a question begins that no paper answers."""
+
+
+AT_OUR_SIZE = "; undecided at our size: "
+"""Between the numbers of a claim that failed, and by how much less was tried."""
+
+
+def is_ours(where: str) -> bool:
+    """Whether a claim made there is a question of our own."""
+    return where.startswith(OURS)
 
 
 class NotTestableError(Exception):
@@ -34,21 +49,19 @@ class Difference:
         return above(self.low, self.high, margin)
 
     def not_below(self, slack: float) -> bool | None:
-        """True: by at most `slack` below 0. False: below 0 beyond chance. Else None."""
-        if self.high < 0:
-            return False
-        return True if self.low >= -slack else None
+        """As `not_below` of the interval."""
+        return not_below(self.low, self.high, slack)
 
     @property
     def holds(self) -> bool | None:
         """Above 0 beyond chance, and no pair says the opposite; None where that is not decided."""
-        opposed = self.value <= 0 or min(self.each) < 0
+        opposed = self.value <= 0 or min(self.each, default=0) < 0
         return None if self.above() and opposed else self.above()
 
     @property
     def holds_for_each(self) -> bool | None:
         """Above 0 beyond chance and for each pair; None where that is not decided."""
-        return None if self.above() and min(self.each) <= 0 else self.above()
+        return None if self.above() and min(self.each, default=1) <= 0 else self.above()
 
     def __str__(self) -> str:
         text = f"{self.value:+.3g} [{self.low:+.3g}, {self.high:+.3g}]"
@@ -59,6 +72,24 @@ class Difference:
 def above(low: float, high: float, threshold: float = 0.0) -> bool | None:
     """True: the interval is above the threshold. False: at or below it. None: it holds it."""
     return True if low > threshold else False if high <= threshold else None
+
+
+def not_below(low: float, high: float, slack: float) -> bool | None:
+    """True: the interval lies at -slack or above, wherever 0 is. False: all of it is below -slack.
+    None: it holds -slack."""
+    return True if low >= -slack else False if high < -slack else None
+
+
+def share_above(n_hits: int, n: int, threshold: float) -> bool | None:
+    """As `above` of the exact interval of a share (Clopper and Pearson)."""
+    return above(*proportion_interval(n_hits, n), threshold)
+
+
+def share_at_most(n_hits: int, n: int, limit: float) -> bool | None:
+    """True: `n_hits` of `n` are at most the limit. False: more, beyond chance. Else None."""
+    if n_hits <= limit * n:
+        return True
+    return False if proportion_interval(n_hits, n)[0] > limit else None
 
 
 def every(verdicts: Iterable[bool | None]) -> bool | None:
@@ -87,7 +118,9 @@ class Statement(Generic[R]):
     """A claim, where it is made, what the paper found, and the rule that `check` decides by.
 
     `check` gives our numbers and the verdict on the results R of a study, or raises
-    NotTestableError.
+    NotTestableError. `short_of` says by how much less than the paper's our effort was, or None if
+    it was not less: a claim that fails with less is undecided. What no paper says is a question of
+    ours: its `where` begins with OURS.
     """
 
     claim: str
@@ -95,6 +128,7 @@ class Statement(Generic[R]):
     theirs: str
     rule: str
     check: Callable[[R], Verdict]
+    short_of: Callable[[R], str | None] = lambda _results: None
 
 
 def outcome_of(holds: bool | None) -> Outcome:
@@ -110,6 +144,8 @@ def decided(statements: Iterable[Statement[R]], results: R) -> list[dict[str, An
         try:
             ours, holds = statement.check(results)
             outcome = outcome_of(holds)
+            if outcome == "does not hold" and (less := statement.short_of(results)):
+                ours, outcome = f"{ours}{AT_OUR_SIZE}{less}", "undecided"
         except NotTestableError as reason:
             ours, outcome = str(reason), "not testable"
         said = {key: getattr(statement, key) for key in ("claim", "where", "theirs")}

@@ -10,6 +10,7 @@ import torch
 
 from benchmarks.kkt.multipliers import Size, attacked, drawn, judged, victim
 from benchmarks.kkt.reference import ReferenceAttack, ReferenceNet, objective
+from benchmarks.papers.findings import Finding
 from tasks.families.weights.study.results import difference
 
 TWELVE = ReferenceAttack(condition="multiclass", lam_min=0.0)
@@ -35,11 +36,18 @@ def test_one_multiplier_for_the_nearest_class_is_equation_12() -> None:
     [(0.8, 0.0, True), (0.0, 0.0, None), (0.8, 0.6, False), (0.1, 0.05, None)],
 )
 def test_each_outcome_of_the_rule(twelve: float, eight: float, holds: bool | None) -> None:
-    def shares(share: float) -> list[np.ndarray]:
-        return [(np.arange(50) < 50 * share).astype(np.float64)] * 2
+    def judgement(victims: int) -> Finding:
+        def shares(share: float) -> list[np.ndarray]:
+            return [(np.arange(50) < 50 * share).astype(np.float64)] * victims
 
-    good = {"12": shares(twelve), "8": shares(eight), "decoys": shares(0.0)}
-    assert judged(good, difference(good["12"], good["8"]), Size(), 0).holds is holds
+        good = {"12": shares(twelve), "8": shares(eight), "decoys": shares(0.0)}
+        d = difference(good["12"], good["8"])
+        return judged(good, d, Size(victims=victims), 0, data="photos")
+
+    assert judgement(5).holds is holds
+    two = judgement(2)
+    assert two.holds is (None if holds is False else holds), "two victims refute nothing"
+    assert ("; undecided at our size: 2 victims" in two.ours) == (holds is False)
 
 
 def test_both_equations_attack_one_victim_from_the_same_start() -> None:

@@ -170,6 +170,8 @@ def test_claims_on_restoration_inside_the_span() -> None:
     for name, some in (("better", better), ("same", same), ("mixed", mixed)):
         claims = list(in_span.in_span_claims(list(in_span.lines(some)), name=name))
         outcomes[name] = [claim.outcome for claim in claims]
+        assert all(claim.where.startswith("ours, another setting") for claim in claims)
+        assert all(claim.seconds for claim in claims)
     assert outcomes["better"] == ["holds"] * 4
     assert outcomes["same"] == ["does not hold"] * 3 + ["holds"]
     assert outcomes["mixed"] == ["undecided"] * 3 + ["does not hold"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,8 +14,9 @@ from benchmarks.papers import autoencoder as claims_000
 from benchmarks.papers import kkt as claims_002
 from benchmarks.papers import mixcon as claims_003
 from benchmarks.results.page import RESULTS
+from tasks.study.statements import is_ours
 
-ORDER = ("multiclass", "losses", "weight-decay", "cnn", "width", "large")
+ORDER = ("multiclass", "multiclass-vote", "losses", "weight-decay", "cnn", "width", "large")
 PAPERS: dict[str, tuple[Callable[[list[str]], None], tuple[str, ...]]] = {
     "autoencoder": (claims_000.main, ("autoencoder", "noise-20-layers")),
     "kkt": (claims_002.main, ORDER),
@@ -59,7 +61,24 @@ def test_kept_pages_have_the_outcomes_of_their_records() -> None:
     assert pages
     for file in pages:
         claims = json.loads(file.with_suffix(".json").read_bytes())["claims"]
-        table = file.read_text().partition('<table class="claims"')[2]
-        marks = re.findall(r'<span class="outcome \w+">.*?</svg>([^<]*)</span>',
-                           table.partition("</table>")[0])  # fmt: skip
-        assert marks == [claim["outcome"] for claim in claims], file
+        tables = re.findall(r'<table class="claims".*?</table>', file.read_text(), re.DOTALL)
+        marks = re.findall(r'<span class="outcome \w+">.*?</svg>([^<]*)</span>', "".join(tables))
+        ordered = sorted(claims, key=lambda claim: is_ours(claim["where"]))
+        assert marks == [claim["outcome"] for claim in ordered], file
+
+
+def test_no_claim_stands_in_two_files_and_no_question_of_ours_is_called_a_papers() -> None:
+    kept = {p.stem: json.loads(p.read_text()) for p in (RESULTS / "claims").glob("*.json")}
+    where = Counter(
+        (claim["claim"], stem)
+        for stem, claims in kept.items()
+        for claim in {c["claim"]: c for c in claims if not c["claim"].startswith("...")}.values()
+    )
+    names = Counter(name for name, _stem in where)
+    assert [name for name, n in names.items() if n > 1] == []
+    for claims in kept.values():
+        for claim in claims:
+            unclaimed = claim["theirs"].startswith(("not claimed", "not in the paper", "not meas"))
+            ours = claim["claim"].startswith("Ours") or unclaimed
+            assert is_ours(claim["where"]) or not ours, claim["claim"]
+            assert claim["seconds"] != 0, claim["claim"]

@@ -87,11 +87,14 @@ def unet(
     network: UNet | None = None,
     name: str = "",
 ) -> RecoveryVictim:
-    """A U-Net with gamma and start of the autoencoder paper, section 3.2 and appendix D.2."""
+    """A U-Net with gamma and start of the autoencoder paper, section 3.2 and appendix D.2. Its
+    title says whether it has skip connections."""
+    network = replace(network or UNet(), activation=activation)
+    skips = "with" if network.skips else "without"
     return RecoveryVictim(
         name=f"unet-{activation}{name}",
-        title=f"U-Net, {ACTIVATIONS[activation]}",
-        network=replace(network or UNet(), activation=activation),
+        title=f"U-Net {skips} skip connections, {ACTIVATIONS[activation]}",
+        network=network,
         training=training,
         n_images=n_images,
         gamma=1.0,
@@ -139,7 +142,6 @@ def cpu() -> RecoveryStudy:
             replace(
                 unet("leaky_relu", CPU_SKIPS, n_images=50, network=replace(small, skips=True)),
                 name="unet-skips",
-                title="U-Net with skip connections, leaky ReLU",
             ),
         ),
         methods=Methods(

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from recon_core.summary import proportion_interval
 from tasks.families.inversion.study.results import (
     InversionResults,
     Record,
@@ -18,7 +19,14 @@ from tasks.families.inversion.study.results import (
     score,
     trend_within,
 )
-from tasks.study.statements import Difference, NotTestableError, Verdict, all_of, decided_by
+from tasks.study.statements import (
+    Difference,
+    NotTestableError,
+    Verdict,
+    all_of,
+    decided_by,
+    not_below,
+)
 
 CLEARLY = 0.1
 """By so much more SSIM than unrelated images have, something came back."""
@@ -33,7 +41,11 @@ MIXCON = "mixcon 0.1 0.01"
 """MixCon of the synthetic experiment."""
 JUDGE = "tuned"
 """The paper's attack, at the rate that is best for each victim."""
+STARTS = {
+    "torch": "torch's own start (theirs normal weights of variance 1, from which none trains here)"
+}
 Found = list[Verdict]
+Check = Callable[[InversionResults], Verdict]
 
 
 def each(d: Difference) -> bool | None:
@@ -136,6 +148,33 @@ def table_4(r: InversionResults, value: Value) -> Verdict:
     return "; ".join([text, *unmatched]), holds
 
 
+def keeps_accuracy(r: InversionResults, kind: str, lam: float, beta: float | None) -> Verdict:
+    """Accuracy lost at a setting of the paper, by the seeds of both; intervals over test images."""
+    found: Found = []
+    limit = float(r.record["thresholds"]["accuracy_loss"])
+    for source in r.sources:
+        plain = {seed["seed"]: accuracy(seed) for seed in r.role(source, "vanilla")["seeds"]}
+        for cell in r.cells(source, cut=source["cut"]):
+            defence = cell["defence"]
+            if (defence["kind"], defence["lam"], defence["beta"]) != (kind, lam, beta):
+                continue
+            pairs = [(plain[s["seed"]], accuracy(s)) for s in cell["seeds"] if s["seed"] in plain]
+            n = len(pairs) * int(source["n_tests"])
+            before, after = (float(np.mean(values)) for values in zip(*pairs, strict=True))
+            ends = [proportion_interval(round(share * n), n) for share in (before, after)]
+            low, high = ends[0][0] - ends[1][1], ends[0][1] - ends[1][0]
+            text = (
+                f"{source['title']} ({source['n_train']:,} images), {cell['title']}: {before:.1%} "
+                f"to {after:.1%}, lost {before - after:.1%} [{low:.1%}, {high:.1%}]"
+            )
+            if len(pairs) > 1:
+                text += f" (by seed {', '.join(f'{a:.1%}' for _p, a in pairs)})"
+            found.append((text, not_below(-high, -low, limit)))
+    if not found:
+        raise NotTestableError("no source has a network with the paper's own setting")
+    return all_of(found)
+
+
 def earlier_is_easier(r: InversionResults) -> Verdict:
     def compare(source: Record) -> Iterable[tuple[str, Difference]]:
         cells = [c for c in r.cells(source) if c["defence"]["kind"] == "none"]
@@ -190,6 +229,22 @@ def restorer_adds(r: InversionResults) -> Verdict:
                 yield f", {cell['title']}", r.within(cell, score("restored"), score("strong"))
 
     return _by_source(r, compare)
+
+
+def at_our_setting(check: Callable[[InversionResults], Verdict]) -> Check:
+    """A check of the synthetic experiment that says at which rate, from which start and with which
+    threshold of distances the networks were trained."""
+
+    def checked(r: InversionResults) -> Verdict:
+        text, holds = check(r)
+        settings = r.record["synthetic"]["settings"]
+        return (
+            f"{text}; rate {settings['training']['lr']:g} (theirs .1), "
+            f"{STARTS.get(settings['start'], settings['start'])}, eps {settings['eps']:g} (theirs "
+            "not given)"
+        ), holds
+
+    return checked
 
 
 def synthetic_learns(r: InversionResults) -> Verdict:

@@ -130,6 +130,7 @@ def _images(
         "ssim": method["targets"]["ssim"],
         "ssim3": method["targets"]["ssim3"],
         "decoy_ssim": method["decoys"]["ssim"],
+        "decoy_ssim3": method["decoys"]["ssim3"],
     }
 
 
@@ -150,7 +151,7 @@ def _described(
         side: summarise(*columns.values(), good_threshold=threshold)
         for side, columns in sides.items()
     }
-    vote = np.array(scored["methods"]["vote"]["targets"]["ssim"], np.float64)[rows]
+    vote = scored["methods"]["vote"]["targets"]
     runs = zip(scored["runs"]["outcome"], scored["runs"]["victim"], strict=True)
     outcomes = [outcome for outcome, victim in runs if victim in victims]
     return {
@@ -163,9 +164,26 @@ def _described(
         "outcomes": {name: outcomes.count(name) for name in scored["dataset"]["outcomes"]},
         **{side: {key: dict(found)[key] for key in KEPT} for side, found in summaries.items()},
         "auc": detect(sides["targets"]["ssim"], sides["decoys"]["ssim"])["auc"],
-        "vote": {"n_good": int((vote > threshold).sum()), "mean_ssim": float(vote.mean())},
+        "vote": {
+            **_vote(vote, rows, threshold),
+            "nearest": _vote(vote["nearest"], rows, threshold),
+        },
         "victim": _of_victims(victims, scored, examined, threshold),
     }
+
+
+def _vote(
+    scores: Mapping[str, Sequence[float]], rows: npt.NDArray[np.int64], threshold: float
+) -> dict[str, int | float]:
+    """Good images and the mean, by either window of SSIM."""
+    found: dict[str, int | float] = {}
+    for name, of in (("ssim", ""), ("ssim3", "_ssim3")):
+        values = np.array(scores[name], np.float64)[rows]
+        found |= {
+            f"n_good{of}": int((values > threshold).sum()),
+            f"mean_{name}": float(values.mean()),
+        }
+    return found
 
 
 def _of_victims(

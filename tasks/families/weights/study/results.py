@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,18 +19,27 @@ Floats = npt.NDArray[np.float64]
 Record = Mapping[str, Any]
 
 
-class Results:
-    """A study's record by cell and victim."""
+Window = Literal[11, 3]
+"""Of SSIM, in pixels: ours, and the KKT paper's authors'."""
+PAPER_ATTACKS, PAPER_ITERATIONS = 100, 50_000
+"""On each network of the KKT paper."""
 
-    def __init__(self, record: Record) -> None:
+
+class Results:
+    """A study's record by cell and victim; `ssim` and what is good are by SSIM of that `window`."""
+
+    def __init__(self, record: Record, *, window: Window = 11) -> None:
         self.record = record
         self.threshold = float(record["good_threshold"])
         columns = record["images"]
         self.cell = np.array(columns["cell"], np.int64)
         self.victim = np.array(columns["victim"], np.int64)
+        self.score = "ssim" if window == 11 else "ssim3"
+        names = {"ssim": self.score, "decoy_ssim": f"decoy_{self.score}"}
         self.values: dict[str, Floats] = {
-            name: np.array([np.nan if v is None else v for v in columns[name]], np.float64)
+            name: np.array([np.nan if v is None else v for v in columns[key]], np.float64)
             for name in ("margin", "loss", "ssim", "decoy_ssim")
+            if (key := names.get(name, name)) in columns
         }
 
     def cells(self, panel: str | None = None, **at: Any) -> list[dict[str, Any]]:
@@ -50,7 +59,34 @@ class Results:
 
     def of(self, cell: Mapping[str, Any], name: str) -> list[Floats]:
         """A column of the images, victim by victim."""
+        if name not in self.values:
+            return self._no_decoy_good(cell)
         return [self.values[name][self.victim == victim] for victim in cell["victims"]]
+
+    def _no_decoy_good(self, cell: Mapping[str, Any]) -> list[Floats]:
+        """Decoys of a record that has their scores by another window alone: 0 where none is good.
+
+        Raises NotTestableError where one is.
+        """
+        if n_good := cell["decoys"]["n_good_ssim3"]:
+            raise NotTestableError(
+                f"{cell['name']}: {n_good} decoys are good by a window of 3, but whose was not kept"
+            )
+        return [np.zeros(cell["n_images"]) for _victim in cell["victims"]]
+
+    def short_of(self) -> str | None:
+        """The attacks on a network, if they are fewer or shorter than the KKT paper's."""
+        n = int(self.record["n_attacks"])
+        ends = {
+            int(max(cell["experiment"]["attack"]["save_at"]))
+            for cell in self.record["settings"]["cells"]
+        }
+        if n >= PAPER_ATTACKS and min(ends, default=0) >= PAPER_ITERATIONS:
+            return None
+        return (
+            f"{n} attacks of {' or '.join(f'{end:,}' for end in sorted(ends))} iterations on a "
+            f"network (theirs {PAPER_ATTACKS} of {PAPER_ITERATIONS:,})"
+        )
 
     def good(self, cell: Mapping[str, Any], name: str = "ssim") -> list[Floats]:
         """1 where the SSIM is above the threshold, else 0, victim by victim."""

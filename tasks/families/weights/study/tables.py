@@ -113,7 +113,9 @@ def cells_table(record: Record) -> Table:
         for side in ("targets", "decoys"):
             row |= cells_of(cell[side], f"{side} ")
         row["auc"] = cell["auc"]
-        row |= {f"vote {key}": value for key, value in (cell["vote"] or {}).items()}
+        vote = dict(cell["vote"] or {})
+        row |= {f"nearest {key}": value for key, value in vote.pop("nearest", {}).items()}
+        row |= {f"vote {key}": value for key, value in vote.items()}
         row |= {key: known_mean(cell["victim"][key]) for key in VICTIM_KEYS[:4]}
         row |= {f"runs {outcome}": n for outcome, n in cell["outcomes"].items()}
         rows.append(row | {"seconds": cell["seconds"]})

@@ -206,7 +206,8 @@ UNKNOWN = {"method": "unknown", "split": "train"}
         ("known_at_least_as_good", {"method": "known"}, (0.76, 0.8), None),
         ("generic_recovers_none", {"method": "ddnm", "victim": "fc"}, (0.01, 0.1), False),
         ("no_test_image_accurately", {"split": "test", "method": "unknown"}, (0.01, 0.1), False),
-        ("test_images_rarely_approximately", {"split": "test"}, (0.0, 0.02), False),
+        ("test_images_rarely_approximately", {"split": "test"}, (0.0, 0.05), False),
+        ("test_images_rarely_approximately", {"split": "test"}, (0.0, 0.02), None),
         ("test_images_rarely_approximately", {"split": "test"}, (0.0, 0.01), True),
         ("falls_with_the_loss", {**UNKNOWN, "level": 1e-4}, (0.9, 0.9), False),
         ("falls_with_the_loss", {**UNKNOWN, "level": 1e-4}, (0.77, 0.9), None),
@@ -249,7 +250,7 @@ UNKNOWN = {"method": "unknown", "split": "train"}
         ("ours_better_in_the_moderate_regime", {"victim": "unet-many", "method": "noise_aware"},
          (0.0, 0.51), None),
         ("copying_gives_nothing", {"victim": "unet-skips", "method": "noise_aware"},
-         (0.0, 0.02), False),
+         (0.0, 0.05), False),
         ("copying_gives_nothing", {"victim": "unet-skips", "method": "ddnm"}, (0.0, 0.9), True),
         ("ours_no_test_image", {"split": "test", "method": "noise_aware"}, (0.01, 0.1), False),
     ],
@@ -264,15 +265,18 @@ def test_each_rule(
     ("n_ended", "accuracy", "holds"),
     [(N, 0.91, True), (N, 0.89, False), (80, 0.99, False), (90, 0.99, None), (90, 0.5, False)],
 )
+@pytest.mark.parametrize("how", ["nonfinite", "limit"])
 def test_the_mask_converges_if_runs_end_and_pixels_are_right(
-    n_ended: int, accuracy: float, holds: bool | None
+    n_ended: int, accuracy: float, holds: bool | None, how: str
 ) -> None:
+    if (how, n_ended, accuracy) == ("limit", 80, 0.99):
+        holds = None  # those that our limit cut short might have ended, too
     record = record_of(victims=VICTIMS[1:])
     for cell in record["cells"]:
         if cell["method"] == "unknown" and cell["mask"] == "window":
             cell["mask_accuracy"] = accuracy
         if cell["method"] == "unknown":
-            cell["endings"]["converged"] = n_ended
+            cell["endings"] |= {"converged": n_ended, how: N - n_ended}
     assert verdict("mask_estimate_converges", record) == holds
 
 
@@ -288,6 +292,15 @@ def test_rows_say_how_many_images_and_which_networks_they_are_of() -> None:
         if found["where"] == "section 4, table 1"
     )
     assert moderate.startswith("100 images (theirs 25,000): ")
+
+
+def test_how_far_unets_came_is_said_where_none_overfits_perfectly() -> None:
+    claims = {c["claim"]: c["ours"] for c in check_recovery(record_of(victims=MODERATE))}
+    told = claims["It recovers more than iterating f whatever error counts as recovered"]
+    assert told == (
+        "no U-Net reached the loss of the perfect fitting regime; the lowest losses evaluated: "
+        "unet-many 0.0001"
+    )
 
 
 def test_one_loss_says_nothing_of_others() -> None:

@@ -14,7 +14,12 @@ from flows.families.weights.study import GRID_NAMES
 from flows.studies import study
 from tasks.families.weights.study.claims import STATEMENTS, check_claims
 from tasks.families.weights.study.figure_specs import FIGURES, describe_figures
-from tasks.families.weights.study.results import Results, difference
+from tasks.families.weights.study.results import (
+    PAPER_ATTACKS,
+    PAPER_ITERATIONS,
+    Results,
+    difference,
+)
 from tasks.families.weights.study.settings import Study
 from tasks.study.statements import Difference, NotTestableError, every
 
@@ -47,7 +52,8 @@ def record_of(
             "n_images": cell.images_per_run,
             "victims": [number * made.n_victims + s for s in range(made.n_victims)],
             "targets": {"mean_ssim": 0.5, "n_good": 5},
-            "vote": {"mean_ssim": 0.5 + vote(number), "n_good": 6},
+            "decoys": {"n_good_ssim3": 0},
+            "vote": _vote(0.5 + vote(number), 6) | {"nearest": _vote(0.5, 5)},
             "n_attacks": made.n_attacks,
         }  # fmt: skip
         body["seconds"] = seconds(body)
@@ -63,6 +69,8 @@ def record_of(
             columns["loss"] += (10 - slope * ssim).tolist()
             hits = rank < round(n * decoys)
             columns["decoy_ssim"] += np.where(hits, 0.5, 0.1).tolist()
+            columns["decoy_ssim3"] = columns["decoy_ssim"]
+            columns["ssim3"] = columns["ssim"]
         k = made.n_victims
         body["victim"] = {
             "n_effective": [n_effective(body)] * k,
@@ -72,9 +80,27 @@ def record_of(
         cells.append(body)
     return {
         "name": made.name, "good_threshold": 0.4, "cells": cells, "images": columns,
+        "n_attacks": made.n_attacks,
         "axes": {name: asdict(axis) for name, axis in made.axes.items()},
         "settings": {"cells": [asdict(cell) for cell in made.cells]},
     }  # fmt: skip
+
+
+def _vote(mean: float, n_good: int) -> dict[str, float]:
+    return {
+        "mean_ssim": mean,
+        "mean_ssim3": mean,
+        "n_good": n_good,
+        "n_good_ssim3": n_good,
+    }
+
+
+def with_the_papers_attacks(record: dict[str, Any]) -> dict[str, Any]:
+    """The same numbers, as if so many attacks had brought no more."""
+    record["n_attacks"] = PAPER_ATTACKS
+    for cell in record["settings"]["cells"]:
+        cell["experiment"]["attack"]["save_at"] = (PAPER_ITERATIONS,)
+    return record
 
 
 READ = {"holds": True, "does not hold": False, "undecided": None}
@@ -153,14 +179,18 @@ def test_losses() -> None:
         return 0.3 + 5.0 / cell["n_images"]
 
     assert verdicts(record_of(made, share)) == [True] * 4
-    assert verdicts(record_of(made, share, decoys=1.0))[0] is False
+    undone = record_of(made, share, decoys=1.0)
+    assert verdicts(undone)[0] is None, "4 attacks of 1,000 iterations refute nothing"
+    assert verdicts(with_the_papers_attacks(undone))[0] is False
 
     def opposite(cell: dict[str, Any], _seed: int) -> float:
         return 0.0 if cell["n_images"] == 10 else 0.1
 
-    assert verdicts(record_of(made, opposite, slope=1.0)) == [False] * 4
-    alike = verdicts(record_of(made, lambda cell, seed: 0.1, slope=1.0))
-    assert alike == [None, False, False, None]
+    against = record_of(made, opposite, slope=1.0)
+    assert verdicts(against) == [None, None, False, False]
+    assert verdicts(with_the_papers_attacks(against)) == [False] * 4
+    alike = record_of(made, lambda cell, seed: 0.1, slope=1.0)
+    assert verdicts(with_the_papers_attacks(alike)) == [None, False, False, None]
 
 
 def test_a_large_portion_is_one_of_the_largest_number_of_images() -> None:
@@ -169,7 +199,8 @@ def test_a_large_portion_is_one_of_the_largest_number_of_images() -> None:
     def at_60(share: float) -> Share:
         return lambda cell, seed: share if cell["n_images"] == 60 else 0.9
 
-    found = [verdicts(record_of(made, at_60(share)))[1] for share in (0.5, 0.1, 0.27)]
+    records = [record_of(made, at_60(share)) for share in (0.5, 0.1, 0.27)]
+    found = [verdicts(with_the_papers_attacks(record))[1] for record in records]
     assert found == [True, False, None]
 
 
@@ -185,6 +216,11 @@ def test_the_vote_is_compared_with_the_nearest_alone(name: str) -> None:
     assert found == [True, False, None]
     record = record_of(made, lambda cell, seed: 0.5)
     for cell in record["cells"]:
+        del cell["vote"]["nearest"]
+    claim = check_claims(record)[-1]
+    assert claim["outcome"] == "not testable", "the best match by SSIM is not the nearest"
+    assert claim["ours"].startswith("the nearest alone was not scored; less the best match by SSIM")
+    for cell in record["cells"]:
         cell["vote"] = None
     assert verdicts(record)[-1] == "not testable"
 
@@ -193,6 +229,7 @@ def test_minibatches_are_those_of_the_settings() -> None:
     def found(share: float, decoys: float, **training: Any) -> bool | str | None:
         made = study("large", "cpu")
         record = record_of(made, lambda cell, seed: share, decoys=decoys)
+        with_the_papers_attacks(record)
         for cell in record["settings"]["cells"]:
             cell["experiment"]["training"] |= training
         return verdicts(record)[1]
@@ -224,7 +261,8 @@ def test_weight_decay() -> None:
         return 0.5 if cell["at"]["weight_decay"] == 0 else 0.3
 
     changing = record_of(made, useless, tested=lambda cell: 0.5 + 3 * cell["at"]["weight_decay"])
-    assert verdicts(changing)[:5] == [False] * 5
+    assert verdicts(changing)[:5] == [False, None, None, False, False]
+    assert verdicts(with_the_papers_attacks(changing))[:5] == [False] * 5
     assert verdicts(record_of(made, helps, n_effective=lambda cell: None))[3] == "not testable"
     assert verdicts(record_of(made, helps, tested=lambda cell: None))[4] == "not testable"
 
@@ -237,7 +275,7 @@ def test_the_best_weight_decay_is_chosen_on_the_other_victims() -> None:
     def own(cell: dict[str, Any], seed: int) -> float:
         return 1.0 if cell["at"]["weight_decay"] == values[seed] else 0.0
 
-    assert verdicts(record_of(made, own))[1] is False
+    assert verdicts(with_the_papers_attacks(record_of(made, own)))[1] is False
     one = study("weight-decay", "cpu", {"n_victims": 1})
     assert verdicts(record_of(one, lambda cell, seed: 0.5))[1] == "not testable"
 
@@ -275,12 +313,12 @@ def test_width() -> None:
         return (1.0 if cell["n_images"] == 10 else 0.5) if wide else 0.0
 
     assert verdicts(record_of(made, share)) == [True] * 3
-    assert verdicts(record_of(made, lambda cell, seed: 0.5)) == [None, None, False]
+    assert verdicts(record_of(made, lambda cell, seed: 0.5)) == [None, None, None]
 
     def opposite(cell: dict[str, Any], _seed: int) -> float:
         return 0.9 if cell["at"]["width"] == 5 else 0.0
 
-    assert verdicts(record_of(made, opposite)) == [False] * 3
+    assert verdicts(with_the_papers_attacks(record_of(made, opposite))) == [False] * 3
 
 
 def test_large() -> None:
@@ -288,7 +326,8 @@ def test_large() -> None:
     few = record_of(made, lambda cell, seed: 0.1, n_effective=lambda cell: 100)
     assert verdicts(few) == [True] * 3
     none = record_of(made, lambda cell, seed: 0.0, n_effective=lambda cell: 0)
-    assert verdicts(none) == [False] * 3
+    assert verdicts(none) == [None, None, False]
+    assert verdicts(with_the_papers_attacks(none)) == [False] * 3
 
 
 def test_a_study_that_lacks_cells_is_not_testable() -> None:
@@ -376,3 +415,30 @@ def test_rank_correlations_leave_out_what_has_none() -> None:
     flat = Results(record)
     with pytest.raises(NotTestableError, match="margin and ssim vary"):
         flat.rank_correlation(flat.cells("grid"), "margin", "ssim")
+
+
+def test_good_is_by_the_authors_window_and_ours_stands_beside_it() -> None:
+    made = study("weight-decay", "cpu")
+    record = record_of(made, lambda cell, seed: 0.0)
+    record["images"]["ssim"] = list(record["images"]["ssim"])
+    of_ten = [
+        k for k, cell in enumerate(record["cells"]) if cell["name"] == "10 classes, standard start"
+    ]
+    rows = [row for row, cell in enumerate(record["images"]["cell"]) if cell == of_ten[0]]
+    for row in rows[:30]:
+        record["images"]["ssim"][row] = 0.9
+    claim = check_claims(record)[0]
+    assert claim["outcome"] == "holds"
+    assert "window of 3: 2 classes, standard start: 0 of 90 good" in claim["ours"]
+    assert claim["ours"].endswith("10 classes, standard start: 30 of 150 good (does not hold)")
+
+
+def test_decoys_of_which_only_the_number_was_kept() -> None:
+    made = study("large", "cpu")
+    record = record_of(made, lambda cell, seed: 0.5)
+    del record["images"]["decoy_ssim3"]
+    assert verdicts(record)[0] is True
+    record["cells"][0]["decoys"]["n_good_ssim3"] = 3
+    claim = check_claims(record)[0]
+    assert claim["outcome"] == "not testable"
+    assert "3 decoys are good by a window of 3, but whose was not kept" in claim["ours"]

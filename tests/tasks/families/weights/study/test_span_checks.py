@@ -11,14 +11,15 @@ import pytest
 from flows.studies import study
 from tasks.families.weights.study.claims import check_claims
 from tasks.families.weights.study.span_checks import STATEMENTS, WHAT
+from tasks.study.statements import is_ours
 from tests.tasks.families.weights.study.test_claims import record_of
 
 Body = dict[str, Any]
 Level = Callable[[Body], float]
 N_AXES = len(WHAT)
 DECOYS, BEATS, NO_MORE = N_AXES, N_AXES + 1, N_AXES + 2
-NOTHING, NOTHING_KNOWN, DECAY, DECAY_SPAN, DECAY_KNOWN = range(N_AXES + 3, N_AXES + 8)
-LAYERS, LAYERS_SPAN, LAYERS_KNOWN = range(N_AXES + 8, N_AXES + 11)
+NOTHING, NOTHING_KNOWN, DECAY_SPAN, DECAY_KNOWN = range(N_AXES + 3, N_AXES + 7)
+LAYERS, LAYERS_SPAN, LAYERS_KNOWN = range(N_AXES + 7, N_AXES + 10)
 
 
 def claims(
@@ -41,7 +42,8 @@ def test_every_axis_has_its_claim_and_names_are_different() -> None:
     axes = set(study("span", "cpu").axes)
     assert set(WHAT) == axes - {"attack"}
     said = [statement.claim for statement in STATEMENTS]
-    assert len(set(said)) == len(said) == N_AXES + 11
+    assert all(is_ours(statement.where) for statement in STATEMENTS)
+    assert len(set(said)) == len(said) == N_AXES + 10
 
 
 @pytest.mark.parametrize(
@@ -116,7 +118,6 @@ def test_what_stands_of_a_standard_start() -> None:
     found = outcomes(span, kkt)
     assert found[NOTHING] == "holds"
     assert found[NOTHING_KNOWN] == "does not hold"
-    assert found[DECAY] == "holds"
     assert found[DECAY_SPAN] == "holds"
     assert found[DECAY_KNOWN] == "undecided"
     as_many = outcomes(lambda body: 1.0, kkt)
@@ -124,6 +125,7 @@ def test_what_stands_of_a_standard_start() -> None:
     assert as_many[DECAY_SPAN] == as_many[DECAY_KNOWN] == "does not hold"
     nothing = outcomes(lambda body: 0.05, lambda body: 0.05)
     assert nothing[NOTHING] == nothing[NOTHING_KNOWN] == "holds"
+    assert outcomes(lambda body: 0.06)[NOTHING] == "undecided", "12 of 200 may be 5 %"
 
 
 def test_what_stands_of_layers() -> None:
@@ -146,7 +148,7 @@ def test_without_its_cells_a_claim_is_not_testable() -> None:
     some = claims(lambda body: 0.9, only="3 hidden layers")
     assert {c["outcome"] for c in some[:N_AXES]} == {"not testable", "holds"}
     assert some[0]["ours"] == "no cell of the axis images"
-    for k in (NOTHING, NOTHING_KNOWN, DECAY, DECAY_SPAN, DECAY_KNOWN, LAYERS_KNOWN):
+    for k in (NOTHING, NOTHING_KNOWN, DECAY_SPAN, DECAY_KNOWN, LAYERS_KNOWN):
         assert some[k]["outcome"] == "not testable"
     half = claims(lambda body: 0.9, only="images; span")
     assert half[BEATS]["ours"] == "20 images: only attacked by span"
