@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.recipe import Recipe
-from flows.settings import command, to_json
+from flows.settings import command, portable, to_json
 from storage.checkpoints import read_meta
 from storage.errors import StorageError
 from storage.pairs.dataset import Dataset, is_store
@@ -50,7 +50,7 @@ def context(recipe: Recipe, workspace: Workspace) -> dict[str, Any]:
         if (card := read_meta(workspace.restorer(name), MODEL)) is not None
     }
     return {
-        "recipe": to_json(recipe),
+        "recipe": portable(to_json(recipe)),
         "seeds": {
             "victims of the restorers": recipe.campaign("train").root_seed,
             "held-out victims": recipe.campaign("heldout").root_seed,
@@ -60,6 +60,6 @@ def context(recipe: Recipe, workspace: Workspace) -> dict[str, Any]:
         "stages": [{"name": k, "seconds": v} for k, v in workspace.timings.items()],
         "pairs": pairs,
         "restorers": cards,
-        "command": command(recipe, workspace.root),
+        "command": portable(command(recipe, workspace.root)),
         **made_with(SHOWN_VERSIONS),
     }

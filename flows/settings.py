@@ -7,6 +7,7 @@ is no second list of options to keep.
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
@@ -23,6 +24,7 @@ from storage.documents import understood
 from tasks.workspace import RECIPE_FIX, Workspace
 
 _ABSENT = object()
+_ABSOLUTE = re.compile(r"(?<![\w./])/(?!/)[^\s'\":,=\[\]{}]+")
 
 
 NAMED_BY_USERS = ("evaluation.external",)
@@ -128,6 +130,23 @@ def command(recipe: Recipe, store: Path) -> str:
         if is_new and before.get(name, _ABSENT) != value:
             words += ["--set", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]
     return shlex.join(words)
+
+
+def portable(value: Any) -> Any:
+    """`value`, a text or a tree with texts, for a record that others read: absolute paths, which
+    say something of this machine alone, are relative to the current folder, or their last part."""
+    if isinstance(value, str):
+        return _ABSOLUTE.sub(lambda found: _relative(found[0]), value)
+    if isinstance(value, Mapping):
+        return {key: portable(of) for key, of in value.items()}
+    if isinstance(value, list | tuple):
+        return [portable(of) for of in value]
+    return value
+
+
+def _relative(path: str) -> str:
+    here = Path.cwd()
+    return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else Path(path).name
 
 
 def replace_setting(tree: dict[str, Any], name: str, value: Any) -> None:

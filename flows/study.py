@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from flows.settings import portable
 from flows.studies import kind_of
 from flows.study_kind import StudyKind
 from storage.errors import StorageError
@@ -78,11 +79,11 @@ def make_record(kind: StudyKind[Any, Any], plan: Any, ended: Any) -> dict[str, A
         "title": kind.title,
         "question": kind.question,
         "paper": kind.paper,
-        "command": kind.command(made),
+        "command": portable(kind.command(made)),
         "created": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "machine": f"{platform.processor() or platform.machine()}, {usable_cores()} cores",
         "fingerprint": sha256_of(identity),
-        "settings": kind.to_json(made),
+        "settings": portable(kind.to_json(made)),
         **body,
     }
     record["figures"] = kind.figures(plan, record)

@@ -15,7 +15,7 @@ from flows.families.weights.attack_plan import attack_preset
 from flows.papers import EXPERIMENTS
 from flows.presets import PRESETS, preset
 from flows.recipe import Recipe
-from flows.settings import command, from_json, parse_assignments, resolve, to_json
+from flows.settings import command, from_json, parse_assignments, portable, resolve, to_json
 from recon_core.attacks.instahide.mixing import InstaHide, Mixing
 from recon_core.attacks.kkt.objective import KKTAttack
 from recon_core.attacks.kkt.settings import SpanThenKKT, kkt_of
@@ -383,3 +383,22 @@ def test_images_are_read_once_while_somebody_holds_them(tmp_path: Path) -> None:
     watched = weakref.ref(held)
     del held
     assert watched() is None, "a changed folder would not be read again"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("folder:/work/cifar10", "folder:cifar10"),
+        ("palimpsest demo --store /tmp/sp51 --set x=1", "palimpsest demo --store sp51 --set x=1"),
+        ("--set 'evaluation.external={\"a\": \"/home/me/m.onnx\"}'",
+         "--set 'evaluation.external={\"a\": \"m.onnx\"}'"),
+        ("folder:cifar10", "folder:cifar10"),
+        ("runs/x/y", "runs/x/y"),
+        ("s3://bucket/pairs", "s3://bucket/pairs"),
+        ("3072-200-200-1, 1/N and 0.5", "3072-200-200-1, 1/N and 0.5"),
+    ],
+)  # fmt: skip
+def test_records_have_no_paths_of_this_machine(text: str, found: str) -> None:
+    assert portable(text) == found
+    assert portable({"a": [text, 3, None]}) == {"a": [found, 3, None]}
+    assert portable(f"--data folder:{Path.cwd()}/images") == "--data folder:images"

@@ -40,7 +40,7 @@ def no_claims(record: Record, pictures: Arrays) -> None:
     record["claims"] = []
 
 
-@edges.says("claims of the paper and ours, 1 holds")
+@edges.says("1 is undecided; of 1 question of ours, 1 holds", "Our own questions")
 def a_claim_of_ours(record: Record, pictures: Arrays) -> None:
     record["claims"][0]["where"] = "ours"
 
