@@ -17,9 +17,9 @@ DATA_NOTE = f"""{DATA} is a copy of CIFAR-10 as JPEG files with 5,000 test image
 [what that changes](../images.md#the-cifar-10-of-the-results).
 """
 NOTES = {
-    "image-restoration": """*Differs from the paper:* our restorers are small and learned from at
-most 157,906 pairs (theirs 60 million), so a claim about restorers that fails here is undecided;
-the generic restorers are classical denoisers, not Restormer.
+    "image-restoration": """*Differs from the paper:* our restorers are small and learned from far
+fewer pairs than its 60 million, so a claim about restorers that fails here is undecided; the
+generic restorers are classical denoisers, not Restormer.
 """,
     "kkt": """*Differs from the paper:* good, in its claims, is an SSIM above .4 by the window of 3
 pixels of the authors' code; in the studies' tables it is by our window of 11, with the other beside
@@ -32,9 +32,9 @@ that do not come back leave a claim undecided.
 overfits here has no skip connections, and says so by its name. The one with them learned to copy
 its input.
 """,
-    "mixcon": f"""*Contradicts the paper:* with its own lambda of 1 and beta of 1e-4 MixCon loses 45
-points of accuracy on digits and 13 on {DATA} in grey, where the paper loses .5 to .9 on MNIST and
-FashionMNIST; UniCon with lambda 1 does not train. The networks and their training:
+    "mixcon": f"""*Contradicts the paper:* with its own lambda of 1 and beta of 1e-4 MixCon costs far
+more accuracy on digits and on {DATA} in grey than the paper's .5 to .9 points on MNIST and
+FashionMNIST, and UniCon with lambda 1 does not train. The networks and their training:
 [accuracy at the paper's own setting](../inversion-study.md#accuracy-at-the-papers-own-setting).
 """,
     "span": """No paper makes these claims: they are questions of ours, decided by SSIM with a

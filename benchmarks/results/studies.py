@@ -76,7 +76,9 @@ def inversion_table(text: str, *, name: str) -> Found:
     record = _read(text, name, INVERSION_PAGE)
     shown = [c for c in record["cells"] if c["seeds"] and (c["roles"] or not c["in_grid"])]
     lines = _heading(record, name, "inversion.html", "")
-    return lines, INVERSION_HEADER, [_inverted(cell) for cell in shown]
+    titles = {source["name"]: source["title"] for source in record["sources"]}
+    rows = [_inverted(cell, titles[cell["source"]]) for cell in shown]
+    return lines, INVERSION_HEADER, rows
 
 
 def audit_table(text: str, *, name: str) -> Found:
@@ -134,11 +136,11 @@ def _share(found: Mapping[str, Any] | None, rate: str) -> str:
     return f"{share(shares[rate]['mean']).removesuffix(' %')} [{', '.join(each)}]"
 
 
-def _inverted(cell: Mapping[str, Any]) -> Sequence[str]:
+def _inverted(cell: Mapping[str, Any], images: str) -> Sequence[str]:
     attacks = cell["attacks"]
     chance = attacks.get("strong", {}).get("chance")
     return (
-        cell["source"],
+        images,
         str(cell["cut"]),
         cell["title"],
         ", ".join(cell["roles"]),
