@@ -16,6 +16,7 @@ PAGES = sorted(DOCS.rglob("*.md"))
 OF_A_MACHINE = re.compile(r"/(?:tmp|root|home|Users|work|mnt|private|scratch)/[\w.-]+")
 OF_THE_ORIGINAL = (
     "copy of CIFAR-10",
+    "The CIFAR-10 of the results",
     "CIFAR-10 as it is published",
     "For CIFAR-10 the labels are",
     "CIFAR-10's test set has hundreds",

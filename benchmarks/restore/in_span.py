@@ -20,6 +20,7 @@ or with --only on many machines; the lines are of all victims that are there.
 from __future__ import annotations
 
 import argparse
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -67,6 +68,7 @@ LEARNED = "learned"
 CLOSED = "share of the headroom in SSIM closed"
 SSIM_OVER = "mean SSIM after over that of"
 SHARE_WORSE = "share of images worse by more than"
+OF_VICTIMS = re.compile(r"mean of (\d+) victims")
 COMMAND = "python -m benchmarks.restore.in_span --images folder:cifar10 --store DIR --n"
 
 
@@ -291,8 +293,11 @@ def in_span_claims(measurements: Sequence[Measurement], *, name: str) -> Iterato
         found = {m.unit: m.value for m in of_case}
         before, after = counts_of[case]
         counts = f"{before.value:g} -> {after.value:g} {after.unit}"
+        victims = {
+            m.case: int(told[1]) for m in measurements if (told := OF_VICTIMS.search(m.unit))
+        }
         spent = sum(
-            m.value * m.repeats
+            m.value * victims[m.case]
             for m in measurements
             if m.case.startswith(f"{case}, ") and m.unit in ("s", "s of training")
         )

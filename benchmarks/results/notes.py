@@ -32,8 +32,8 @@ that do not come back leave a claim undecided.
 overfits here has no skip connections, and says so by its name. The one with them learned to copy
 its input.
 """,
-    "mixcon": f"""*Contradicts the paper:* with its own lambda of 1 and beta of 1e-4 MixCon costs far
-more accuracy on digits and on {DATA} in grey than the paper's .5 to .9 points on MNIST and
+    "mixcon": f"""*Contradicts the paper:* with its own lambda of 1 and beta of 1e-4 MixCon costs
+far more accuracy on digits and on {DATA} in grey than the paper's .5 to .9 points on MNIST and
 FashionMNIST, and UniCon with lambda 1 does not train. The networks and their training:
 [accuracy at the paper's own setting](../inversion-study.md#accuracy-at-the-papers-own-setting).
 """,

@@ -66,7 +66,7 @@ def build_pages(files: Mapping[str, str]) -> dict[str, str]:
             page, heading, part = (
                 "image-restoration",
                 RUNS_HEADING,
-                _run(parse_run(text, name=name)),
+                with_data(_run(parse_run(text, name=name))),
             )
         elif folder == "studies":
             page, heading = _page_of_study(stem), STUDIES_HEADING
@@ -149,7 +149,7 @@ def _run(run: RunSummary) -> str:
     stages = ", ".join(f"{stage} {_number(s)} s" for stage, s in run.seconds.items())
     lines = [
         f"### {run.name}\n",
-        f"{_attacked(run)} of {images} images each, from {with_data(run.source)}; good means "
+        f"{_attacked(run)} of {images} images each, from {run.source}; good means "
         f"SSIM > {run.good_threshold:g}.\n",
         _table(header, rows),
         *_gains(run),

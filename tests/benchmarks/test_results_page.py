@@ -81,7 +81,7 @@ def test_every_number_of_the_files_is_on_the_page() -> None:
         cells = [f"`{name}`", *counts, str(method["n_targets_above_every_decoy"]), *cells]
         assert f"| {' | '.join(cells)} |" in page
         assert f"{method['detection']['auc']:.3f}" in page
-    assert "2 victims of 4 images each, from `smooth`" in page
+    assert "2 victims of 4 images each, from smooth" in page
     assert "`palimpsest demo`" in page
     assert "generate 12.2 s" in page
     assert "![Demo](pictures/demo.png)" in page
@@ -190,7 +190,7 @@ def test_a_study_is_a_table_of_its_cells() -> None:
 def test_something_else_is_not_summed_up() -> None:
     with pytest.raises(ValueError, match=r"schema and version are \('palimpsest-evaluation', 1\)"):
         summarise_run(evaluation() | {"version": 1}, name="x", command="x", seconds={})
-    with pytest.raises(ValueError, match=r"schema and version are \('other', 4\), expected"):
+    with pytest.raises(ValueError, match=r"schema and version are \('other', \d\), expected"):
         summarise_run(
             evaluation() | {"schema": "other"}, name="x", command="x", seconds={}, picture=None
         )

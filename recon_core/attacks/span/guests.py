@@ -13,8 +13,8 @@ where its diagonal is 1. Rows of W are orthogonal, as images nearly are, and W m
 (`separation`), with E psi'_i = E psi_i^2, Stein's identity for Gaussian noise. Images are not quite
 orthogonal, so at last every source is left by what the network finds of the others in it.
 
-The metric is that of CIFAR-10's images: covariances of cosines, which mirroring leaves as they are,
-so that horizontal cosines of even and odd order know nothing of each other.
+The metric is that of a JPEG copy of CIFAR-10: covariances of cosines, which mirroring leaves as
+they are, so that horizontal cosines of even and odd order know nothing of each other.
 """
 
 from __future__ import annotations
@@ -159,8 +159,8 @@ def unpacked(arrays: Mapping[str, np.ndarray]) -> GuestModel:
 
 @cache
 def shipped_guests(device: torch.device) -> GuestModel:
-    """The model that comes with the package, of CIFAR-10's training images: 32x32 in colour, by
-    `python -m benchmarks.span.guests`."""
+    """The model that comes with the package, of the training images of a JPEG copy of CIFAR-10:
+    32x32 in colour, by `python -m benchmarks.span.guests`."""
     packaged = pkgutil.get_data(__name__, "guest_model.npz")  # part of the code, as this
     assert packaged is not None
     with np.load(io.BytesIO(packaged), allow_pickle=False) as arrays:
