@@ -222,7 +222,7 @@ Lines = Mapping[str, float]
 
 
 def good_count_rises(found: Lines) -> Verdict:
-    return f"good after over good before {_interval(found, RISES)}", _above_one(found, RISES)
+    return f"good after over before {_interval(found, RISES)}", _above_one(found, RISES)
 
 
 def good_count_rises_beyond_decoys(found: Lines) -> Verdict:

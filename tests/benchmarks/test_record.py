@@ -94,7 +94,9 @@ def test_claims_read_back_and_malformed_ones_are_refused() -> None:
     assert claims[2].rule is None
     assert claims[0] == CLAIM
     assert claims[1].outcome == "not testable"
-    for bad in ({"outcome": "yes"}, {"seconds": None}, {"verdict": True}):
+    unmeasured = json.dumps([raw | {"seconds": None}])
+    assert parse_claims(unmeasured, name="claims-001.json")[0].seconds is None
+    for bad in ({"outcome": "yes"}, {"seconds": "1"}, {"verdict": True}):
         with pytest.raises(ValueError, match=rf"claims-001\.json: 1\.{next(iter(bad))}"):
             parse_claims(json.dumps([raw, raw | bad]), name="claims-001.json")
 
