@@ -48,8 +48,9 @@ from recon_core.victims.network import Network
 from recon_core.victims.training import Training, train
 from storage.files import write_file, write_json
 from storage.sources.load import ImageSet, load_images
+from tasks.page.formats import OURS
 from tasks.page.pictures import COLUMNS, eight_bits, strips_sheet, wrapped
-from tasks.study.statements import OURS, Statement, Verdict, above, decided, every
+from tasks.study.statements import Statement, Verdict, above, decided, every
 
 _line = partial(measured, "restore_in_span")
 WORSE = 0.02

@@ -22,8 +22,8 @@ from benchmarks.restore.gains import Interval
 from benchmarks.results.notes import CLAIMS, DATA_NOTE, INTRODUCTION, NOTES, QUESTIONS
 from benchmarks.results.run_summary import RunSummary, Scores, parse_run
 from benchmarks.results.studies import KINDS, study_table, with_data
-from tasks.page.formats import with_names
-from tasks.study.statements import Outcome, is_ours
+from tasks.page.formats import is_ours, with_names
+from tasks.study.statements import Outcome
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 PAGES = {

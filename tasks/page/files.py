@@ -16,9 +16,9 @@ from storage.documents import read_document, understood
 from storage.files import text_bytes, write_file
 from tasks.page import formats
 from tasks.page.charts import marker
+from tasks.page.formats import is_ours
 from tasks.page.pictures import data_uri
 from tasks.page.tables import Table
-from tasks.study.statements import is_ours
 
 TEMPLATES = Path(__file__).parent / "templates"
 FORMATS = ("percent", "score", "duration", "interval", "number", "count", "runs", "short", "power",

@@ -16,6 +16,15 @@ PAPERS = {"000": "autoencoder paper", "001": "image restoration paper", "002": "
 """By the numbers that older records have."""
 
 
+OURS = "ours"
+"""How the place of a question begins that no paper answers."""
+
+
+def is_ours(where: str) -> bool:
+    """Whether a claim made there is a question of our own."""
+    return where.startswith(OURS)
+
+
 def with_names(text: str) -> str:
     """`text` with papers by their names where older records have numbers."""
     pattern = r"(?<![\d.,-])(?:[Pp]aper )?\b(00[0-4])\b(?![.,]?\d|-)"

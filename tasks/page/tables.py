@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from storage.files import text_bytes
-from tasks.study.statements import is_ours
+from tasks.page.formats import is_ours
 
 CLAIM_KEYS = ("claim", "where", "theirs", "ours", "rule", "outcome")
 OUTCOMES = {"holds": "holds", "fails": "does not hold", "undecided": "undecided",

@@ -16,17 +16,8 @@ Outcome = Literal["holds", "does not hold", "undecided", "not testable"]
 is not among what was run; `ours` then says what is missing."""
 
 
-OURS = "ours"
-"""How the place of a question begins that no paper answers."""
-
-
 AT_OUR_SIZE = "; undecided at our size: "
 """Between the numbers of a claim that failed, and by how much less was tried."""
-
-
-def is_ours(where: str) -> bool:
-    """Whether a claim made there is a question of our own."""
-    return where.startswith(OURS)
 
 
 class NotTestableError(Exception):
@@ -120,7 +111,7 @@ class Statement(Generic[R]):
     `check` gives our numbers and the verdict on the results R of a study, or raises
     NotTestableError. `short_of` says by how much less than the paper's our effort was, or None if
     it was not less: a claim that fails with less is undecided. What no paper says is a question of
-    ours: its `where` begins with OURS.
+    ours: its `where` begins with `tasks.page.formats.OURS`.
     """
 
     claim: str

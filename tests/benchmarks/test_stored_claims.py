@@ -14,7 +14,7 @@ from benchmarks.papers import autoencoder as claims_000
 from benchmarks.papers import kkt as claims_002
 from benchmarks.papers import mixcon as claims_003
 from benchmarks.results.page import RESULTS
-from tasks.study.statements import is_ours
+from tasks.page.formats import is_ours
 
 ORDER = ("multiclass", "multiclass-vote", "losses", "weight-decay", "cnn", "width", "large")
 PAPERS: dict[str, tuple[Callable[[list[str]], None], tuple[str, ...]]] = {

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.evaluation.evaluated import Difference as EvaluatedDifference
+from tasks.page.formats import is_ours
 from tasks.study.statements import (
     Difference,
     Statement,
@@ -14,7 +15,6 @@ from tasks.study.statements import (
     all_of,
     decided,
     every,
-    is_ours,
     not_below,
     share_above,
     share_at_most,

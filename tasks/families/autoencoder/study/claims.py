@@ -14,7 +14,8 @@ from typing import Any
 from tasks.families.autoencoder.study import checks
 from tasks.families.autoencoder.study.figure_specs import MEMORY
 from tasks.families.autoencoder.study.results import Record, RecoveryResults
-from tasks.study.statements import OURS, Statement, decided
+from tasks.page.formats import OURS
+from tasks.study.statements import Statement, decided
 
 EVERY = "for every victim that overfits"
 KNOWN = partial(checks.compared, method="known", than="unknown", decide=checks.not_below)

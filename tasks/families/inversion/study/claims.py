@@ -12,7 +12,8 @@ from typing import Any
 
 from tasks.families.inversion.study import checks
 from tasks.families.inversion.study.results import InversionResults, Record, score
-from tasks.study.statements import OURS, Statement, decided
+from tasks.page.formats import OURS
+from tasks.study.statements import Statement, decided
 
 TREND = (
     f"the mean over these rows is {{}} {checks.RANKS:g}, and at most {checks.UNLIKELY:.1%} of "

@@ -16,8 +16,8 @@ import numpy as np
 
 from recon_core.summary import proportion_interval
 from tasks.families.weights.study.results import Results
+from tasks.page.formats import OURS
 from tasks.study.statements import (
-    OURS,
     NotTestableError,
     Statement,
     Verdict,

@@ -11,7 +11,7 @@ import pytest
 from flows.studies import study
 from tasks.families.weights.study.claims import check_claims
 from tasks.families.weights.study.span_checks import STATEMENTS, WHAT
-from tasks.study.statements import is_ours
+from tasks.page.formats import is_ours
 from tests.tasks.families.weights.study.test_claims import record_of
 
 Body = dict[str, Any]
