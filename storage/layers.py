@@ -352,6 +352,11 @@ def _architecture(
     fits = shape is not None and shape[0] == n_colours and min(expected) > 0
     if shape is None or not fits or math.prod(expected) != n_positions or rest:
         images = "" if shape is None else f" on images of {'x'.join(map(str, shape))}"
+        if shape is not None and math.prod(shape[1:]) == n_positions and not rest:
+            raise WeightsError(
+                f"{where}{images} has padding, by the {n_positions} places of its outputs; this "
+                f"attack knows convolutions without padding only; {ELSEWHERE}"
+            )
         raise WeightsError(
             f"{where}{images} is followed by a layer of {sizes[0]} inputs, which no convolution "
             "with stride 1, without padding and without pooling gives; give --shape if the images "

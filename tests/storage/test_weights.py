@@ -323,6 +323,8 @@ def test_a_convolution_tells_the_images_shape() -> None:
     assert oblong.architecture == "conv:3x4:288-7-1"
     with pytest.raises(WeightsError, match="on images of 3x28x28"):
         find_layers(file_of(shapes), (3, 28, 28))
+    with pytest.raises(WeightsError, match="has padding, by the 900 places"):
+        find_layers(file_of(shapes), (3, 30, 30))
     with pytest.raises(WeightsError, match="without padding"):
         find_layers(file_of(shapes | {"fc.weight": (7, 4 * 15 * 16)}))
     with pytest.raises(WeightsError, match="square kernel"):

@@ -4,6 +4,7 @@ image that was subtracted in training, pictures to score against, and decoys."""
 from __future__ import annotations
 
 import math
+import re
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -90,7 +91,7 @@ class Victim:
             facts["start"] = str(self.start.file.path)
         for name, own in (("mean", self.own_mean), ("std", self.own_std)):
             if own is not None:
-                numbers = ",".join(f"{v:.4g}" for v in own[:, 0, 0].tolist())
+                numbers = ",".join(f"{v:.4g}" for v in own.mean((1, 2)).tolist())
                 facts[f"own {name}"] = f"{numbers}, in the file (as --{name} {numbers})"
         if self.file.left_out:
             facts["left out"] = "; ".join(self.file.left_out)
@@ -139,11 +140,16 @@ def read_victim(
             f"--pixel-order {order.pixels} is of flat inputs; {weights} begins with a convolution, "
             "which takes channels, rows and columns: leave it out"
         )
-    own_mean, own_std = (_constant(file, name, architecture) for name in ("mean", "std"))
-    victim = Victim(
-        file, layers, architecture, parameters, None, order, own_mean,
-        None if own_std is None else own_std[:, :1, :1],
-    )  # fmt: skip
+    own_mean, mean_name = _constant(file, INPUT_MEAN, architecture, order)
+    own_std, std_name = _constant(file, INPUT_STD, architecture, order)
+    own_std = None if own_std is None or own_std.std((1, 2)).any() else own_std[:, :1, :1]
+    unused = tuple(
+        f"{name} (a constant of inputs that does not fit images in [0, 1]: give {option})"
+        for own, name, option in ((own_mean, mean_name, "--mean"), (own_std, std_name, "--std"))
+        if own is None and name
+    )
+    file = replace(file, left_out=(*file.left_out, *unused))
+    victim = Victim(file, layers, architecture, parameters, None, order, own_mean, own_std)
     start = None
     if initial is not None:
         fix = "as it was before this training: give the same network's first save"
@@ -188,18 +194,24 @@ def _in_images(parameters: Parameters, victim: Victim) -> Parameters:
     return Parameters((first, *parameters.weights[1:]), parameters.biases)
 
 
-def _constant(file: WeightFile, what: str, architecture: Architecture) -> Tensor | None:
-    """A constant in the file that inputs are normalised by, as (c, h, w) in [0, 1]; None without
-    one, or if it is of another shape or scale."""
-    pattern = INPUT_MEAN if what == "mean" else INPUT_STD
+def _constant(
+    file: WeightFile, pattern: re.Pattern[str], architecture: Architecture, order: InputOrder
+) -> tuple[Tensor | None, str]:
+    """(a constant in the file that inputs are normalised by, as (c, h, w) in [0, 1], None if there
+    is none that fits; its name). One for pixels from 0 to 255 is divided by 255."""
     name = only_named({n: t.shape for n, t in file.tensors.items()}, pattern)
     if name is None:
-        return None
-    values = torch.from_numpy(file.tensors[name]).float().flatten()
-    shape = architecture.shape
-    if not bool(((values >= 0) & (values <= 1)).all()) or len(values) not in (1, shape[0]):
-        return None
-    return values.expand(shape[0])[:, None, None].expand(shape).contiguous()
+        return None, ""
+    values, shape = torch.from_numpy(file.tensors[name]).float().flatten(), architecture.shape
+    values = values / 255 if float(values.max()) > 1 else values
+    if not bool(((values >= 0) & (values <= 1)).all()):
+        return None, name
+    if len(values) == architecture.d:
+        return order.to_images(values, shape).unflatten(0, shape), name
+    if len(values) not in (1, shape[0]):
+        return None, name
+    values = values.flip(0) if order.channels == "bgr" else values
+    return values.expand(shape[0])[:, None, None].expand(shape).contiguous(), name
 
 
 def _check_classifies(path: Path, layers: Layers) -> None:

@@ -169,6 +169,15 @@ def test_constants_in_the_file_are_its_mean_and_std(tmp_path: Path) -> None:
     assert found.std is not None
     assert found.mean[:, 0, 0].tolist() == pytest.approx([0.5, 0.5, 0.4])
     assert found.std.flatten().tolist() == pytest.approx([0.2] * 3)
+    for mean, level in ((torch.full((3, 1, 1), 127.5), 0.5), (images.mean(0).view(1, -1), None)):
+        torch.save(torch.load(path) | {"norm.mean": mean}, path)
+        own = prepared(path)[1].victim.own_mean
+        assert own is not None
+        torch.testing.assert_close(
+            own, images.mean(0) if level is None else torch.full(SHAPE, level)
+        )
+    torch.save(torch.load(path) | {"norm.mean": torch.full((3,), -2.0)}, path)
+    assert "norm.mean (a constant" in prepared(path)[1].victim.facts["left out"]
 
 
 def test_a_network_that_learned_other_digits_leaks_nothing_beyond_decoys(tmp_path: Path) -> None:
