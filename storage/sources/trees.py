@@ -27,7 +27,7 @@ Classes = dict[str, list[Path]]
 HELD_OUT: tuple[Kind, ...] = ("test", "heldout", "val")
 """The first of these that is there is the held-out split."""
 _WORDS: dict[str, Kind] = {
-    **dict.fromkeys(("train", "training", "trainset"), "train"),
+    **dict.fromkeys(("train", "training", "trainset", "trainval"), "train"),
     **dict.fromkeys(("test", "testing", "testset"), "test"),
     **dict.fromkeys(("heldout", "holdout", "eval", "evaluation"), "heldout"),
     **dict.fromkeys(("val", "valid", "validation", "valset", "dev", "devset"), "val"),

@@ -139,7 +139,10 @@ def test_pictures_are_absolute_values_and_public_ones_signed(tmp_path: Path) -> 
     encodings = read_images(tmp_path, "encodings")
     assert encodings.shape == (3, 3, 3, 4)
     np.testing.assert_allclose(encodings[:, 0, 0, 0], [0, 0.2, 1], atol=1e-6)
-    public = read_images(tmp_path, "public images", signed=True)
+    (tmp_path / "phone.heic").touch()
+    read: dict[str, str] = {}
+    public = read_images(tmp_path, "public images", read, signed=True)
+    assert read == {"public images, passed over": ".heic (1)"}
     np.testing.assert_allclose(public[:, 0, 0, 0], [-1, -0.6, 1], atol=1e-6)
 
 

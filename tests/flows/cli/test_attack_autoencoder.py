@@ -167,8 +167,11 @@ def test_pictures_that_are_degraded_already(
     degrade_files(tmp_path, files)
     start = ["attack", "autoencoder", "--weights", files.state_dict, "--device", "cpu",
              "--degraded", tmp_path / "damaged"]  # fmt: skip
+    (tmp_path / "damaged" / "phone.heic").touch()
     scored = ["--originals", tmp_path / "whole", "--control", f"folder:{files.others}"]
-    shown = palimpsest.done(*start, *scored, "--out", tmp_path / "scored")
+    shown = " ".join(palimpsest.done(*start, *scored, "--out", tmp_path / "scored").split())
+    assert f"Degraded images source folder:{tmp_path}/damaged pictures {N_IMAGES} " in shown
+    assert " passed over .heic (1) " in shown
     found = cells(tmp_path / "scored")
     assert found["given", "noise_aware", "train"]["n_accurate"] == N_IMAGES
     assert found["given", "noise_aware", "control"]["n_accurate"] == 0
