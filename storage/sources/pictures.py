@@ -27,6 +27,8 @@ _ENDINGS = {
     "AVIF": (".avif", ".avifs"),
 }
 SUFFIXES = {ending for endings in _ENDINGS.values() for ending in endings}
+IMAGE_FOLDER = {".webp", ".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff"}
+"""Endings that torchvision's ImageFolder reads."""
 FORMATS = tuple(_ENDINGS)
 """What is looked for in a file, whatever its name: Pillow would give PostScript to a program."""
 Pictures = tuple[str, npt.NDArray[np.uint8], npt.NDArray[np.int64], tuple[str, ...]]

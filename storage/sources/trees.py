@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Literal
 
 from storage.errors import SourceError, listed, shown
-from storage.sources.walk import Walk, passed_over, pictures_below
+from storage.sources.pictures import IMAGE_FOLDER
+from storage.sources.walk import Walk, counted, passed_over, pictures_below
 
 TreeKind = Literal["auto", "classes", "splits"]
 Kind = Literal["train", "test", "heldout", "val", "all"]
@@ -84,6 +85,9 @@ class Tree:
         said = self._said(kinds, read)
         if labelled and extra:
             said["classes not in train"] = listed([shown(name) for name in extra])
+        endings = [file.suffix.lower() for file, _name in entries]
+        if beyond := counted(ending for ending in endings if ending not in IMAGE_FOLDER):
+            said["unlike ImageFolder"] = f"read, though by ImageFolder passed over: {beyond}"
         place = {name: number for number, name in enumerate([*names, *extra])}
         return Taken(
             files=[file for file, _name in entries],

@@ -38,9 +38,14 @@ def pictures_below(folder: Path) -> Walk:
 
 def passed_over(passed: Iterable[tuple[Path, str]]) -> dict[str, str]:
     """{"passed over": ".heic (3), hidden (2)"}; nothing of nothing."""
-    counts = Counter(reason for _path, reason in passed)
-    text = listed([f"{reason} ({n:,})" for reason, n in counts.most_common()], 8)
+    text = counted(reason for _path, reason in passed)
     return {"passed over": text} if text else {}
+
+
+def counted(reasons: Iterable[str]) -> str:
+    """`.heic (3), hidden (2)`, the most frequent first."""
+    counts = Counter(reasons)
+    return listed([f"{reason} ({n:,})" for reason, n in counts.most_common()], 8)
 
 
 def _walk(folder: Path, walk: Walk, above: frozenset[Inode]) -> bool:

@@ -178,6 +178,9 @@ def test_what_is_passed_over_is_counted_by_reason(tmp_path: Path) -> None:
     for name in ("a/1.HEIC", "a/2.heic", "notes", "a/.0.jpg", "a/.DS_Store"):
         (tmp_path / name).touch()
     (tmp_path / "a/gone").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "a/3.JFIF").touch()
+    said = read_tree(tmp_path).take("all").said
+    assert said["unlike ImageFolder"].endswith("passed over: .jfif (1)")
     walk = pictures_below(tmp_path)
     assert walk.said["passed over"] == (
         ".heic (2), hidden (1), dangling link (1), folder without pictures (1), no ending (1)"
