@@ -69,7 +69,7 @@ class Job:
         return self.work / "store"
 
     def run(self, seconds: float, *words: str) -> str:
-        """What a command printed. Raises StoppedError after `seconds`, CommandError if it fails."""
+        """Output of a command. Raises StoppedError after `seconds`, CommandError if it fails."""
         environment = os.environ | {
             "PYTHONPATH": os.pathsep.join(filter(None, [str(TREE), os.environ.get("PYTHONPATH")]))
         }
