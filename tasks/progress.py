@@ -21,6 +21,7 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.table import Column
 from rich.text import Text
 
 from tasks.artifacts import leave_progress
@@ -44,12 +45,19 @@ class _RateColumn(ProgressColumn):
     """Units per second, or seconds per unit when that reads better."""
 
     def __init__(self, unit: str) -> None:
-        super().__init__()
+        super().__init__(Column(no_wrap=True))
         self.unit = unit
 
     def render(self, task: Task) -> Text:
         new = task.fields["new"]
         return Text(rate_text(new, task.elapsed or 0.0, self.unit), style="dim")
+
+
+class _NoteColumn(ProgressColumn):
+    """The note in the room that is left: on a narrow screen it is cut, and no other column."""
+
+    def render(self, task: Task) -> Text:
+        return Text(task.fields["note"], style="dim", no_wrap=True, overflow="ellipsis")
 
 
 def rate_text(done: float, seconds: float, unit: str) -> str:
@@ -73,8 +81,8 @@ def stage_progress(title: str, unit: str) -> Iterator[Advance]:
         BarColumn(bar_width=24),
         TextColumn("{task.fields[count]}" + f" {unit}s"),
         _RateColumn(unit),
-        TimeRemainingColumn(compact=True),
-        TextColumn("[dim]{task.fields[note]}"),
+        TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
+        _NoteColumn(),
         console=console,
         speed_estimate_period=SPEED_SECONDS,
         disable=not console.is_terminal,
