@@ -18,6 +18,7 @@ import html
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -106,7 +107,7 @@ def audit(
     """
     _quiet()
     from flows.audit import AUDIT, given_settings, recipe_settings
-    from flows.study import run_study
+    from flows.study import LimitExceededError, run_study
     from storage.documents import read_document
     from tasks.cluster.workers import Workers
 
@@ -120,10 +121,12 @@ def audit(
     begun = {"initial": initial, "gradients": gradients}
     given = given_settings(data, weights=weights, decoys=decoys, **begun)
     workers = Workers(device=device, n_workers=n_workers)
-    page = run_study.renamed(AUDIT.flow)(
-        "audit", folder, "given" if given else preset, chosen | given, workers=workers
-    )
+    with suppress(LimitExceededError):  # the record's checks say so
+        _ = run_study.renamed(AUDIT.flow)(
+            "audit", folder, "given" if given else preset, chosen | given, workers=workers
+        )
     record = read_document(folder / AUDIT.record, "run the audit again")
+    page = folder / f"{AUDIT.page.name}.html"
     return Found(folder, record, record["verdict"]["sentence"], AUDIT.rows(record), page)
 
 

@@ -101,6 +101,13 @@ class AuditStudy(UnitStudy[Audit, AuditPlan]):
         write_file(store / JUNIT, junit(record))
         write_file(store / CARD, text_bytes(model_card(record)))
 
+    def exceeded(self, record: Mapping[str, Any]) -> list[str]:
+        return [
+            f"{check['condition']} fails: {check['value']:.3f} by {check['attack']}"
+            for check in record["checks"]
+            if check["outcome"] == "fails"
+        ]
+
     def rows(self, record: Mapping[str, Any]) -> list[dict[str, Any]]:
         """One row per cell: its accuracy, and what every attack gets at the headline's rate."""
         rate = f"{record['rate']:g}"

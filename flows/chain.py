@@ -40,6 +40,12 @@ def chain(
     1. Victims trained and attacked, their pairs stored. 2. Pairs balanced over the images.
     3. Restorers trained on them. 4. Other victims, on images no restorer has seen, attacked.
     5. Every method scored, on targets and on decoys. 6. The report.
+
+    Args:
+        recipe: A preset's name, such as `demo`, or a whole recipe.
+        store: The job's folder.
+        settings: Single settings by dotted name, as `--set` takes them.
+        workers: Where parts are computed: cluster, number of workers, device.
     """
     recipe = resolve(recipe, settings)
     workers = workers or Workers()

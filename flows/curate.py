@@ -24,6 +24,11 @@ def curate(
 
     1. Count the confident pairs of every image. 2. Weigh them, so that no image dominates.
     3. Write the curation beside the store. Raises NothingToLearnError if no pair is confident.
+
+    Args:
+        recipe: A preset's name, such as `demo`, or a whole recipe.
+        store: The job's folder.
+        settings: Single settings by dotted name, as `--set` takes them.
     """
     recipe = resolve(recipe, settings)
     workspace = Workspace(store, recipe.pairs_at)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from flows.generate import generate, images_of
+from flows.generate import generate_part, images_of
 from flows.recipe import Recipe
 from flows.settings import resolve, to_json
 from storage.errors import StorageError
@@ -37,6 +37,13 @@ def evaluate(
     1. Train and attack the held-out victims that are missing, on the workers, and make the further
     attacks on them. 2. Find the trained restorers. 3. Score, on `device`. 4. Say it. Raises as
     `generate` and `tasks.evaluation.evaluate`; StorageError if parts are quarantined.
+
+    Args:
+        recipe: A preset's name, such as `demo`, or a whole recipe.
+        store: The job's folder.
+        settings: Single settings by dotted name, as `--set` takes them.
+        device: Where restorers run: `auto`, `cpu` or `cuda`.
+        workers: Where missing victims are attacked; by default here, on `device`.
     """
     recipe = resolve(recipe, settings)
     workspace = Workspace(store, recipe.pairs_at)
@@ -88,7 +95,7 @@ def _attacked(recipe: Recipe, store: Path, workers: Workers, further: str | None
     """The store of the held-out victims with all its runs, or that of a further attack on them."""
     place = Workspace(store, recipe.pairs_at).pairs("heldout", further)
     if not is_store(place) or Dataset(place).n_runs < recipe.heldout.n_runs:
-        generate(recipe, store, "heldout", workers=workers, further=further)
+        generate_part(recipe, store, "heldout", workers, further=further)
     dataset = Dataset(place)
     if dataset.n_runs < recipe.heldout.n_runs:
         where = f"--split heldout --store {store}" if further is None else f"--store {place}"

@@ -37,21 +37,35 @@ def generate(
     split: Split = "train",
     settings: dict[str, Any] | None = None,
     workers: Workers | None = None,
-    *,
-    further: str | None = None,
-    resume_stopped: bool = True,
 ) -> dict[str, Any]:
     """Bring the store of one split to its planned number of runs; what is there is not repeated.
-
-    `further`: the kind of one of the recipe's further attacks, whose store is another one.
 
     1. Read the images. 2. Plan: which run trains on which. 3. Open the store, or refuse one that
     other settings wrote. 4. Run the missing parts on the workers. 5. Say what the store now holds,
     also if the campaign was cancelled or parts failed. A campaign that was paused or cancelled
-    runs again, unless `resume_stopped` is false.
+    runs again.
+
+    Args:
+        recipe: A preset's name, such as `demo`, or a whole recipe.
+        store: The job's folder, in which the pairs are stored.
+        split: `train` for pairs to learn from, `heldout` for those to be evaluated on.
+        settings: Single settings by dotted name, as `--set` takes them.
+        workers: Where parts are computed: cluster, number of workers, device.
     """
-    recipe = resolve(recipe, settings)
-    workers = workers or Workers()
+    return _generate(resolve(recipe, settings), store, split, workers or Workers())
+
+
+def _generate(
+    recipe: Recipe,
+    store: Path,
+    split: Split,
+    workers: Workers,
+    *,
+    further: str | None = None,
+    resume_stopped: bool = True,
+) -> dict[str, Any]:
+    """`further`: the kind of one of the recipe's further attacks, whose store is another one.
+    `resume_stopped`: a campaign that was paused or cancelled runs again."""
     workspace = Workspace(store, recipe.pairs_at)
     device = device_of(workers)
     images = images_of(recipe, split, store)
@@ -77,6 +91,10 @@ def generate(
         leave_store(dataset, plan, name, store)
         raise
     return leave_store(dataset, plan, name, store)
+
+
+generate_part = flow(name="generate", flow_run_name="{store}, {split}")(_generate)
+"""The same as a part of another flow."""
 
 
 def images_of(recipe: Recipe, split: Split, store: Path) -> ImageSet:

@@ -81,6 +81,13 @@ def regenerate(
     or continue what an interrupted attempt left. 4. Compare the hashes. Raises ValueError if the
     file is no manifest, SourceError if the images are others, StoreMismatchError if `store` holds
     the dataset itself, or a copy of its files.
+
+    Args:
+        manifest: The dataset's manifest, a JSON file.
+        store: A new folder.
+        data: Where the images are now, such as `folder:PATH`; by default where they were.
+        pairs_at: Where pairs are stored, such as s3://bucket/prefix; by default in `store`.
+        workers: Where parts are computed: cluster, number of workers, device.
     """
     expected = read_manifest(manifest)
     split = expected["manifest"]["source"]["split"]

@@ -21,7 +21,11 @@ from tasks.orchestration import flow
 
 
 class UnitsFailedError(StorageError):
-    """Some units failed, and the record and page are of the others."""
+    """Raised after the record and page were written without the units that failed."""
+
+
+class LimitExceededError(StorageError):
+    """Raised after the record and page were written, for a limit that their numbers exceed."""
 
 
 @flow(name="study", flow_run_name="{store}")
@@ -36,11 +40,18 @@ def run_study(
 ) -> Path:
     """Bring the study at `store` to its end; what is there is not repeated. Returns its page.
 
-    `preset`, `settings` and `only` as in `flows.study_kind.StudyKind.resolve`; by default those of
-    the store. 1. Read the images and plan. 2. Open the store, or refuse one of other settings.
+    1. Read the images and plan. 2. Open the store, or refuse one of other settings.
     3. Train, attack and score what is missing, on the workers. 4. Check the paper's claims. 5.
     Write the record, its pictures and the page. Raises UnitsFailedError after all that, if
-    something failed, naming it.
+    something failed, naming it, and LimitExceededError of an audit over one of its limits.
+
+    Args:
+        name: The study's name, such as `multiclass`, `span` or `audit`.
+        store: The study's folder.
+        preset: The size, such as `cpu` or `paper`; by default that of the store, else `cpu`.
+        settings: Single settings by dotted name, as `--set` takes them.
+        only: Only the parts whose name contains this.
+        workers: Where parts are computed: cluster, number of workers, device.
     """
     kind = kind_of(name)
     made = kind.resolve(preset, settings, store, only=only)
@@ -60,6 +71,8 @@ def run_study(
             + "; ".join(f"{unit}: {why}" for unit, why in sorted(ended.failed.items()))
             + "; run the same command again to retry them"
         )
+    if over := kind.exceeded(record):
+        raise LimitExceededError(f"{'; '.join(over)} (the page: {page})")
     return page
 
 

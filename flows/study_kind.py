@@ -115,6 +115,11 @@ class StudyKind(ABC, Generic[S, P]):
     def keep_pictures(self, store: Path, plan: P, ended: Any, record: Mapping[str, Any]) -> None:
         """Writes what the page shows beside the record."""
 
+    def exceeded(self, record: Mapping[str, Any]) -> list[str]:
+        """Limits that were set and that the numbers exceed, in words."""
+        del record
+        return []
+
     @abstractmethod
     def rows(self, record: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The result as a table for a screen."""

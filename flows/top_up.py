@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.coverage_goal import Ending, Goal, Standing, ending_of, standing, statement, with_n_runs
-from flows.generate import generate
+from flows.generate import generate_part
 from flows.recipe import Recipe
 from flows.settings import resolve
 from recon_core.sampling import Sampling
@@ -48,9 +48,18 @@ def top_up(
     1. Read how far the store is, and leave it alone if somebody paused or cancelled its campaign.
     2. Generate what is planned. 3. While too few images have a confident pair, plan more rounds and
     generate them. 4. Say what came of it: the result's `ending` is why it ended.
-    `n_runs_at_most` bounds the runs of the whole store; None is twice what the recipe plans.
-    `step`: runs that are added at a time, 0 for one round. `stall_rounds`: so many rounds without a
-    new image end it. Raises as `generate`, and ValueError for a number that cannot be.
+    Raises as `generate`, and ValueError for a number that cannot be.
+
+    Args:
+        recipe: A preset's name, such as `demo`, or a whole recipe.
+        store: The job's folder.
+        coverage: Share of the split's images that are to have a confident pair.
+        n_runs_at_most: Bound on the runs of the whole store; by default twice the recipe's plan.
+        step: Runs to add at a time; 0 adds one round.
+        stall_rounds: Rounds without a newly covered image after which to end.
+        split: `train` or `heldout`.
+        settings: Single settings by dotted name, as `--set` takes them.
+        workers: Where parts are computed: cluster, number of workers, device.
     """
     job = Job(resolve(recipe, settings), store, split)
     goal = Goal(
@@ -161,9 +170,7 @@ def generate_planned(job: Job, workers: Workers) -> None:
     the way; CampaignError if it fails otherwise."""
     name = f"{job.title}, {job.sampling.n_runs:,} runs"
     try:
-        generate.named(name)(
-            job.recipe, job.store, job.split, workers=workers, resume_stopped=False
-        )
+        generate_part.named(name)(job.recipe, job.store, job.split, workers, resume_stopped=False)
     except CampaignError:
         if read_control(job.place).state != "cancelled" and not waits_for_quarantined(job):
             raise

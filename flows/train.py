@@ -33,6 +33,13 @@ def train(
 
     1. Make sure the pairs are curated. 2. Train one restorer after the other, each on the whole
     machine. 3. Say what was learned. Raises ValueError for an unknown restorer.
+
+    Args:
+        recipe: A preset's name, such as `demo`, or a whole recipe.
+        store: The job's folder.
+        only: The one restorer to train, by its name in the recipe.
+        settings: Single settings by dotted name, as `--set` takes them.
+        device: Where to train: `auto`, `cpu` or `cuda`.
     """
     recipe = resolve(recipe, settings)
     workspace = Workspace(store, recipe.pairs_at)

@@ -157,14 +157,17 @@ class Attempt:
 def attack(
     module: AttackModule, run: Callable[..., dict[str, Any]], folder: Path, *, fresh: bool
 ) -> dict[str, Any]:
-    """Attacks, after --fresh has deleted earlier results, and shows the outcome; the record.
+    """Attacks, after --fresh has deleted earlier results, and shows the outcome; the record."""
+    from tasks.attack_file.report import COMMAND
 
-    `run` is told the `command` that is running.
-    """
     if fresh:
         start_over(folder, module.ENTRIES, option="--out")
     words = [word for word in sys.argv[1:] if word != "--fresh"]
-    record = run(command=shlex.join(["palimpsest", *words]))
+    token = COMMAND.set(shlex.join(["palimpsest", *words]))
+    try:
+        record = run()
+    finally:
+        COMMAND.reset(token)
     show_table(module.screen_rows(record))
     for line in module.screen_lines(record):
         out.print(line, markup=False)

@@ -161,7 +161,7 @@ def _run(
     """The record of the audit, when it has ended; raises what its units failed of."""
     from flows.audit import AUDIT, CARD, JUNIT
     from flows.cli.console import show_images
-    from flows.study import UnitsFailedError, run_study
+    from flows.study import LimitExceededError, UnitsFailedError, run_study
     from tasks.cluster.workers import check_workers, device_of
 
     workers = computed.workers
@@ -185,6 +185,8 @@ def _run(
         run_study.renamed(AUDIT.flow)("audit", store, size, chosen, only=only, workers=workers)
     except UnitsFailedError as error:
         failure = error
+    except LimitExceededError:
+        pass  # the record's checks say so, and the exit code
     record: dict[str, Any] = json.loads((store / AUDIT.record).read_bytes())
     show_rows(AUDIT.rows(record))
     out.print(record["verdict"]["sentence"], markup=False, highlight=False)

@@ -76,7 +76,7 @@ def study(
     if dry_run:
         show_costs(kind, made, store, computed)
         return
-    from flows.study import UnitsFailedError, claim_rows, run_study
+    from flows.study import LimitExceededError, UnitsFailedError, claim_rows, run_study
     from tasks.cluster.workers import check_workers, device_of
 
     workers = computed.workers
@@ -91,10 +91,10 @@ def study(
     )
     for split, facts in kind.facts(plan):
         show_images(out, split, facts)
-    failure: UnitsFailedError | None = None
+    failure: UnitsFailedError | LimitExceededError | None = None
     try:
         run_study.renamed(kind.flow)(name, store, preset, chosen, only=only, workers=workers)
-    except UnitsFailedError as error:
+    except (UnitsFailedError, LimitExceededError) as error:
         failure = error
     record = json.loads((store / kind.record).read_bytes())
     show_rows(kind.rows(record))

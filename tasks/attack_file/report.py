@@ -4,6 +4,7 @@ arrays and the record, which is written last: where it is, the rest is whole."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +20,8 @@ from tasks.artifacts import leave_link, leave_picture
 from tasks.campaign.plan import made_with
 from tasks.page.pictures import data_uri, eight_bits
 
+COMMAND = ContextVar("command", default="")
+"""The command line that is running; empty where a flow was started in another way."""
 STEPS = {"ok": "fine", "warning": "look", "stop": "stop"}
 """Words of the page for the levels of preflight's findings."""
 
@@ -41,11 +44,11 @@ def check_chances(prepared: Prepared, out: Path, *, force: bool) -> None:
         raise ValueError(f"{found.verdict} {found.reason} (--force attacks all the same)")
 
 
-def page_context(command: str, packages: tuple[str, ...], **more: Any) -> dict[str, Any]:
+def page_context(packages: tuple[str, ...], **more: Any) -> dict[str, Any]:
     """The command, the time and the software of a page, and what else it is told."""
     made = made_with(("palimpsest", "torch", *packages))
     versions = made["versions"] | {"machine": made["machine"]}
-    return {"command": command, "created": made["created"], "versions": versions} | more
+    return {"command": COMMAND.get(), "created": made["created"], "versions": versions} | more
 
 
 def leave(

@@ -1,5 +1,6 @@
 """A server, `prefect deploy --all`, and a process worker, to which a schedule gives work."""
 
+import importlib
 import json
 import os
 import socket
@@ -15,6 +16,8 @@ from typing import Any
 
 import psutil
 import pytest
+import yaml
+from prefect.utilities.callables import parameter_schema
 from pydantic import TypeAdapter
 
 from flows.families.weights.attack_plan import attack_plan, span_plan
@@ -30,14 +33,17 @@ from tasks.families.instahide.inputs import InstaHideJob
 from tasks.families.weights.attack import WeightsJob
 
 REPOSITORY = Path(__file__).parents[2]
-NIGHTLY = {"generate", "top-up", "curate", "train", "evaluate", "chain"}
-ON_DEMAND = {
-    *{("generate", "batch"), ("generate", "instahide"), ("regenerate", "from-manifest")},
-    *{("attack-kkt", "weights"), ("attack-weights", "weights")},
-    *{("attack-autoencoder", "weights"), ("attack-instahide", "encodings")},
-    *{("study", "paper"), ("study-autoencoder", "paper"), ("study-inversion", "paper")},
+NIGHTLY = {
+    f"{flow}/nightly-{flow}"
+    for flow in ("generate", "top-up", "curate", "train", "evaluate", "chain", "audit")
 }
-SCHEDULED = "audit/scheduled"
+ON_DEMAND = {
+    *{"generate/batch", "generate/instahide", "regenerate/from-manifest"},
+    *{"attack-kkt/weights-kkt", "attack-weights/weights-span", "attack-autoencoder/autoencoder"},
+    *{"attack-instahide/encodings", "study/paper-kkt", "study-autoencoder/paper-autoencoder"},
+    "study-inversion/paper-mixcon",
+}
+INTERNAL = {"command", "further", "resume_stopped"}
 STAGES_SECONDS = 240
 PROMPT = {
     "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "2",
@@ -194,38 +200,53 @@ def rows_of(artifact: dict[str, Any]) -> dict[str, Any]:
     return {row["what"]: row["value"] for row in json.loads(artifact["data"])}
 
 
+def entrypoints() -> list[str]:
+    listed = yaml.safe_load((REPOSITORY / "prefect.yaml").read_text())["deployments"]
+    return sorted({entry["entrypoint"] for entry in listed})
+
+
+@pytest.mark.parametrize("entrypoint", entrypoints())
+def test_every_parameter_of_a_deployment_is_described_and_none_is_internal(entrypoint: str) -> None:
+    module, _, name = entrypoint.rpartition(".")
+    deployed = getattr(importlib.import_module(module), name)
+    found = parameter_schema(deployed).properties  # as `prefect deploy` makes it
+    assert found
+    for parameter, about in found.items():
+        assert about.get("description", "").endswith("."), parameter
+        assert parameter not in INTERNAL
+
+
 @pytest.mark.slow
 def test_a_fresh_server_runs_nothing_by_itself(deployments: dict[str, dict[str, Any]]) -> None:
-    assert set(deployments) == {f"{flow}/nightly" for flow in NIGHTLY} | {
-        f"{flow}/{name}" for flow, name in ON_DEMAND
-    } | {SCHEDULED}
+    assert set(deployments) == NIGHTLY | ON_DEMAND
+    names = [name.partition("/")[2] for name in deployments]
+    assert len(set(names)) == len(names)
     for name, deployment in deployments.items():
-        nightly = name.endswith(("/nightly", "/scheduled"))
-        assert [s["active"] for s in deployment["schedules"]] == [False] * nightly
+        assert [s["active"] for s in deployment["schedules"]] == [False] * (name in NIGHTLY)
         limit = deployment["global_concurrency_limit"]
-        if nightly:
-            assert name == SCHEDULED or deployment["parameters"]["recipe"] == "demo"
+        if name in NIGHTLY:
+            assert name.startswith("audit/") or deployment["parameters"]["recipe"] == "demo"
             assert limit["limit"] == 1
             assert deployment["concurrency_options"]["collision_strategy"] == "CANCEL_NEW"
         else:
             assert limit is None
-    assert deployments["top-up/nightly"]["parameters"]["n_runs_at_most"] > 0
-    weights = deployments["attack-kkt/weights"]["parameters"]["job"]
+    assert deployments["top-up/nightly-top-up"]["parameters"]["n_runs_at_most"] > 0
+    weights = deployments["attack-kkt/weights-kkt"]["parameters"]["job"]
     attack = TypeAdapter(WeightsJob).validate_python(weights)
     plan = attack_plan(n_outputs=1)  # what the command does by itself
     assert (attack.attack, attack.n_attacks) == (plan.attack, plan.n_attacks)
-    spanned = deployments["attack-weights/weights"]["parameters"]["job"]
+    spanned = deployments["attack-weights/weights-span"]["parameters"]["job"]
     assert TypeAdapter(WeightsJob).validate_python(spanned).attack == span_plan().attack
-    given = deployments["attack-autoencoder/weights"]["parameters"]["job"]
+    given = deployments["attack-autoencoder/autoencoder"]["parameters"]["job"]
     assert TypeAdapter(AutoencoderJob).validate_python(given).methods == (NoiseAware(),)
     given = deployments["attack-instahide/encodings"]["parameters"]["job"]
     assert TypeAdapter(InstaHideJob).validate_python(given).method == "auto"
     made = deployments["generate/instahide"]["parameters"]
     assert resolve_recipe(made["recipe"], made["settings"]) == preset("instahide-small")
-    asked = deployments["study/paper"]["parameters"]
+    asked = deployments["study/paper-kkt"]["parameters"]
     made = kind_of(asked["name"]).resolve(asked["preset"], asked["settings"], Path(asked["store"]))
     assert made == study("multiclass", "paper")
-    asked = deployments[SCHEDULED]["parameters"]
+    asked = deployments["audit/nightly-audit"]["parameters"]
     made = kind_of(asked["name"]).resolve(asked["preset"], asked["settings"], Path(asked["store"]))
     assert [limit.limit for limit in made.limits] == [0.05]
 
@@ -238,7 +259,7 @@ def test_a_schedule_fires_and_the_store_is_topped_up_then_made_again(
     tmp_path: Path,
 ) -> None:
     store = tmp_path / "store"
-    nightly = deployments["top-up/nightly"]["id"]
+    nightly = deployments["top-up/nightly-top-up"]["id"]
     parameters = {
         "recipe": "smoke",
         "store": str(store),
@@ -291,3 +312,33 @@ def test_a_schedule_fires_and_the_store_is_topped_up_then_made_again(
     assert Dataset(tmp_path / "again" / "pairs").content_hash == dataset.content_hash
     assert listening(psutil.Process(server.process.pid)) == {"127.0.0.1"}
     assert listening(worker) <= {"127.0.0.1"}
+
+
+@pytest.mark.slow
+def test_an_audit_over_its_limit_fails_its_run_with_the_page_written(
+    server: Server,
+    deployments: dict[str, dict[str, Any]],
+    worker: psutil.Process,
+    tmp_path: Path,
+) -> None:
+    del worker
+    store = tmp_path / "audit"
+    parameters = {
+        "preset": "quick",
+        "store": str(store),
+        "settings": {
+            "data": "photos", "n_victims": 4, "n_tests": 20, "attacks": ["span_known"],
+            "defences": [], "recipe.n_images": 8, "recipe.victim.widths": [32],
+            "recipe.training.epochs": 300, "fail_above": ["good>0.05@fpr=0.01"],
+        },
+        "workers": {"n_workers": 1, "device": "cpu"},
+    }  # fmt: skip
+    server.prefect(
+        *("deployment", "run", "audit/nightly-audit", "--params", json.dumps(parameters))
+    )
+    run = server.finished_run(deployments["audit/nightly-audit"]["id"])
+    assert run["state"]["type"] == "FAILED"
+    assert "good>0.05@fpr=0.01 fails" in run["state"]["message"]
+    record = json.loads((store / "audit.json").read_text())
+    assert [check["outcome"] for check in record["checks"]] == ["fails"]
+    assert (store / "audit.html").is_file()

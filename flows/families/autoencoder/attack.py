@@ -41,13 +41,18 @@ recover = task(name="recover")(recover_all)
 
 @flow(name="attack-autoencoder", flow_run_name="{job.weights}")
 def attack_autoencoder(
-    job: AutoencoderJob, device: Device = "auto", force: bool = False, command: str = ""
+    job: AutoencoderJob, device: Device = "auto", force: bool = False
 ) -> dict[str, Any]:
     """Recover degraded training images from a given autoencoder; the record in attack.json.
 
     1. Read the network and the images. 2. Ask f whether it can work. 3. Attack training images and
     control images alike. 4. Score. 5. Show it.
     Raises ValueError if an attack cannot work, unless `force`.
+
+    Args:
+        job: The autoencoder's file, the folder of results, images, masks and methods.
+        device: Where to compute: `auto`, `cpu` or `cuda`.
+        force: Attack even if preflight says that it cannot work.
     """
     place = resolve_device(device)
     prepared = prepare_autoencoder(job, place)
@@ -59,7 +64,7 @@ def attack_autoencoder(
     record = autoencoder_record(job, prepared, cells)
     write_recoveries(job.out / "recoveries.safetensors", cells)
     settings = list(setting_rows(record["settings"]))
-    context = page_context(command, ("numpy", "safetensors"), settings=settings)
+    context = page_context(("numpy", "safetensors"), settings=settings)
     page = autoencoder_page(record, cells, context)
     png = recoveries_sheet(cells, job.n_shown)
     leave(job.out, record, page, sheet=("recoveries", png, "What came back, beside what was given"))

@@ -65,12 +65,17 @@ attack = task(name="attack-encodings")(attack_all)
 
 @flow(name="attack-instahide", flow_run_name="{job.path}")
 def attack_instahide(
-    job: InstaHideJob, device: Device = "auto", threads: int | None = None, command: str = ""
+    job: InstaHideJob, device: Device = "auto", threads: int | None = None
 ) -> dict[str, Any]:
     """Recover private images from encodings; the record in instahide.json.
 
     1. Read encodings and what is known. 2. Attack. 3. Score, if the truth is there. 4. Show it.
     Raises ValueError or SourceError before anything is written.
+
+    Args:
+        job: The encodings, the folder of results, and what is known of the scheme.
+        device: Where to compute: `auto`, `cpu` or `cuda`.
+        threads: Threads to compute with; by default all.
     """
     use_threads(threads)
     prepared = prepare_challenge(job, tuple(METHODS))
@@ -90,7 +95,7 @@ def attack_instahide(
         write_images(job.out, best, prepared)
         sheet = ("reconstructions", instahide_sheet(best, prepared, job.n_shown), "What came back")
     packages = ("numpy", "scipy")
-    context = page_context(command, packages, outcome=outcome(record), n_shown=job.n_shown)
+    context = page_context(packages, outcome=outcome(record), n_shown=job.n_shown)
     page = instahide_page(record, prepared, scored, context)
     leave(job.out, record, page, name=RECORD, sheet=sheet)
     leave_table("instahide", screen_rows(record), "Every method")

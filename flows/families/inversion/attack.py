@@ -32,12 +32,17 @@ invert = task(name="invert")(attack_all)
 
 @flow(name="attack-inversion", flow_run_name="{job.weights}")
 def attack_inversion(
-    job: InversionJob, device: Device = "auto", threads: int | None = None, command: str = ""
+    job: InversionJob, device: Device = "auto", threads: int | None = None
 ) -> dict[str, Any]:
     """Recover images from the features of a given classifier; the record in inversion.json.
 
     1. Read the network and the images, and check h. 2. Invert. 3. Score beside chance. 4. Show it.
     Raises ValueError, WeightsError or SourceError before anything is written.
+
+    Args:
+        job: The classifier's file, the folder of results, images and methods.
+        device: Where to compute: `auto`, `cpu` or `cuda`.
+        threads: Threads to compute with; by default all.
     """
     use_threads(threads)
     place = resolve_device(device)
@@ -53,7 +58,7 @@ def attack_inversion(
     (job.out / RECORD).unlink(missing_ok=True)  # of an earlier attack, whose pictures go now
     write_reconstructions(job.out / "reconstructions.safetensors", prepared.data, attacked)
     packages = ("torchvision", "numpy", "safetensors")
-    context = page_context(command, packages, outcome=outcome(record), n_shown=job.n_shown)
+    context = page_context(packages, outcome=outcome(record), n_shown=job.n_shown)
     page = inversion_page(record, prepared.data, attacked, context)
     png = inversion_sheet(prepared.data, attacked, job.n_shown)
     sheet = ("reconstructions", png, "What came back, below the originals")

@@ -34,27 +34,34 @@ do_attacks = task(name="attack")(run_attacks)
 
 
 @flow(name="attack-kkt", flow_run_name="{job.weights}")
-def attack_kkt(
-    job: WeightsJob, device: Device = "auto", force: bool = False, command: str = ""
-) -> dict[str, Any]:
+def attack_kkt(job: WeightsJob, device: Device = "auto", force: bool = False) -> dict[str, Any]:
     """Reconstruct training images from given weights; the record that attack.json holds.
 
     1. Read the network and what is known beside it. 2. Ask whether an attack can work. 3. Attack.
     4. Rank and score what came back. 5. Show it.
     Raises ValueError if an attack cannot work, unless `force`.
+
+    Args:
+        job: The file of weights, the folder of results, and what is known of the network.
+        device: Where to compute: `auto`, `cpu` or `cuda`.
+        force: Attack even if preflight says that it cannot work.
     """
-    return _attack(job, device, force=force, command=command)
+    return _attack(job, device, force=force)
 
 
 @flow(name="attack-weights", flow_run_name="{job.weights}")
-def attack_weights(
-    job: WeightsJob, device: Device = "auto", force: bool = False, command: str = ""
-) -> dict[str, Any]:
-    """Take the first layer of given weights apart; in the same steps, with the same record."""
-    return _attack(job, device, force=force, command=command)
+def attack_weights(job: WeightsJob, device: Device = "auto", force: bool = False) -> dict[str, Any]:
+    """Take the first layer of given weights apart; in the same steps, with the same record.
+
+    Args:
+        job: The file of weights, the folder of results, and what is known of the network.
+        device: Where to compute: `auto`, `cpu` or `cuda`.
+        force: Attack even if preflight says that it cannot work.
+    """
+    return _attack(job, device, force=force)
 
 
-def _attack(job: WeightsJob, device: Device, *, force: bool, command: str) -> dict[str, Any]:
+def _attack(job: WeightsJob, device: Device, *, force: bool) -> dict[str, Any]:
     prepared = prepare_weights(job)
     check_chances(prepared, job.out, force=force)
     with stage_progress("Attack", "attack") as advance:
@@ -64,7 +71,7 @@ def _attack(job: WeightsJob, device: Device, *, force: bool, command: str) -> di
     record = record_of_attack(job, prepared, runs, results)
     write_reconstructions(job.out / "reconstructions.safetensors", results)
     settings = list(setting_rows(record["settings"]))
-    context = page_context(command, ("numpy", "safetensors"), settings=settings)
+    context = page_context(("numpy", "safetensors"), settings=settings)
     truth, decoys = prepared.truth, prepared.decoys
     page = weights_page(record, results, truth=truth, decoys=decoys, context=context)
     png = weights_sheet(results, truth, decoys)
