@@ -54,9 +54,11 @@ class AuditStudy(UnitStudy[Audit, AuditPlan]):
         return "Audit"
 
     def size(self, made: Audit) -> str:
-        n = len(made.defences)
+        kinds = [cell.kind for cell in made.cells]
+        n, others = kinds.count("defence"), kinds.count("variant")
+        ways = f", {others} other way{'s' * (others != 1)} to train" if others else ""
         networks = "one network" if made.n_victims == 1 else f"{made.n_victims} networks each"
-        return f"{n} defence{'s' * (n != 1)}, {networks}"
+        return f"{n} defence{'s' * (n != 1)}{ways}, {networks}"
 
     def replace(self, tree: dict[str, Any], settings: Mapping[str, Any]) -> None:
         """`recipe` is a tree of its own, of which all or some settings are given."""
@@ -124,6 +126,7 @@ class AuditStudy(UnitStudy[Audit, AuditPlan]):
                 if found["status"] == "ran":
                     shares = found["good_at"] or found["found_at"]
                     row[attack["title"]] = f"{shares[rate]['mean']:.1%}"
+            row["effect"] = (cell["effect"] or {}).get("word", "")
             rows.append(row)
         return rows
 
@@ -226,8 +229,8 @@ def _merge(tree: dict[str, Any], given: Mapping[str, Any]) -> None:
 AUDIT = AuditStudy(
     name="audit",
     title="What leaks, and which defence is worth its price",
-    question="How many of a network's training images come back from it, which defences prevent "
-    "it, and what do they cost in accuracy?",
+    question="How many of a network's training images come back from it, what do defences leave "
+    "of that, and what do they cost in accuracy?",
     paper="ours; DP-SGD of Abadi et al. 2016, membership of Yeom et al. 2018 and Carlini et al. "
     "2022",
     presets=PRESETS,

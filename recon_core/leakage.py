@@ -9,7 +9,7 @@ they are unions of several, which makes them too wide rather than too narrow.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
@@ -51,26 +51,41 @@ def share_found(
     range, without decoys, and for a victim without members.
     """
     scores = np.where(np.isnan(scores), -np.inf, scores)
-    counts = member.sum(axis=1)
-    if not len(scores) or not counts.all():
-        raise ValueError(
-            f"victims have {counts.tolist()} members; a share needs one or more victims, each with "
-            "at least one member"
-        )
+    _check_members(member)
     threshold = threshold_for(scores[~member], rate)
     bar = threshold if least is None else max(threshold, least)
-    hits = ((scores > bar) & member).sum(axis=1)
-    each = hits / counts
-    intervals = [proportion_interval(int(hits.sum()), int(counts.sum()))]
+    found = share_of(scores > bar, member)
+    if len(scores) == 1:
+        return found
+    low, high = _bootstrap(scores, member, rate=rate, least=least)
+    return replace(found, interval=(max(0.0, min(found.interval[0], low)),
+                                    min(1.0, max(found.interval[1], high))))  # fmt: skip
+
+
+def share_of(hits: Bool[np.ndarray, "v n"], member: Bool[np.ndarray, "v n"]) -> Share:
+    """Share of its members that are hits, averaged over victims, with the intervals of
+    `share_found` but for the bootstrap. Raises ValueError for a victim without members."""
+    _check_members(member)
+    counts, n_hits = member.sum(axis=1), (hits & member).sum(axis=1)
+    each = n_hits / counts
+    intervals = [proportion_interval(int(n_hits.sum()), int(counts.sum()))]
     if len(each) > 1:
         intervals += [t_interval(each.tolist()), _effective_interval(each, int(counts.sum()))]
-        intervals.append(_bootstrap(scores, member, rate=rate, least=least))
     low, high = (min(i[0] for i in intervals), max(i[1] for i in intervals))
     return Share(
         mean=float(each.mean()),
         interval=(max(0.0, low), min(1.0, high)),
         each=tuple(each.tolist()),
     )
+
+
+def _check_members(member: Bool[np.ndarray, "v n"]) -> None:
+    counts = member.sum(axis=1)
+    if not len(member) or not counts.all():
+        raise ValueError(
+            f"victims have {counts.tolist()} members; a share needs one or more victims, each with "
+            "at least one member"
+        )
 
 
 def paired_difference(a: Sequence[float], b: Sequence[float]) -> tuple[float, tuple[float, float]]:

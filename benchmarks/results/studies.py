@@ -87,15 +87,16 @@ def audit_table(text: str, *, name: str) -> Found:
     folder, rate = name.rpartition("/")[0], f"{record['rate']:g}"
     attacks, price = record["attacks"], record["price"]
     header = (
-        *("defence", "images each", f"test {price}", "its change, points", "epsilon"),
-        *(f"{attack['title']}, %" for attack in attacks),
+        *("defence", "effect on the leak", "images each", f"test {price}", "its change, points"),
+        *("epsilon", *(f"{attack['title']}, %" for attack in attacks)),
     )
     lines = [
-        f"### {_audited_networks(record['settings']['recipe'])}\n",
+        f"### {_audited_networks(record['settings']['recipe'])}, {record['settings']['data']}\n",
         f"{record['verdict']['sentence']}\n",
         f"Shares are of training images, at {100 * record['rate']:g} % false positives, with 95 % "
         f"intervals over {record['n_victims']} networks a row: those that come back well, or of "
-        f"membership those that are told. Record: [{folder}]({folder}).\n",
+        f"membership those that are told. The effect is that on the worst attack. Record: "
+        f"[{folder}]({folder}).\n",
         f"`{record['command']}` leaves it and the page with all figures, `audit.html`; "
         f"{sum(record['seconds'].values()):.0f} s of work on {record['machine']}.\n",
     ]
@@ -108,7 +109,9 @@ def _audited_networks(recipe: Mapping[str, Any]) -> str:
         network = recipe["autoencoder"]["network"]
         shape = f"width {network['width']:,}" if network["kind"] == "fc" else network["kind"]
         return f"Autoencoders, {shape}"
+    small = recipe["victim"]["init_std_first"]
     width = f"width {recipe['victim']['widths'][0]:,}"
+    width += ", the standard start" if small is None else f", a small start ({small:g})"
     if recipe.get("cut"):
         return f"Features of hidden layer {recipe['cut']}, {width}"
     return width.capitalize()
@@ -117,8 +120,10 @@ def _audited_networks(recipe: Mapping[str, Any]) -> str:
 def _audited(cell: Mapping[str, Any], attacks: Sequence[str], rate: str) -> Sequence[str]:
     accuracy = cell["accuracy"] or {}
     test = accuracy.get("test")
+    other = " (another way to train)" if cell["kind"] == "variant" else ""
     return (
-        cell["name"],
+        cell["name"] + other,
+        (cell["effect"] or {}).get("word", ""),
         str(cell["n_images"]),
         cell["failed"] or ("" if test is None else f"{test:.1%}"),
         "" if accuracy.get("change") is None else points(accuracy["change"]),

@@ -1,6 +1,12 @@
 """Attacks of an audit, on one victim each.
 
 `ssim` (pool,) is that of each image's best picture, and the pictures follow where they are kept.
+`identified` (pool,) is true where that picture is nearer to its image than to any other of the pool
+(`matching.identified`), `control` (pool,) the SSIM of the pool's mean image.
+
+Members and decoys are treated alike: nothing that is scored is computed of members alone. So
+pictures stand on the mean of the pool, and not on the mean of the members, which is nearer to them
+than to decoys whatever the network gives away.
 """
 
 from __future__ import annotations
@@ -21,7 +27,7 @@ from recon_core.attacks.autoencoder.many_starts import NoiseAware
 from recon_core.attacks.inversion.strong_inversion import StrongInversion, whiten
 from recon_core.attacks.kkt.attacks import Victim, attack_stack
 from recon_core.attacks.kkt.settings import Attack, span_of
-from recon_core.matching import best_per_target, fit_to_range
+from recon_core.matching import best_per_target, fit_to_range, identified, min_max
 from recon_core.metrics import ssim_matrix, ssim_pairs
 from recon_core.restore.precision import float32_arithmetic
 from recon_core.threads import share_of
@@ -47,8 +53,9 @@ AnyAttack = Attack | StrongInversion | NoiseAware
 @dataclass(frozen=True, kw_only=True)
 class AttackJob(Job):
     """An attack on one of the victims whose product has `victims_key`, which learned what `learned`
-    says of the pool; `keeps_pictures` of all images. `mask`: of what is left for an autoencoder. It
-    carries the pool alone: hundreds of them wait at once."""
+    says of the pool; `keeps_pictures` of all images. `mask`: of what is left for an autoencoder.
+    `mean_unknown`: nobody said what the network subtracts. It carries the pool alone: hundreds of
+    them wait at once."""
 
     victims_key: str
     recipe: VictimRecipe
@@ -60,13 +67,15 @@ class AttackJob(Job):
     attack: AnyAttack
     mask: str
     keeps_pictures: bool
+    mean_unknown: bool = False
 
     @property
     def key(self) -> str:
         attack = asdict(self.attack) | (
             {"mask": self.mask} if isinstance(self.attack, NoiseAware) else {}
         )
-        return key_of(["audit attack", self.victims_key, self.victim, attack, self.keeps_pictures])
+        body = [self.victims_key, self.victim, attack, self.keeps_pictures, self.mean_unknown]
+        return key_of(["audit attack on the pool's mean", *body])
 
     @classmethod
     def on(
@@ -76,6 +85,7 @@ class AttackJob(Job):
         key, made = job.key, partial(cls, root=job.root, device=job.device, recipe=job.recipe)
         made = partial(made, pool=job.pool, std=job.std, seed=job.seed, victims_key=key)
         made = partial(made, attack=attack, mask=mask, keeps_pictures=keeps_pictures)
+        made = partial(made, mean_unknown=job.given is not None and not job.given.mean_known)
         return [made(victim=victim, learned=own) for victim, own in enumerate(job.members)]
 
     def make(self, progress: Progress) -> tuple[Arrays, dict[str, Any]]:
@@ -87,8 +97,14 @@ class AttackJob(Job):
             raise ValueError("the victims are not there; run the audit again")
         pool = unit_pictures(self.pool)
         with float32_arithmetic("float32", device):
-            pictures, row, ssim = self._pictures(made[0], pool, device, progress)
-        found: Arrays = {"ssim": ssim.numpy().astype(np.float32)}
+            pictures, row, scores = self._pictures(made[0], pool, device, progress)
+        member = torch.from_numpy(self.learned)
+        mean = pool.mean(0).expand_as(pool)
+        found: Arrays = {
+            "ssim": _own(scores, row).numpy().astype(np.float32),
+            "identified": identified(scores, row, member).numpy(),
+            "control": ssim_pairs(mean, pool).clamp_min(0.0).numpy().astype(np.float32),
+        }
         if self.keeps_pictures:
             found["pictures"] = _kept(pictures, row)
         seconds = round(time.perf_counter() - started, 3)
@@ -101,17 +117,17 @@ class AttackJob(Job):
         device: torch.device,
         progress: Progress,
     ) -> tuple[Float[Tensor, "p c h w"], Tensor, Tensor]:
-        """(pictures, each image's row in them, or -1, and its SSIM)."""
+        """(pictures, each image's row in them or -1, SSIM of pictures with images)."""
         if isinstance(self.attack, NoiseAware):  # whose pictures are each of an image
             pictures = self._recovered(arrays, pool.to(device)).cpu()
-            return pictures, torch.arange(len(pool)), ssim_pairs(pictures, pool).clamp_min(0.0)
+            return pictures, torch.arange(len(pool)), ssim_matrix(pictures, pool)
         if isinstance(self.attack, StrongInversion):
             pictures = self._inverted(arrays, pool, device).cpu()
         else:
             x = self._candidates(arrays, device, share_of(progress, 0.0, 0.9))
-            x = x.cpu().float().unflatten(1, shape_of(self.pool))
+            x = x.cpu().float().unflatten(1, shape_of(self.pool)) * self.std
             mean = torch.from_numpy(arrays["mean"][self.victim].copy())
-            pictures = fit_to_range(x * self.std, mean)
+            pictures = pictures_on(pool, x, mean, as_they_are=self.mean_unknown)
         pictures = pictures[pictures.isfinite().flatten(1).all(1)]
         return pictures, *best_matches(pictures, pool, mirrored=self.recipe.views > 1)
 
@@ -177,17 +193,49 @@ class AttackJob(Job):
         return left.x[-1]
 
 
+def pictures_on(
+    pool: Float[Tensor, "n c h w"],
+    x: Float[Tensor, "p c h w"],
+    mean: Float[Tensor, "c h w"],
+    *,
+    as_they_are: bool = False,
+) -> Float[Tensor, "q c h w"]:
+    """Pictures of candidates x for scores against a pool.
+
+    Args:
+        pool: Members and decoys.
+        x: Candidates in the victim's input space, at an arbitrary scale.
+        mean: The image that the victim subtracts. One value per channel is taken as it is, and 0
+            means that nothing was subtracted; any other image may hold what members look like, so
+            that pictures stand on the mean of the pool instead.
+        as_they_are: Add the candidates as if nothing had been subtracted.
+    """
+    flat = bool((mean == mean[:, :1, :1]).all())
+    if flat and not bool(mean.any()):
+        return min_max(x, mean)
+    pictures = fit_to_range(x, mean if flat else pool.mean(0))
+    return torch.cat([pictures, min_max(x, torch.zeros_like(mean))]) if as_they_are else pictures
+
+
 def best_matches(
     pictures: Float[Tensor, "p c h w"], pool: Float[Tensor, "n c h w"], *, mirrored: bool
-) -> tuple[Tensor, Tensor]:
-    """(row, SSIM) of each image's best picture, -1 and 0 where there is none; mirrored pictures
-    follow the others where a victim has learned such."""
+) -> tuple[Tensor, Float[Tensor, "q n"]]:
+    """(row of each image's best picture, -1 where there is none; SSIM of every picture with every
+    image); mirrored pictures follow the others where a victim has learned such."""
     if mirrored:
         pictures = torch.cat([pictures, pictures.flip(3)])
     if not len(pictures):
-        return torch.full((len(pool),), -1), torch.zeros(len(pool))
-    row, ssim = best_per_target(ssim_matrix(pictures, pool))
-    return row, ssim.clamp_min(0.0)
+        return torch.full((len(pool),), -1), torch.zeros(0, len(pool))
+    scores = ssim_matrix(pictures, pool)
+    return best_per_target(scores)[0], scores
+
+
+def _own(scores: Float[Tensor, "q n"], row: Tensor) -> Float[Tensor, " n"]:
+    """The SSIM of each image with its own picture, at least 0; 0 without one."""
+    if not len(scores):
+        return torch.zeros(len(row))
+    own = scores[row.clamp_min(0), torch.arange(len(row))]
+    return own.where(row >= 0, 0.0).clamp_min(0.0)
 
 
 def _tensors(arrays: Arrays, name: str, victim: int, device: torch.device) -> Sequence[Tensor]:

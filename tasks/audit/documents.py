@@ -156,7 +156,7 @@ def _share(found: Record | None) -> str:
 
 def _defences_markdown(record: Record) -> str:
     members = [attack for attack in record["attacks"] if attack["kind"] == "membership"]
-    heads = ["Defence", "Leak", *(_text(attack["title"]) for attack in members)]
+    heads = ["Defence", "Leak", "Effect", *(_text(attack["title"]) for attack in members)]
     rows = []
     for cell in record["cells"]:
         priced = [with_ends(share, accuracy(cell)), with_ends(points, change(cell))]
@@ -164,7 +164,8 @@ def _defences_markdown(record: Record) -> str:
         name = _text(cell["name"])
         if cell["failed"]:
             name += f" (no numbers: {_text(cell['failed'])})"
-        rows.append([name, _share(cell["leak"]), *told, *priced])
+        effect = _text((cell["effect"] or {}).get("word", NOTHING))
+        rows.append([name, _share(cell["leak"]), effect, *told, *priced])
     return _table([*heads, f"Test {price_of(record)}", "Change, points"], rows, 1)
 
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from recon_core.duplicates import THRESHOLD, most_alike
-from recon_core.leakage import share_found
+from recon_core.leakage import share_of
 from recon_core.summary import threshold_for
 from tasks.audit.plan import AuditPlan
 from tasks.audit.settings import Audit
@@ -31,7 +31,7 @@ def exposure(plan: AuditPlan, base: Mapping[str, Any]) -> dict[str, Any]:
     made = plan.folder.product(job.key)
     if leak is None or made is None:
         return nothing
-    scores, _seconds = plan.ssim(plan.study.cells[0], leak["attack"])
+    scores = plan.scores(plan.study.cells[0], leak["attack"])[0]["ssim"].astype(np.float64)
     members, arrays = job.members, made[0]
     threshold = _threshold(scores, members, plan.study)
     back = (scores > threshold) & members
@@ -125,9 +125,7 @@ def _by_class(
         some = members[:, own].any(1)
         if not some.any():
             continue
-        # and a decoy that does not come back, as a class may have none
-        hits, inside = (np.pad(a[some][:, own], ((0, 0), (0, 1))) for a in (back, members))
-        share = share_found(hits.astype(np.float64), inside, rate=0.0, least=0.5)
+        share = share_of(back[some][:, own], members[some][:, own])
         n = int(members[:, own].sum())
         found.append({"class": name, "n": n, "share": share.mean, "interval": share.interval})
     return sorted(found, key=lambda entry: -entry["share"])

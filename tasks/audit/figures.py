@@ -35,10 +35,11 @@ OTHERS = (10, 11, 8, 7, 9)
 BASE, FRONT, OTHER = Style(20, 4, 3), Style(21, 2, 0), Style(22, 1, 1)
 LEAK, MEMBERSHIP, ACCURACY = Style(30, 2, 0), Style(31, 6, 4), Style(32, 3, 1)
 PERCENTS = [(k / 4, f"{25 * k}") for k in range(5)]
-LETTER_BOX = (9.0, 12.0)
-MARKER_BOX = 9.0
-DIRECTIONS = (0, -2, 2, 4, -1, -3, 1, 3)  # eighths of a turn, those to the right and up first
-DISTANCES = (11.0, 16.0, 22.0, 29.0)
+LETTER_WIDTH, LETTER_HEIGHT, MARKER_BOX = 8.5, 12.0, 9.0
+NEAR = (18.0, 12.0)
+"""Distances, across and up, below which marks share a label."""
+GAPS = (2.0, 6.0, 12.0, 20.0, 30.0, 42.0)
+"""Distances of a label from its marks, of which the nearest that is free is taken."""
 
 Box = tuple[float, float, float, float]
 
@@ -104,13 +105,15 @@ def front_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
     """Leak against accuracy: a mark per defence with its letter, those on the front joined."""
     table = front_table(figure["name"], record)
     rows = list(table.rows())
+    shown = table.columns["cell"]
     absent = [cell["name"] for cell in record["cells"]
-              if cell["number"] not in table.columns["cell"]]  # fmt: skip
+              if cell["kind"] != "variant" and cell["number"] not in shown]  # fmt: skip
     notes = [f"Without both numbers, so not drawn: {'; '.join(absent)}."] if absent else []
     price = price_of(record)
     panel = Panel("images that come back, %", *_front_axes(rows, price))
     parts = [_front_line(panel, rows)]
-    parts += [_front_mark(panel, row, price) for row in rows]
+    drawn = sorted(rows, key=lambda row: -_style(row).number)  # the base on top
+    parts += [_front_mark(panel, row, price) for row in drawn]
     parts += _letters(panel, rows)
     about = f"Leak against {price}. {'; '.join(_front_said(row, price) for row in rows)}"
     svg = panel.svg(parts, about)
@@ -188,26 +191,68 @@ def _short(row: Record, price: str) -> str:
 
 
 def _letters(panel: Panel, rows: Sequence[Record]) -> list[str]:
-    """The letter of each mark, near it, on no other letter and on no mark."""
+    """Letters beside their marks, on no other letter and on no mark; marks that lie too close for a
+    letter each share a label."""
     marks = [panel.at(_place(row)) for row in rows]
     taken = [_box(x, y, MARKER_BOX, MARKER_BOX) for x, y in marks]
     parts = []
-    for row, (x, y) in zip(rows, marks, strict=True):
-        width, height = LETTER_BOX[0] + 7.0 * (len(row["letter"]) - 1), LETTER_BOX[1]
-        boxes = [_box(x + dx, y + dy, width, height) for dx, dy in _around()]
+    for group in _groups(marks):
+        text = _ranges([rows[k]["letter"] for k in group])
+        around = _around_all([taken[k] for k in group])
+        width = LETTER_WIDTH * len(text) + 2
+        boxes = [_box(x, y, width, LETTER_HEIGHT) for x, y in _beside(around, width)]
         inside = [box for box in boxes if _inside(panel, box)] or boxes
         chosen = min(inside, key=partial(_overlap, taken))
         taken.append(chosen)
-        style = f"s{_style(row).number}"
+        style = min((_style(rows[k]) for k in group), key=lambda style: style.number)
         middle = (chosen[0] + chosen[2]) / 2
-        letters = words(row["letter"], middle, chosen[3] - 2, "axis letter halo", at="middle")
-        parts.append(f'<g class="{style}">{_lead((x, y), chosen)}{letters}</g>')
+        letters = words(text, middle, chosen[3] - 2, "axis letter halo", at="middle")
+        parts.append(f'<g class="s{style.number}">{_lead(around, chosen)}{letters}</g>')
     return parts
 
 
-def _around() -> list[tuple[float, float]]:
-    turns = [math.pi * k / 4 for k in DIRECTIONS]
-    return [(r * math.cos(turn), r * math.sin(turn)) for r in DISTANCES for turn in turns]
+def _groups(marks: Sequence[tuple[float, float]]) -> list[list[int]]:
+    """Marks by groups, in which each is near another."""
+    groups: list[list[int]] = []
+    for k, (x, y) in enumerate(marks):
+        near = [
+            group for group in groups
+            if any(abs(x - marks[j][0]) < NEAR[0] and abs(y - marks[j][1]) < NEAR[1] for j in group)
+        ]  # fmt: skip
+        groups = [group for group in groups if group not in near]
+        groups.append(sorted([k, *(j for group in near for j in group)]))
+    return sorted(groups)
+
+
+def _ranges(letters: Sequence[str]) -> str:
+    """`A–D G`: letters in the order of the alphabet, three or more in a row as a range."""
+    runs: list[list[str]] = []
+    for one in sorted(letters, key=lambda text: (len(text), text)):
+        follows = runs and len(one) == 1 == len(runs[-1][-1]) and ord(one) == ord(runs[-1][-1]) + 1
+        if follows:
+            runs[-1].append(one)
+        else:
+            runs.append([one])
+    return " ".join(f"{run[0]}–{run[-1]}" if len(run) > 2 else " ".join(run) for run in runs)
+
+
+def _around_all(boxes: Sequence[Box]) -> Box:
+    left, top, right, bottom = zip(*boxes, strict=True)
+    return min(left), min(top), max(right), max(bottom)
+
+
+def _beside(around: Box, width: float) -> list[tuple[float, float]]:
+    """Middles of labels of that width beside a box, the nearest first: right, left, above, below
+    and at the corners."""
+    left, top, right, bottom = around
+    x, y = (left + right) / 2, (top + bottom) / 2
+    found = []
+    for gap in GAPS:
+        east, west = right + gap + width / 2, left - gap - width / 2
+        north, south = top - gap - LETTER_HEIGHT / 2, bottom + gap + LETTER_HEIGHT / 2
+        found += [(east, y), (x, north), (west, y), (x, south)]
+        found += [(east, north), (west, north), (east, south), (west, south)]
+    return found
 
 
 def _box(x: float, y: float, width: float, height: float) -> Box:
@@ -228,11 +273,13 @@ def _overlap(taken: Sequence[Box], box: Box) -> float:
     return shared
 
 
-def _lead(mark: tuple[float, float], box: Box) -> str:
-    """A line from a letter that is far to its mark."""
-    x, y = (box[0] + box[2]) / 2, (box[1] + box[3]) / 2
-    far = math.hypot(x - mark[0], y - mark[1]) > DISTANCES[1]
-    return rule("tick", *mark, x, y) if far else ""
+def _lead(around: Box, box: Box) -> str:
+    """A line from a label that is far to its marks."""
+    x, y = ((box[k] + box[k + 2]) / 2 for k in (0, 1))
+    at_x, at_y = min(max(x, around[0]), around[2]), min(max(y, around[1]), around[3])
+    to_x, to_y = min(max(at_x, box[0]), box[2]), min(max(at_y, box[1]), box[3])
+    far = math.hypot(to_x - at_x, to_y - at_y) > GAPS[1]
+    return rule("tick", at_x, at_y, to_x, to_y) if far else ""
 
 
 def rates_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:

@@ -57,9 +57,10 @@ class GivenPlan(AuditPlan):
         said = weights.pixel_order is not None or weights.channel_order is not None
         check_order(self.victim, self.truth, std, directions, said=said)
         pictures = (self.truth, self.decoys)
-        mean = choose_mean(weights.mean, self.victim, pictures, std, directions).shown
-        assert mean is not None
-        self.mean, self.std = mean, torch.ones(shape[0], 1, 1) if std is None else std
+        mean = choose_mean(weights.mean, self.victim, pictures, std, directions)
+        assert mean.shown is not None
+        self.mean, self.mean_known = mean.shown, mean.finding.level == "ok"
+        self.std = torch.ones(shape[0], 1, 1) if std is None else std
         self.has_labels, self.labels = self._labels()
         self.gradient = self._gradient(weights)
         if self.gradient:
@@ -117,6 +118,7 @@ class GivenPlan(AuditPlan):
                 start=() if begun is None else tuple(t.numpy() for t in begun.parameters.tensors()),
                 mean=self.mean[None].numpy(),
                 std=self.std.numpy(),
+                mean_known=self.mean_known,
                 gradient=self.gradient,
             ),
         )

@@ -42,6 +42,8 @@ N_FIRST, N_NEAR = 8, 4
 N_LISTED = 8
 """Most exposed images whose reasons are not folded away."""
 
+IDENTIFIED = ("identified", "identified_decoys")
+
 Pair = dict[str, Any]
 
 
@@ -116,28 +118,32 @@ def _told(record: Record) -> dict[str, str] | None:
 def _defence(record: Record) -> dict[str, str] | None:
     """The defence that the verdict names, or that there is none."""
     base, name = base_of(record), record["verdict"].get("defence")
-    others = [c for c in record["cells"] if not c["base"] and c["leak"] and not c["failed"]]
+    others = [
+        c for c in record["cells"] if c["kind"] == "defence" and c["leak"] and not c["failed"]
+    ]
     if base["leak"] is None or not base["leak"]["mean"] or not others:
         return None
     for cell in others:
         if cell["name"] == name:
             what = f"are left with {name}, the cheapest defence that {does(cell)}: "
-            return _left(cell, what, price_of(record))
+            if record["no_price"]:
+                what = f"are left with {name}, the defence that leaves least: "
+            return _left(cell, what + price(record, cell))
     least = min(others, key=lambda cell: float(cell["leak"]["mean"]))
     among = plural(len(others), "defence", "defences")
     what = f"are left with {least['name']}, which leaks least of {among}; "
-    return _left(least, what, price_of(record))
+    return _left(least, what + price(record, least))
 
 
-def _left(cell: Record, what: str, of: str) -> dict[str, str]:
-    return {**shown(estimated(cell["leak"])), "kind": "defence", "what": what + price(cell, of)}
+def _left(cell: Record, what: str) -> dict[str, str]:
+    return {**shown(estimated(cell["leak"])), "kind": "defence", "what": what}
 
 
-def price(cell: Record, of: str) -> str:
+def price(record: Record, cell: Record) -> str:
     """The change of accuracy, or of what else is paid with, that a defence comes with."""
-    found = changed(change(cell))
+    found, of = changed(change(cell)), price_of(record)
     if change(cell)[0] is None:
-        return f"its price in {of} is not known"
+        return f"its price in {of} is {record['no_price'] or 'not known'}"
     return f"{of} {found['value']} points {found['ends']}".rstrip()
 
 
@@ -244,6 +250,7 @@ def _numbers(record: Record) -> list[dict[str, Any]]:
                 for side, key in SIDES
             }
             counts = {key: ran[key] for key in (*NUMBERS, "seconds")}
+            counts |= {key: shown(estimated(ran[key])) for key in IDENTIFIED}
             rows.append({"cell": cell, "attack": attack, **shares, **counts})
     return rows
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from recon_core.attacks.autoencoder.many_starts import NoiseAware
 from recon_core.attacks.inversion.strong_inversion import StrongInversion
@@ -22,7 +21,7 @@ from tasks.audit.privacy import noise_multiplier_of
 from tasks.audit.settings import RECONSTRUCTION, AttackName, Audit, Cell
 from tasks.audit.victims import VictimsJob, shape_of
 from tasks.study.executor import Unit
-from tasks.study.products import Folder
+from tasks.study.products import Arrays, Folder
 
 PUBLIC_PER_IMAGE = 2
 """Public images that a student learns from, for each of its teacher's."""
@@ -135,17 +134,19 @@ class AuditPlan:
         job, attack = self.jobs[cell.number], self.attack(cell, name)
         return AttackJob.on(job, attack, mask=self.study.mask, keeps_pictures=cell.is_base)
 
-    def ssim(self, cell: Cell, name: AttackName) -> tuple[npt.NDArray[np.float64], float]:
-        """(victims, pool) SSIM of the best pictures, and seconds of an attack. Raises ValueError if
-        one is not there."""
-        rows, seconds = [], []
+    def scores(self, cell: Cell, name: AttackName) -> tuple[Arrays, float]:
+        """(victims, pool) `ssim`, `identified` and `control` of an attack, and its seconds. Raises
+        ValueError if one is not there."""
+        made, seconds = [], []
         for job in self.attacks(cell, name):
             found = self.folder.product(job.key)
             if found is None:
                 raise ValueError(f"{cell.name}, {name}: not there; run the same command again")
-            rows.append(found[0]["ssim"].astype(np.float64))
+            made.append(found[0])
             seconds.append(found[1]["seconds"])
-        return np.stack(rows), float(np.mean(seconds))
+        names = ("ssim", "identified", "control")
+        stacked = {name: np.stack([arrays[name] for arrays in made]) for name in names}
+        return stacked, float(np.mean(seconds))
 
     def attack(self, cell: Cell, name: AttackName) -> AnyAttack:
         recipe = self.jobs[cell.number].recipe

@@ -54,7 +54,8 @@ class AutoencoderRecipe(Strict):
 
 @dataclass(frozen=True, kw_only=True)
 class VictimRecipe(Strict):
-    """A network and how it is trained and given away.
+    """A network and how it is trained and given away. Defaults are what people train: torch's
+    layers as they start, by SGD in batches of 16.
 
     `n_images`: None takes as many as the source has for it, up to `Audit.most_images`. `n_classes`:
     2 is one output and classes set against each other in two halves; more need
@@ -71,10 +72,14 @@ class VictimRecipe(Strict):
 
     n_images: int | None = None
     n_classes: int = 2
-    victim: Network = field(default_factory=lambda: Network(widths=(200, 200)))
+    victim: Network = field(
+        default_factory=lambda: Network(
+            widths=(200, 200), bias="all", init_std_first=None, init_rest="torch"
+        )
+    )
     training: Training = field(
         default_factory=lambda: Training(
-            epochs=3000, optimiser=Optimiser(rule="gd", lr=0.2), span="auto"
+            epochs=600, batch_size=16, optimiser=Optimiser(rule="gd", lr=0.1), span="auto"
         )
     )
     views: int = 1

@@ -14,15 +14,25 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from recon_core.leakage import Share, exchangeable_p, paired_difference, pareto_front, share_found
+from recon_core.leakage import (
+    Share,
+    exchangeable_p,
+    paired_difference,
+    pareto_front,
+    share_found,
+    share_of,
+)
 from recon_core.membership import likelihood_ratio
 from recon_core.summary import proportion_interval, t_interval, threshold_for
+from tasks.audit.effect import effect_of, is_told
 from tasks.audit.exposure import exposure
 from tasks.audit.plan import AuditPlan
 from tasks.audit.settings import (
+    ENOUGH_TESTS,
     MEMBERSHIP,
     RATES,
     RECONSTRUCTION,
+    START,
     TITLES,
     AttackName,
     Audit,
@@ -35,6 +45,11 @@ from tasks.study.executor import Outcome
 from tasks.study.products import Arrays
 
 DIGITS = 6
+OF_PICTURES = (
+    *("good_at", "control_at", "identified", "identified_decoys", "n_good", "n_good_decoys"),
+    *("n_good_control", "mean_ssim", "mean_ssim_decoys", "mean_ssim_control"),
+)
+"""Numbers that attacks alone have that give pictures."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -43,13 +58,14 @@ def describe_audit(plan: AuditPlan, ended: Outcome) -> dict[str, Any]:
     """The record's own entries."""
     made = plan.study
     cells = [_described(plan, cell, ended) for cell in made.cells]
-    _compare(cells)
     base, job = cells[0], plan.jobs[0]
+    _compare(cells, priced=why_no_price(len(job.tests)) is None)
     body: dict[str, Any] = {
         "subject": plan.subject,
         "n_images": int(job.members[0].sum()),
         "n_victims": made.n_victims,
         "n_tests": len(job.tests),
+        "no_price": why_no_price(len(job.tests)),
         "good_threshold": made.good_threshold,
         "rates": list(RATES),
         "rate": made.rate,
@@ -83,10 +99,11 @@ def _not_tried(plan: AuditPlan) -> list[str]:
     return [f"the attack {TITLES[name][0]}" for name in others]
 
 
-def _about(name: AttackName) -> dict[str, str]:
+def _about(name: AttackName) -> dict[str, str | None]:
     title, knows = TITLES[name]
     kind = "reconstruction" if name in RECONSTRUCTION else "membership"
-    return {"name": name, "title": title, "kind": kind, "knows": knows}
+    about = {"name": name, "title": title, "kind": kind, "knows": knows}
+    return about | {"start": START.get(name)}
 
 
 def _described(plan: AuditPlan, cell: Cell, ended: Outcome) -> dict[str, Any]:
@@ -97,6 +114,7 @@ def _described(plan: AuditPlan, cell: Cell, ended: Outcome) -> dict[str, Any]:
         "group": cell.group,
         "about": cell.about,
         "base": cell.is_base,
+        "kind": cell.kind,
         "epsilon": None if private is None else private.epsilon,
         "delta": None if private is None else private.delta,
         "noise_multiplier": None if job is None or private is None else job.noise_multiplier,
@@ -105,6 +123,7 @@ def _described(plan: AuditPlan, cell: Cell, ended: Outcome) -> dict[str, Any]:
         "accuracy": None,
         "attacks": {},
         "leak": None,
+        "effect": None,
         "on_front": False,
         "seconds": 0.0,
     }
@@ -158,39 +177,50 @@ def _attacked(
     members = job.members
     seconds = 0.0
     if name in MEMBERSHIP:
-        scores = _membership(name, arrays, members)
+        scores, more = _membership(name, arrays, members), None
     else:
         units = [f"attack {cell.name}, {name}, victim {v}" for v in range(made.n_victims)]
         if lost := [unit for unit in units if unit in failed]:
             return {"status": "refused", "why": f"failed: {failed[lost[0]]}"}
-        scores, seconds = plan.ssim(cell, name)
+        more, seconds = plan.scores(cell, name)
+        scores = more["ssim"].astype(np.float64)
     rng = np.random.default_rng((made.seed, cell.number, made.attacks.index(name)))
     about: dict[str, Any] = {
         "status": "ran",
         "why": None,
         "seconds": seconds,
         "n": int(members.sum()),
+        "n_decoys": int((~members).sum()),
         "found_at": {f"{r:g}": _share(share_found(scores, members, rate=r)) for r in RATES},
-        "good_at": None,
-        "n_good": None,
-        "n_good_decoys": None,
-        "mean_ssim": None,
-        "mean_ssim_decoys": None,
+        **dict.fromkeys(OF_PICTURES),
         "auc": _auc(scores, members),
         "p_value": _p_value(scores, members, rate=made.rate, generator=rng),
     }
-    if name in RECONSTRUCTION:
-        least = made.good_threshold
-        about |= {
-            "good_at": {
-                f"{r:g}": _share(share_found(scores, members, rate=r, least=least)) for r in RATES
-            },
-            "n_good": int((scores[members] > least).sum()),
-            "n_good_decoys": int((scores[~members] > least).sum()),
-            "mean_ssim": float(scores[members].mean()),
-            "mean_ssim_decoys": float(scores[~members].mean()),
-        }
+    if more is not None:
+        about |= _of_pictures(more, members, made)
     return about
+
+
+def _of_pictures(arrays: Arrays, members: npt.NDArray[np.bool_], made: Audit) -> dict[str, Any]:
+    """Numbers of an attack that gives pictures: its own, and those of the mean image alone."""
+    least = made.good_threshold
+    scores, control = (arrays[name].astype(np.float64) for name in ("ssim", "control"))
+    by_rate = [
+        {f"{r:g}": _share(share_found(some, members, rate=r, least=least)) for r in RATES}
+        for some in (scores, control)
+    ]
+    return {
+        "good_at": by_rate[0],
+        "control_at": by_rate[1],
+        "identified": _share(share_of(arrays["identified"], members)),
+        "identified_decoys": _share(share_of(arrays["identified"], ~members)),
+        "n_good": int((scores[members] > least).sum()),
+        "n_good_decoys": int((scores[~members] > least).sum()),
+        "n_good_control": int((control[members] > least).sum()),
+        "mean_ssim": float(scores[members].mean()),
+        "mean_ssim_decoys": float(scores[~members].mean()),
+        "mean_ssim_control": float(control[members].mean()),
+    }
 
 
 def _membership(name: AttackName, arrays: Arrays, members: npt.NDArray[np.bool_]) -> Floats:
@@ -249,8 +279,21 @@ def _leak(attacks: Mapping[str, Any], made: Audit) -> dict[str, Any] | None:
     return max(there, key=lambda share: share["mean"], default=None)
 
 
-def _compare(cells: Sequence[dict[str, Any]]) -> None:
-    """Prices and the front, of cells that have numbers."""
+def why_no_price(n_tests: int) -> str | None:
+    """The reason for which no price in accuracy is stated; None: it is."""
+    if n_tests >= ENOUGH_TESTS:
+        return None
+    return f"not measured: {n_tests} held-out images, {ENOUGH_TESTS} needed"
+
+
+def _compare(cells: Sequence[dict[str, Any]], *, priced: bool) -> None:
+    """Effects on the leak, prices where they are measured, and the front, of cells that have
+    numbers."""
+    for cell in cells[1:]:
+        if cell["leak"] and cells[0]["leak"]:
+            cell["effect"] = effect_of(cell["leak"], cells[0]["leak"])
+    if not priced:
+        return
     usable = [
         c for c in cells
         if c["failed"] is None and c["leak"] and (c["accuracy"] or {}).get("each")
@@ -263,16 +306,18 @@ def _compare(cells: Sequence[dict[str, Any]]) -> None:
             if len(own) > 1:
                 change, interval = paired_difference(own, before)
             cell["accuracy"] |= {"change": change, "change_interval": interval}
+    offered = [cell for cell in usable if cell["kind"] != "variant"]
     front = pareto_front(
-        [c["leak"]["mean"] for c in usable], [c["accuracy"]["test"] for c in usable]
+        [c["leak"]["mean"] for c in offered], [c["accuracy"]["test"] for c in offered]
     )
-    for cell, on_front in zip(usable, front, strict=True):
+    for cell, on_front in zip(offered, front, strict=True):
         cell["on_front"] = on_front
 
 
 def _checked(limit: Limit, base: Mapping[str, Any], made: Audit) -> dict[str, Any]:
-    """A limit, and the attack that comes nearest to it or exceeds it most; it fails if the share is
-    above, and is undecided if a part of its interval alone is."""
+    """A limit, and the attack that comes nearest to it or exceeds it most. It fails if the share is
+    above and members are told from decoys; it is undecided if the share is above, but decoys score
+    like members, or if a part of the interval alone is above."""
     key = "good_at" if limit.of == "good" else "found_at"
     shares = {
         name: base["attacks"][name][key][f"{limit.rate:g}"]
@@ -281,11 +326,14 @@ def _checked(limit: Limit, base: Mapping[str, Any], made: Audit) -> dict[str, An
     }
     if not shares:
         raise ValueError(f"{limit.text}: no attack ran that it could be checked on")
-    worst = max(shares, key=lambda name: shares[name]["mean"])
+    told = {name: is_told(base["attacks"][name], share, made.n_victims)
+            for name, share in shares.items()}  # fmt: skip
+    worst = max(shares, key=lambda name: (told[name] and shares[name]["mean"] > limit.limit,
+                                          shares[name]["mean"]))  # fmt: skip
     share = shares[worst]
-    outcome = "fails" if share["mean"] > limit.limit else "passes"
-    if outcome == "passes" and share["interval"][1] > limit.limit:
-        outcome = "undecided"
+    outcome = "undecided" if share["interval"][1] > limit.limit else "passes"
+    if share["mean"] > limit.limit:
+        outcome = "fails" if told[worst] else "undecided"
     return {
         "condition": limit.text,
         "cell": base["name"],

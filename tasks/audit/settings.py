@@ -2,7 +2,8 @@
 
 A defence is a change to the victim's recipe, by dotted names, so it needs no path of its own: one
 that is not here is a few words in a file. Every cell of an audit is a recipe with one defence, and
-all cells share images, seeds and starts as far as their recipes allow.
+all cells share images, seeds and starts as far as their recipes allow. A variant is such a change,
+too, but another way to train, and no defence.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ ON_WEIGHTS: tuple[AttackName, ...] = ("span", "span_known", "kkt")
 RECONSTRUCTION: tuple[AttackName, ...] = (*ON_WEIGHTS, "gradient", "features", "autoencoder")
 MEMBERSHIP: tuple[AttackName, ...] = ("loss", "likelihood_ratio")
 TITLES: dict[AttackName, tuple[str, str]] = {
-    "span": ("span", "the weights"),
+    "span": ("span, start unknown", "the weights"),
     "span_known": ("span, start known", "the weights, and those that training started from"),
     "kkt": ("KKT", "the weights"),
     "gradient": ("gradients of a batch", "the batch's gradients, and the weights they are of"),
@@ -44,7 +45,13 @@ TITLES: dict[AttackName, tuple[str, str]] = {
         "the images to be asked about, answers for them, and networks of the same kind",
     ),
 }
-"""Title of each attack, and what its attacker has; all have the mean of the training images."""
+"""Title of each attack, and what its attacker has."""
+START: dict[AttackName, Literal["known", "unknown"]] = {
+    "span": "unknown", "span_known": "known", "kkt": "unknown",
+}  # fmt: skip
+"""Threat models of attacks on weights: whether the weights before training are known."""
+ENOUGH_TESTS = 100
+"""Held-out images without which no price in accuracy is stated."""
 RATES = (0.0, 0.001, 0.01, 0.05)
 """False positive rates at which images are counted."""
 FEWEST = 2
@@ -80,11 +87,13 @@ class GivenWeights(Strict):
 
 @dataclass(frozen=True, kw_only=True)
 class Defence(Strict):
-    """A change to the recipe: `set` has new values by dotted name, `scale` factors of numbers."""
+    """A change to the recipe: `set` has new values by dotted name, `scale` factors of numbers.
+    `kind`: "variant" is another way to train, which is not offered as a defence."""
 
     name: str
     group: str
     about: str
+    kind: Literal["defence", "variant"] = "defence"
     set: dict[str, Any] = field(default_factory=dict)
     scale: dict[str, float] = field(default_factory=dict)
 
@@ -124,10 +133,11 @@ class Defence(Strict):
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """A recipe under one defence; the base has none."""
+    """A recipe under one defence, or another way to train; the base is the recipe as it is."""
 
     number: int
     name: str
+    kind: Literal["base", "variant", "defence"]
     group: str
     about: str
     recipe: VictimRecipe
@@ -230,21 +240,27 @@ class Audit(Strict):
 
     @property
     def cells(self) -> tuple[Cell, ...]:
-        """The network as it is, then one cell a defence."""
+        """The recipe as it is, then one cell a variant and defence; a variant that is the recipe
+        itself is left out."""
         base = Cell(
             number=0,
             name="as it is",
+            kind="base",
             group="as it is",
             about="The recipe, without a defence.",
             recipe=self.recipe,
         )
-        return (
-            base,
-            *(
-                Cell(number=k, name=d.name, group=d.group, about=d.about, recipe=d.of(self.recipe))
-                for k, d in enumerate(self.defences, start=1)
-            ),
-        )
+        cells = [base]
+        for d in self.defences:
+            recipe = d.of(self.recipe)
+            if d.kind == "defence" or recipe != self.recipe:
+                cells.append(
+                    Cell(
+                        number=len(cells), name=d.name, kind=d.kind, group=d.group,
+                        about=d.about, recipe=recipe,
+                    )
+                )  # fmt: skip
+        return tuple(cells)
 
     @property
     def limits(self) -> tuple[Limit, ...]:

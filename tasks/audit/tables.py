@@ -16,7 +16,10 @@ from tasks.page.tables import Cell, Table, cells_of, claims_table, estimate, tab
 RAN = "ran"
 SIDES = (("good", "good_at"), ("found", "found_at"))
 """Shares of an attack: images that come back good, and those that are told from others."""
-NUMBERS = ("n", "n_good", "n_good_decoys", "mean_ssim", "mean_ssim_decoys", "auc", "p_value")
+NUMBERS = (
+    *("n", "n_good", "n_good_decoys", "n_good_control"),
+    *("mean_ssim", "mean_ssim_decoys", "mean_ssim_control", "auc", "p_value"),
+)
 EXPOSED = ("image_id", "label", "class", "n_in", "n_back", "mean_ssim", "margin", "loss",
            "n_copies", "why")  # fmt: skip
 CHECKS = ("condition", "cell", "attack", "value", "limit", "outcome")
@@ -32,6 +35,12 @@ def share(value: float | None) -> str:
         return NOTHING
     decimals = 0 if value in (0, 1) or 0.0995 <= value < 0.995 else 1
     return f"{fixed(100 * value, decimals)} %"
+
+
+def within(interval: Sequence[float]) -> str:
+    """`60 to 72 %`."""
+    low, high = map(share, interval)
+    return f"{low.removesuffix(' %')} to {high}"
 
 
 def points(change: float | None) -> str:
@@ -116,6 +125,12 @@ def price_of(record: Record) -> str:
     return str(record["price"])
 
 
+def has_price(record: Record, cell: Record) -> bool:
+    """True of defences, and the base, whose accuracy was measured on enough images."""
+    known = accuracy(cell)[0] is not None and not record["no_price"]
+    return known and cell["kind"] != "variant"
+
+
 def change(cell: Record) -> Estimated:
     """Change of test accuracy against the base."""
     found = cell["accuracy"]
@@ -137,14 +152,14 @@ def cells_table(record: Record) -> Table:
     """One row per defence: its price, and the most that any reconstruction attack got."""
     rows: list[dict[str, Cell]] = [
         {"cell": cell["number"], "letter": letter(cell["number"])}
-        | {key: cell[key] for key in ("name", "group", "about", "base", "epsilon", "delta")}
+        | {key: cell[key] for key in ("name", "kind", "group", "about", "base", "epsilon", "delta")}
         | {"n_images": cell["n_images"], "failed": cell["failed"]}
         | {"train accuracy": (cell["accuracy"] or {}).get("train")}
         | estimate("test accuracy", accuracy(cell))
         | estimate("change", change(cell))
         | {"leak by": (cell["leak"] or {}).get("attack")}
         | estimate("leak", estimated(cell["leak"]))
-        | {"on_front": cell["on_front"]}
+        | {"effect": (cell["effect"] or {}).get("word"), "on_front": cell["on_front"]}
         for cell in record["cells"]
     ]
     return table_of("cells", rows, ("cell", "letter", "name"))
@@ -165,6 +180,8 @@ def attacks_table(record: Record) -> Table:
                 for rate in record["rates"]:
                     of_rate = (ran.get(shares) or {}).get(key_of(rate))
                     row |= estimate(f"{side} at {key_of(rate)}", estimated(of_rate))
+            for key in ("identified", "identified_decoys"):
+                row |= estimate(key.replace("_", " of "), estimated(ran.get(key)))
             rows.append(row | {key: ran.get(key) for key in (*NUMBERS, "seconds")})
     return table_of("attacks", rows, ("cell", "name", "attack", "kind", "status", "why"))
 
@@ -220,7 +237,7 @@ def checks_table(record: Record) -> Table:
 
 
 def front_table(name: str, record: Record) -> Table:
-    """One row per defence whose leak and accuracy are both known."""
+    """One row per defence whose leak and price are both known; other ways to train are none."""
     rows: list[dict[str, Cell]] = [
         {"cell": cell["number"], "letter": letter(cell["number"]), "name": cell["name"]}
         | estimate("accuracy", accuracy(cell))
@@ -228,7 +245,7 @@ def front_table(name: str, record: Record) -> Table:
         | {"leak by": (cell["leak"] or {}).get("attack")}
         | {"base": cell["base"], "on_front": cell["on_front"]}
         for cell in record["cells"]
-        if not cell["failed"] and accuracy(cell)[0] is not None and cell["leak"] is not None
+        if has_price(record, cell) and not cell["failed"] and cell["leak"] is not None
     ]
     return table_of(name, rows, ("cell", "letter", "name", "accuracy", "leak", "base", "on_front"))
 

@@ -40,13 +40,15 @@ T = TypeVar("T")
 class Given:
     """A network that is there already: its tensors (1, ...), those of the first layer that training
     began with, if known, what was subtracted from its images (1, c, h, w), and what they were then
-    divided by (c, 1, 1). `gradient`: those of a batch in the first layer, which are what is given
-    away; its start is then the layer itself."""
+    divided by (c, 1, 1). `mean_known`: false where nobody said what was subtracted. `gradient`:
+    those of a batch in the first layer, which are what is given away; its start is then the layer
+    itself."""
 
     weights: tuple[npt.NDArray[np.float32], ...]
     start: tuple[npt.NDArray[np.float32], ...]
     mean: npt.NDArray[np.float32]
     std: npt.NDArray[np.float32]
+    mean_known: bool = True
     gradient: tuple[npt.NDArray[np.float32], ...] = ()
 
 
@@ -80,7 +82,7 @@ class VictimsJob(Job):
             body.append("centred by the tests' mean")
         if (given := self.given) is not None:
             tensors = (*given.weights, *given.start, *given.gradient)
-            body.append(hash_of(*tensors, given.mean, given.std))
+            body += [hash_of(*tensors, given.mean, given.std), given.mean_known]
         return key_of(body)
 
     @property

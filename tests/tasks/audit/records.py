@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tasks.audit.effect import effect_of
 from tasks.audit.figures import describe_figures
 from tasks.audit.page import AUDIT_PAGE
 from tests.tasks.page.study_pages import Arrays, Made, StudyPages, header
@@ -16,7 +17,7 @@ RATES = (0.0, 0.001, 0.01, 0.05)
 CLASSES = ("cat", "truck")
 PAGES = StudyPages(AUDIT_PAGE)
 ATTACKS = (
-    ("span", "span", "reconstruction", "the weights"),
+    ("span", "span, start unknown", "reconstruction", "the weights"),
     ("span_known", "span, start known", "reconstruction",
      "the weights, and those that training started from"),
     ("kkt", "KKT", "reconstruction", "the weights"),
@@ -56,10 +57,10 @@ def audit(*, n_exposed: int = 24, n_decoys: int = 8, limits: bool = True, seed: 
     as they are, one of which failed."""
     rng = np.random.default_rng(seed)
     n = 12
-    cells = [_cell(rng, k, defence, n) for k, defence in enumerate(DEFENCES)]
+    cells = _with_effects([_cell(rng, k, defence, n) for k, defence in enumerate(DEFENCES)])
     record = {
         **_head("What networks of this recipe leak of their training images"),
-        "subject": "recipe", "n_images": 100, "n_victims": n, "n_tests": 1000,
+        "subject": "recipe", "n_images": 100, "n_victims": n, "n_tests": 1000, "no_price": None,
         "attacks": _attacks(ATTACKS), "cells": cells, **_exposed(rng, n_exposed, n_decoys, n),
         "checks": _checks() if limits else [],
         "left_out": ["KKT with four attacks for each network; one was made (--quick)."],
@@ -87,9 +88,11 @@ def weights(*, seed: int = 1) -> Made:
     for k, (name, group, about, leak) in enumerate(RELEASES):
         cell = _cell(rng, k, (name, group, about, leak, 0.0, None, ("kkt",)), 1, ATTACKS[:3])
         cells.append(cell | {"accuracy": None, "on_front": False})
+    _ = _with_effects(cells)
     record = {
         **_head("What the weights model.safetensors leak of their training images"),
         "subject": "weights", "n_images": 100, "n_victims": 1, "n_tests": 0,
+        "no_price": "not measured: 0 held-out images, 100 needed",
         "attacks": _attacks(ATTACKS[:3]), "cells": cells, **_exposed(rng, 10, 4, 1), "checks": [],
         "left_out": [], "does_not_cover": ["Other networks than this one."],
         "verdict": {"level": "leaks", "sentence": "Of 100 training images 62 % come back.",
@@ -108,6 +111,13 @@ def nothing() -> Made:
     record["verdict"] = {"level": "nothing found", "sentence": "No attack could be made.",
                          "base_leak": None, "defence": None}  # fmt: skip
     return record | {"figures": describe_figures(record)}, {}
+
+
+def _with_effects(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    for cell in cells[1:]:
+        if cell["leak"]:
+            cell["effect"] = effect_of(cell["leak"], cells[0]["leak"])
+    return cells
 
 
 def _head(title: str) -> dict[str, Any]:
@@ -157,8 +167,12 @@ def _eight_bits(pictures: npt.NDArray[np.float64]) -> npt.NDArray[np.uint8]:
     return (255 * pictures.clip(0, 1)).round().astype(np.uint8)
 
 
-def _attacks(attacks: Any) -> list[dict[str, str]]:
-    return [dict(zip(("name", "title", "kind", "knows"), a, strict=True)) for a in attacks]
+def _attacks(attacks: Any) -> list[dict[str, Any]]:
+    start = {"span": "unknown", "span_known": "known", "kkt": "unknown"}
+    return [
+        dict(zip(("name", "title", "kind", "knows"), a, strict=True)) | {"start": start.get(a[0])}
+        for a in attacks
+    ]
 
 
 def _cell(
@@ -167,6 +181,7 @@ def _cell(
     name, group, about, leak, accuracy, epsilon, refused = defence
     cell: dict[str, Any] = {
         "number": number, "name": name, "group": group, "about": about, "base": number == 0,
+        "kind": "defence" if number else "base", "effect": None,
         "epsilon": epsilon, "delta": epsilon and 1e-5, "n_images": 100, "failed": None,
         "accuracy": None, "attacks": {}, "leak": None, "on_front": False, "shown": [],
     }  # fmt: skip
@@ -210,9 +225,14 @@ def _attacked(
     n = 100 * n_victims
     return {
         "status": "ran", "why": None, "seconds": 8.125, "found_at": found,
-        "good_at": good if pictures else None, "n": n,
+        "good_at": good if pictures else None, "n": n, "n_decoys": n,
         "n_good": round(level * n) if pictures else None,
         "n_good_decoys": 3 if pictures else None,
+        "n_good_control": 2 if pictures else None,
+        "control_at": dict.fromkeys(factors, _share(rng, 0.01, n_victims)) if pictures else None,
+        "identified": _share(rng, 0.9 * level, n_victims) if pictures else None,
+        "identified_decoys": _share(rng, 0.0, n_victims) if pictures else None,
+        "mean_ssim_control": 0.171 if pictures else None,
         "mean_ssim": round(0.2 + 0.6 * level, 6) if pictures else None,
         "mean_ssim_decoys": 0.183 if pictures else None,
         "auc": round(min(1.0, 0.5 + 0.6 * level), 6), "p_value": 0.001 if level > 0.01 else 0.31,

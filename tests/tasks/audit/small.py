@@ -94,10 +94,15 @@ def put_victims(plan: AuditPlan, number: int = 0, **arrays: Any) -> None:
 
 
 def put_attack(plan: AuditPlan, ssim: Scores, number: int = 0, name: Any = "span") -> None:
-    """Made-up scores (victims, pool) of an attack on a cell, and white pictures."""
+    """Made-up scores (victims, pool) of an attack on a cell, and white pictures; what scores above
+    .4 is identified, and the mean image scores .1."""
     cell = plan.study.cells[number]
     for job, own in zip(plan.attacks(cell, name), ssim, strict=True):
-        arrays: dict[str, npt.NDArray[Any]] = {"ssim": own.astype(np.float32)}
+        arrays: dict[str, npt.NDArray[Any]] = {
+            "ssim": own.astype(np.float32),
+            "identified": own > 0.4,
+            "control": np.full(len(own), 0.1, np.float32),
+        }
         if job.keeps_pictures:
             arrays["pictures"] = np.full(job.pool.images.shape, 255, np.uint8)
         plan.folder.put(job.key, arrays, {"seconds": 2.0, "n_pictures": len(own)})

@@ -57,7 +57,8 @@ def test_images_come_back_from_a_given_network_and_its_start(files: Files, tmp_p
     base = record["cells"][0]
     known = base["attacks"]["span_known"]
     assert known["good_at"]["0.01"]["mean"] > 0.8
-    assert known["n_good_decoys"] == 0
+    assert known["identified"]["mean"] > 0.8
+    assert known["identified_decoys"]["mean"] < 0.3
     unknown = base["attacks"]["span"]["good_at"]["0.01"]["mean"]
     assert unknown <= 3 / N  # the standard start hides them; two with one source for each direction
     assert base["leak"]["attack"] == "span_known"
@@ -93,7 +94,7 @@ def test_a_batch_comes_back_from_its_gradients(files: Files, tmp_path: Path) -> 
     )
     base = record["cells"][0]
     assert base["attacks"]["gradient"]["good_at"]["0.01"]["mean"] > 0.8
-    assert base["attacks"]["gradient"]["n_good_decoys"] == 0
+    assert base["attacks"]["gradient"]["n_good_decoys"] <= 1
     assert base["accuracy"] is None
     assert "its gradients" in record["verdict"]["sentence"]
     assert record["cells"][1]["name"] == "noise of 10 % on the gradients"

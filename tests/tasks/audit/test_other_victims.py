@@ -80,7 +80,7 @@ def auto(tmp_path_factory: pytest.TempPathFactory) -> AuditPlan:
 def scores(plan: AuditPlan, name: Any, cell: str = "as it is") -> tuple[float, float]:
     """Mean SSIM of members and of decoys."""
     number = plan.numbers[cell]
-    ssim, _seconds = plan.ssim(plan.study.cells[number], name)
+    ssim = plan.scores(plan.study.cells[number], name)[0]["ssim"].astype(np.float64)
     members = plan.jobs[number].members
     return float(ssim[members].mean()), float(ssim[~members].mean())
 
@@ -262,4 +262,4 @@ def test_keys_of_recipes_without_either_are_what_they_were() -> None:
     assert isinstance(plain["released"], dict)
     assert {"n_images", "victim", "training", "views"} <= plain.keys()
     assert VictimRecipe(cut=2).as_trained == VictimRecipe()
-    assert VictimRecipe(cut=2, mixcon=MixCon()).as_trained.cut == 2
+    assert recipe(cut=2, mixcon=MixCon()).as_trained.cut == 2

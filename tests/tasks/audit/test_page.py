@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from tasks.audit.figures import describe_figures
-from tasks.audit.tables import points, share
+from tasks.audit.figures import describe_figures, front_figure
+from tasks.audit.tables import front_table, points, share
 from tests.tasks.audit.records import DIVERGED, PAGES, RATES, REFUSED, audit, nothing, weights
 from tests.tasks.page.study_pages import Made, floats, written
 from tests.tasks.pages import Page
 
 made, folder = written(PAGES, audit)
+STUDIES = Path(__file__).parents[3] / "docs" / "results" / "studies"
 EVIL = '<script>alert("x")</script>&amp;'
 
 
@@ -32,7 +35,7 @@ def test_the_answer_stands_before_everything_else(page: Page, made: Made) -> Non
         "66 % [60, 72]",
         "(span, start known)",
         "(membership, likelihood ratio)",
-        "are left with more images, the cheapest defence that halves the leak",
+        "are left with more images, the cheapest defence that at least halves the leak",
         "The most exposed training images",
         "The decoys that came nearest",
         "Attacks and defences",
@@ -56,7 +59,8 @@ def test_the_table_has_every_share_of_the_record(page: Page, made: Made) -> None
     for cell in record["cells"][:-1]:
         row = page.rows[f"cell {cell['number']}"]
         assert cell["name"] in row[0]
-        for text, attack in zip(row[1:6], record["attacks"], strict=True):
+        assert row[1].strip() == (cell["effect"] or {"word": ""})["word"]
+        for text, attack in zip(row[2:7], record["attacks"], strict=True):
             found = cell["attacks"][attack["name"]]
             if found["status"] == "refused":
                 assert text == "not run1"
@@ -65,9 +69,9 @@ def test_the_table_has_every_share_of_the_record(page: Page, made: Made) -> None
             entry = found[key]["0.01"]
             low, high = (share(end).removesuffix(" %") for end in entry["interval"])
             assert text == f"{share(entry['mean'])}[{low}, {high}]"
-        assert row[6].startswith(share(cell["accuracy"]["test"]))
+        assert row[7].startswith(share(cell["accuracy"]["test"]))
         expected = "" if cell["base"] else points(cell["accuracy"]["change"])
-        assert row[7].startswith(expected)
+        assert row[8].startswith(expected)
     assert f"no numbers: {DIVERGED}" in page.rows["cell 10"][1]
 
 
@@ -83,8 +87,10 @@ def test_all_numbers_are_there_at_every_rate(page: Page, made: Made) -> None:
         assert row[2 + k].startswith(share(good["mean"]))
         assert row[6 + k].startswith(share(found["mean"]))
     numbers = cell["attacks"]["span"]
-    assert row[10:12] == [f"{numbers['n_good']} of 1200", "3"]
-    assert row[12:] == [f"{numbers['mean_ssim']:.3f}", "0.183", f"{numbers['auc']:.3f}",
+    assert row[10:13] == [f"{numbers['n_good']} of 1200", "3", "2"]
+    assert row[13].startswith(share(numbers["identified"]["mean"]))
+    assert row[14] == share(numbers["identified_decoys"]["mean"])
+    assert row[15:] == [f"{numbers['mean_ssim']:.3f}", "0.183", "0.171", f"{numbers['auc']:.3f}",
                         "0.001", "8.1 s"]  # fmt: skip
     assert page.rows["loss 0"][10] == "–"
 
@@ -143,6 +149,52 @@ def test_the_tables_beside_the_page_are_the_record(folder: Path, page: Page, mad
                                 "mean_ssim", "margin", "loss", "n_copies", "why"]  # fmt: skip
 
 
+def letters_of(text: str) -> str:
+    """Letters of a label, `A–D G`."""
+    parts = [part.split("–") for part in text.split()]
+    return "".join(chr(k) for ends in parts for k in range(ord(ends[0]), ord(ends[-1]) + 1))
+
+
+def labels_of(figure: str) -> list[tuple[float, float, float, float, str]]:
+    """Boxes of the labels of marks, letters as wide as a bold one of 14 px, and their texts."""
+    found = []
+    for attributes, text in re.findall(r"<text ([^>]*letter halo[^>]*)>([^<]*)<", figure):
+        x, y = (float(re.search(rf'{name}="([^"]+)"', attributes)[1]) for name in "xy")  # type: ignore[index]
+        half = 4.0 * len(text)
+        found.append((x - half, y - 10, x + half, y, text))
+    return found
+
+
+def marks_of(svg: str) -> list[tuple[float, float, float, float, str]]:
+    """Boxes of the marks."""
+    circles = re.findall(r'class="marker" cx="([^"]+)" cy="([^"]+)" r="3.2"', svg)
+    found = [(float(x) - 3, float(y) - 3, float(x) + 3, float(y) + 3, "mark") for x, y in circles]
+    for corners in re.findall(r'class="marker" points="([^"]+)"', svg):
+        x, y = zip(*(map(float, corner.split(",")) for corner in corners.split()), strict=True)
+        found.append((min(x), min(y), max(x), max(y), "mark"))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_labels_of_the_front_lie_on_no_other_and_on_no_mark(seed: int) -> None:
+    record, pictures = audit()
+    rng = np.random.default_rng(seed)
+    kept = json.loads((STUDIES / "audit" / "audit.json").read_text()) if seed == 0 else record
+    for cell in kept["cells"][1:]:
+        if seed and cell["leak"]:  # most of them in one corner
+            place = rng.choice([0.02, 0.98]) + rng.normal(0, 0.02)
+            cell["leak"] |= {"mean": min(1.0, abs(place)), "interval": None}
+            cell["accuracy"] |= {"test": 0.74 + rng.normal(0, 0.01), "test_interval": None}
+    figure = next(f for f in describe_figures(kept) if f["name"] == "front")
+    svg = front_figure(kept, pictures, figure).rows[0].panels[0].svg
+    labels, marks = labels_of(svg), marks_of(svg)
+    assert len(marks) == len(front_table("front", kept).columns["cell"])
+    for k, one in enumerate(labels):
+        for other in [*labels[k + 1 :], *marks]:
+            across = one[2] <= other[0] or other[2] <= one[0]
+            assert across or one[3] <= other[1] or other[3] <= one[1], (one, other)
+
+
 def test_the_front_is_drawn_at_leak_and_accuracy(folder: Path, made: Made) -> None:
     rows = PAGES.rows_of(folder, "front")
     assert [row["letter"] for row in rows] == list("ABCDEFGHIJ")
@@ -152,9 +204,11 @@ def test_the_front_is_drawn_at_leak_and_accuracy(folder: Path, made: Made) -> No
     line = re.findall(r'class="curve thin" points="([^"]*)"', figure)[0].split()
     assert len(line) == len(kept)
     titles = re.findall(r"<title>(.*?)</title>", figure)
-    assert [title.partition(":")[0] for title in titles] == [row["name"] for row in rows]
+    assert {title.partition(":")[0] for title in titles} == {row["name"] for row in rows}
+    assert titles[-1].startswith("as it is")  # above the marks that lie on it
     assert "more images: leak 22 % [17, 27], accuracy 87 % [86, 88]" in titles
-    assert len(re.findall(r'class="axis letter halo"', figure)) == len(rows)
+    labels = [text for *_box, text in labels_of(figure)]
+    assert "".join(sorted(letter for text in labels for letter in letters_of(text))) == "ABCDEFGHIJ"
     assert "so not drawn: large steps" in figure
 
 
@@ -199,10 +253,12 @@ def test_one_given_file_has_no_accuracy_and_no_front(tmp_path: Path) -> None:
     page = PAGES.page_of(tmp_path, (record, pictures))
     assert [figure["name"] for figure in record["figures"]] == ["rates"]
     assert "Test accuracy" not in page.prose
-    assert "its price in accuracy is not known" in page.prose
+    why = "not measured: 0 held-out images, 100 needed"
+    assert f"its price in accuracy is {why}" in page.prose
+    assert f"Price of defences in accuracy: {why}." in page.prose
     assert "There is one network" in page.prose
     assert page.rows["cell 2"][0].strip() == "Cin 4 bits"
-    assert page.rows["cell 2"][3] == "not run1"
+    assert page.rows["cell 2"][4] == "not run1"
     assert page.rows["image 1"][3] == "yes"
     assert PAGES.rows_of(tmp_path, "cells")[0]["test accuracy"] == ""
 
@@ -211,7 +267,7 @@ def test_an_audit_without_numbers_says_so(tmp_path: Path) -> None:
     page = PAGES.page_of(tmp_path, nothing())
     assert "nothing found" in page.prose
     assert "No attack gave images back" in page.prose
-    assert all(text == "not run1" for text in page.rows["cell 0"][1:6])
+    assert all(text == "not run1" for text in page.rows["cell 0"][2:7])
     assert page.images == []
 
 

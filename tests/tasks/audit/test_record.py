@@ -20,6 +20,7 @@ from storage.sources.load import ImageSet
 from tasks.audit.exposure import nearest_decoys, pictures_of
 from tasks.audit.images import AuditImages, read_images
 from tasks.audit.plan import AuditPlan
+from tasks.audit.record import why_no_price
 from tests.tasks.audit.small import (
     Scores,
     audit,
@@ -35,6 +36,18 @@ from tests.tasks.audit.small import (
 )
 
 RARELY = 0.001
+
+
+@pytest.fixture(autouse=True)
+def _few_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prices are stated of the forty held-out images of these audits."""
+    monkeypatch.setattr("tasks.audit.record.ENOUGH_TESTS", 40)
+
+
+def test_prices_need_a_hundred_held_out_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    assert why_no_price(100) is None
+    assert why_no_price(99) == "not measured: 99 held-out images, 100 needed"
 
 
 def fabricated(root: Path, images: AuditImages | None = None, **changes: Any) -> AuditPlan:

@@ -187,13 +187,13 @@ def _is_moved(view: torch.Tensor, image: torch.Tensor, *, most: int) -> bool:
 
 def test_mirrored_pictures_count_for_victims_that_learned_them() -> None:
     pool = torch.rand(5, 1, 16, 16, generator=torch.Generator().manual_seed(0))
-    row, ssim = best_matches(pool[[3, 1]].flip(3), pool, mirrored=True)
+    row, scores = best_matches(pool[[3, 1]].flip(3), pool, mirrored=True)
     assert (row[3], row[1]) == (2, 3)
-    assert ssim[[3, 1]].tolist() == pytest.approx([1.0, 1.0], abs=1e-5)
+    assert [float(scores[2, 3]), float(scores[3, 1])] == pytest.approx([1.0, 1.0], abs=1e-5)
     _row, plain = best_matches(pool[[3, 1]].flip(3), pool, mirrored=False)
     assert plain.max() < 0.5
-    row, ssim = best_matches(pool[:0], pool, mirrored=True)
-    assert (row.tolist(), ssim.tolist()) == ([-1] * 5, [0.0] * 5)
+    row, scores = best_matches(pool[:0], pool, mirrored=True)
+    assert (row.tolist(), scores.shape) == ([-1] * 5, (0, 5))
 
 
 @pytest.mark.parametrize("name", ["private", "dropout"])
@@ -291,11 +291,12 @@ def test_images_in_the_first_layer_are_found(tmp_path: Path) -> None:
     attacks = made.attacks(made.study.cells[0], "span")
     arrays = product(attacks[2])
     members = job.members[2]
-    assert arrays["ssim"][members].mean() > 0.8
+    assert arrays["ssim"][members].mean() > 0.7  # on the pool's mean, and not on theirs
+    assert arrays["identified"][members].all()
     assert arrays["ssim"][members].min() > 0.5 > arrays["ssim"][~members].max()
     rows = np.flatnonzero(members)
     off = np.abs(arrays["pictures"][rows].astype(int) - job.pool.images[rows]).mean()
-    assert off < 30
+    assert off < 35
     others = product(attacks[0])["ssim"]
     assert others.max() < 0.5
 
