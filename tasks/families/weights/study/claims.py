@@ -82,10 +82,11 @@ STATEMENTS: dict[str, tuple[Statement[Results], ...]] = {
             check=checks.more_classes_more_good,
         ),
         Statement(
-            claim="... and not only because there are more images: the share rises as well",
+            claim="With equally many images per class, more classes give a larger share of good "
+            "reconstructions",
             where="ours; beside section 4.2, figure 3a",
             theirs="not claimed; the ability to reconstruct grows although the training set does",
-            rule="share of good images, most classes minus fewest: the same rule",
+            rule="share of good images, most classes minus fewest: " + MORE,
             check=partial(checks.more_classes_more_good, share=True),
         ),
         Statement(
