@@ -50,4 +50,4 @@ $(DEV_STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	@touch $(STAMP) $@
 
 clean:
-	rm -rf $(VENV) build palimpsest.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

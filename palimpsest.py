@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import tasks as _first  # noqa: F401  # it says how threads wait, before torch is loaded
+from tasks import __version__  # and how threads wait, before torch is loaded
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from storage.pairs.dataset import Dataset
     from tasks.devices import Device
 
-__all__ = ["Found", "attack", "audit", "open_dataset", "restore"]
+__all__ = ["Found", "__version__", "attack", "audit", "open_dataset", "restore"]
 
 Settings = Mapping[str, Any]
 """Single settings by dotted name, as `--set` takes them."""
@@ -217,3 +217,9 @@ def open_dataset(store: str | Path, *, split: Literal["train", "heldout"] = "tra
     from storage.pairs.dataset import Dataset
 
     return Dataset(store_location(str(store), split))
+
+
+if __name__ == "__main__":
+    from flows.cli.main import main
+
+    main()

@@ -9,7 +9,7 @@ hash. The second two thirds of the runs are planned from what the first brought 
     python -m benchmarks.slurm.cluster install
     python -m benchmarks.slurm.campaign --json FILE --log FILE
 
-Needs dask-jobqueue and pyyaml (`pip install 'palimpsest[slurm]'`).
+Needs dask-jobqueue and pyyaml (`pip install '.[slurm]'`).
 """
 
 from __future__ import annotations

@@ -46,6 +46,7 @@ from flows.cli.restore import restore_app
 from flows.cli.study import study_app
 from flows.failures import commands_known, expected_line
 from storage.errors import SourceError, StorageError, StoreMismatchError, shown
+from tasks import __version__
 from tasks.cluster.child_processes import end_on_sigterm, start_guard, take_ctrl_c_alone
 from tasks.cluster.freed_memory import keep_freed_memory
 from tasks.workspace import Workspace
@@ -91,9 +92,7 @@ app.add_typer(audit_app)
 
 def _say_version(wanted: bool) -> None:
     if wanted:
-        from tasks.campaign.plan import version_of
-
-        out.print(f"palimpsest {version_of('palimpsest')}", highlight=False)
+        out.print(f"palimpsest {__version__}", highlight=False)
         raise typer.Exit
 
 
@@ -351,3 +350,7 @@ def _show_scores(record: dict[str, Any]) -> None:
         for row in summary_rows(record)
     ]
     show_rows(out, rows, table)
+
+
+if __name__ == "__main__":
+    main()

@@ -2,7 +2,7 @@
 
 Images are PNG files in structs {bytes, path}. The raw reconstruction is a fixed-size list of the
 stored numbers, c * h * w in that order; times the column `scale` it is what the store gives. NaN is
-null. zstd, row groups of a thousand pairs. Needs pyarrow, which only `palimpsest[export]` installs.
+null. zstd, row groups of a thousand pairs. Needs pyarrow, which only the extra `export` installs.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def import_pyarrow() -> Any:
     except ImportError as error:
         raise StorageError(
             "writing Parquet needs pyarrow, which is not installed; run: "
-            "pip install 'palimpsest[export]' (or export --format webdataset, which needs nothing)"
+            "pip install '.[export]' (or export --format webdataset, which needs nothing)"
         ) from error
     return pyarrow
 

@@ -11,7 +11,6 @@ import hashlib
 import importlib.metadata
 import json
 import platform
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -32,6 +31,7 @@ from storage.pairs.dataset import Dataset, create_or_open
 from storage.pairs.layout import Encoding
 from storage.pairs.receipts import Receipt
 from storage.sources.load import ImageSet
+from tasks import __version__
 from tasks.devices import usable_cores
 
 
@@ -265,18 +265,12 @@ def code_version() -> str:
     folder = Path(recon_core.__file__).parent
     for path in sorted(folder.rglob("*.py")):
         digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
-    return f"{version_of('palimpsest')}+{digest.hexdigest()[:12]}"
+    return f"{__version__}+{digest.hexdigest()[:12]}"
 
 
 def version_of(package: str) -> str:
-    """The installed version of a package; Palimpsest may run from its tree without installation.
+    """The version of an installed package, or of Palimpsest, which may run from its tree.
 
     Raises PackageNotFoundError for any other that is missing.
     """
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        if package != "palimpsest":
-            raise
-    project = Path(recon_core.__file__).parents[1] / "pyproject.toml"
-    return str(tomllib.loads(project.read_text())["project"]["version"])
+    return __version__ if package == "palimpsest" else importlib.metadata.version(package)

@@ -138,9 +138,7 @@ def weight_files(folder: Path, content: bytes) -> list[Path]:
 def _session(path: Path, device: Device) -> tuple[Any, str]:
     """An onnxruntime session and the device that it is on."""
     if importlib.util.find_spec("onnxruntime") is None:
-        raise StorageError(
-            f"{path} needs onnxruntime; install it with: pip install 'palimpsest[onnx]'"
-        )
+        raise StorageError(f"{path} needs onnxruntime; install it with: pip install '.[onnx]'")
     if not path.is_file():
         raise ValueError(f"{path} is not a file; give the ONNX file of your restorer")
     runtime = importlib.import_module("onnxruntime")

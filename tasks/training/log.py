@@ -132,6 +132,6 @@ def summary_writer(tensorboard: TensorBoard) -> Any:
             return None
         raise ValueError(
             f"tensorboard='on' but it cannot be imported ({error}); pip install "
-            "'palimpsest[tensorboard]', or use 'auto' or 'off'"
+            "'.[tensorboard]', or use 'auto' or 'off'"
         ) from error
     return SummaryWriter

@@ -53,7 +53,7 @@ class Accelerated:
         except ImportError as error:
             raise ValueError(
                 f"several processes need accelerate, which cannot be imported ({error}); "
-                "pip install 'palimpsest[multigpu]', or start one process"
+                "pip install '.[multigpu]', or start one process"
             ) from error
         self._accelerator: Any = Accelerator(cpu=cpu, mixed_precision="no")
         self.rank: int = self._accelerator.process_index

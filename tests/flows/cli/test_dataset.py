@@ -255,7 +255,7 @@ def test_export_without_pyarrow_says_how_to_get_it(
     store(tmp_path / "s", 1)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     words = ["export", "--store", tmp_path / "s", "--format", "parquet", "--out", tmp_path / "o"]
-    assert "pip install 'palimpsest[export]'" in palimpsest.refused(*words, code=1)
+    assert "pip install '.[export]'" in palimpsest.refused(*words, code=1)
 
 
 def test_show_writes_a_picture_and_its_path(palimpsest, tmp_path: Path) -> None:

@@ -3,12 +3,12 @@
 import json
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 from PIL import Image
 from typer.main import get_command
 
+import tasks
 from flows.cli import main as cli
 from flows.cli.options import start_over
 from flows.naming import PRESET_NAMES
@@ -33,7 +34,24 @@ TINY = [
 
 
 def test_the_release_is_said(palimpsest) -> None:
-    assert palimpsest.done("--version") == f"palimpsest {metadata.version('palimpsest')}\n"
+    assert palimpsest.done("--version") == f"palimpsest {tasks.__version__}\n"
+
+
+def test_a_module_is_the_command(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "argv", ["palimpsest", "--version"])
+    monkeypatch.setattr(cli, "main", lambda: sys.stdout.write("the command\n"))
+    runpy.run_module("palimpsest", run_name="__main__")
+    assert capsys.readouterr().out == "the command\n"
+
+
+def test_nobody_is_told_to_install_a_strangers_package() -> None:
+    root = Path(cli.__file__).parents[2]
+    folders = ("docs", "flows", "tasks", "storage", "recon_core", "benchmarks")
+    files = [f for name in folders for f in (root / name).rglob("*") if f.suffix in (".py", ".md")]
+    asked = re.compile(r"pip install [^\n`]*(?<!/)\bpalimpsest\b(?!-audit)")
+    found = {f.name: asked.findall(f.read_text()) for f in [*files, root / "README.md"]}
+    assert len(found) > 100
+    assert {name: lines for name, lines in found.items() if lines} == {}
 
 
 def test_the_help_names_every_preset() -> None:

@@ -101,6 +101,8 @@ def test_the_licence_lies_beside_the_file():
 
 
 def test_file_and_licence_are_packaged():
-    settings = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
+    root = Path(__file__).parents[3]
+    settings = tomllib.loads((root / "pyproject.toml").read_text())
+    assert all((root / file).is_file() for file in settings["project"]["license-files"])
     packaged = settings["tool"]["setuptools"]["package-data"]["storage.sources"]
     assert {"digits.npz", "digits.txt"} <= set(packaged)
