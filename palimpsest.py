@@ -220,6 +220,6 @@ def open_dataset(store: str | Path, *, split: Literal["train", "heldout"] = "tra
 
 
 if __name__ == "__main__":
-    from flows.cli.main import main
+    from flows.cli.command import main
 
     main()

@@ -28,11 +28,14 @@ _FIXES = {
     errno.ESTALE: "the network's file system has lost it; mount it again",
     errno.EMFILE: "raise the limit of open files: ulimit -n 4096",
     errno.ENFILE: "the machine has no more open files to give; end other programs",
+    errno.ENOMEM: "end other programs, or use fewer workers",
 }
+_EXHAUSTED = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def expected_line(error: Exception) -> str | None:
-    """The line of an error that explains itself; None for one that nobody expects."""
+    """The line of an error that explains itself, or that another caused which does; None for one
+    that nobody expects."""
     if isinstance(error, OSError):
         line = _of_files(error)
         return None if line is None else shown(line)
@@ -43,7 +46,19 @@ def expected_line(error: Exception) -> str | None:
     from tasks.dataset.curate import NothingToLearnError
 
     known = (CampaignError, NothingToLearnError, NonfiniteLossError)
-    return str(error) if isinstance(error, known) else None
+    return str(error) if isinstance(error, known) else _of_exhausted(error)
+
+
+def _of_exhausted(error: BaseException) -> str | None:
+    """The line of what the machine has no more of, at the root of a library's error."""
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        if isinstance(cause, OSError) and cause.errno in _EXHAUSTED:
+            return f"{cause.strerror}; {_FIXES[cause.errno]}"
+        cause = cause.__cause__ or cause.__context__
+    return None
 
 
 def commands_known(error: Exception) -> str | None:
@@ -59,8 +74,7 @@ def _of_files(error: OSError) -> str | None:
     """The file, what the system says about it, and the fix; without a file only those of devices,
     since a socket's error says the same of a machine."""
     fix = _FIXES.get(error.errno or 0)
-    full = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
-    if fix is None or (error.filename is None and error.errno not in full):
+    if fix is None or (error.filename is None and error.errno not in _EXHAUSTED):
         return None
     if error.filename is None:
         return f"{error.strerror}; {fix}"

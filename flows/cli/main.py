@@ -1,5 +1,5 @@
 """The `palimpsest` command. Exit codes: 0 done, 1 the job failed, 2 bad usage,
-3 an audit found more than a limit allows.
+3 an audit found more than a limit allows, 130 and 143 interrupted by Ctrl-C and SIGTERM.
 
 Every command works on one folder, the store (`--store`), and takes its settings from a preset, from
 what an earlier command left there, and from `--set name=value`, in that order.
@@ -22,6 +22,7 @@ from flows.cli.attack_inversion import inversion_app
 from flows.cli.attack_weights import weights_app
 from flows.cli.audit import audit_app
 from flows.cli.campaign import campaign_app, top_up_app
+from flows.cli.command import end_if_interrupted, resume_line
 from flows.cli.console import fact_text, say, show_facts, show_notices, show_rows
 from flows.cli.dataset import dataset_app
 from flows.cli.instahide import encodings_app, instahide_app
@@ -289,39 +290,41 @@ def compare(
 
 
 def main() -> NoReturn:
-    """The entry point: one line for what went wrong, how to resume, and the exit code."""
+    """Run the command: one line for what went wrong, how to resume, and the exit code."""
     end_on_sigterm()
-    start_guard()
-    keep_freed_memory()
-    take_ctrl_c_alone()
-    for name, value in QUIET_PREFECT.items():
-        os.environ.setdefault(name, value)
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)
-    show_notices()
-    _refuse_other_bytes(sys.argv[1:])
     try:
+        start_guard()
+        keep_freed_memory()
+        take_ctrl_c_alone()
+        for name, value in QUIET_PREFECT.items():
+            os.environ.setdefault(name, value)
+        logging.getLogger("distributed").setLevel(logging.CRITICAL)
+        show_notices()
+        _refuse_other_bytes(sys.argv[1:])
         code = app(standalone_mode=False)
-    except (ValueError, SourceError, StoreMismatchError) as error:
-        _fail(error, BAD_USAGE)
-    except Exception as error:
-        if hasattr(error, "show"):  # click's usage errors know how to present themselves
-            vars(error)["message"] = shown(str(vars(error)["message"]), keep="\n")
-            error.show()
-            if known := commands_known(error):
-                err.print(known, markup=False, highlight=False, soft_wrap=True)
-            sys.exit(BAD_USAGE)
-        line = expected_line(error)
-        if line is None:
-            raise
-        _fail(line, FAILED)
+    except BaseException as error:
+        end_if_interrupted()  # a clean-up that is cut off may raise anything
+        _explain(error)
     if code == INTERRUPTED:
-        err.print(
-            "interrupted; nothing finished is lost. Resume with: palimpsest "
-            + " ".join(word for word in sys.argv[1:] if word != "--fresh"),
-            soft_wrap=True,
-        )
-        code = FAILED
+        end_if_interrupted()
+        err.print(resume_line(), markup=False, highlight=False, soft_wrap=True)
     sys.exit(code if isinstance(code, int) else DONE)
+
+
+def _explain(error: BaseException) -> NoReturn:
+    """Say what is wrong, and end with the exit code; raises what nobody expects."""
+    if isinstance(error, ValueError | SourceError | StoreMismatchError):
+        _fail(error, BAD_USAGE)
+    if hasattr(error, "show"):  # click's usage errors know how to present themselves
+        vars(error)["message"] = shown(str(vars(error)["message"]), keep="\n")
+        error.show()
+        if known := commands_known(error):
+            err.print(known, markup=False, highlight=False, soft_wrap=True)
+        sys.exit(BAD_USAGE)
+    line = expected_line(error) if isinstance(error, Exception) else None
+    if line is None:
+        raise error
+    _fail(line, FAILED)
 
 
 def _refuse_other_bytes(words: list[str]) -> None:

@@ -8,6 +8,7 @@ was. What then still carries the command's mark is asked to end, and made to.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -23,6 +24,10 @@ MARK = "PALIMPSEST_COMMAND"
 SAME_REQUEST_S = 2.0
 """Signals so soon after the first are the same request: `timeout`, systemd and Slurm tell a process
 and its group, and both reach the command."""
+_CTRL_C = "ctrl-c"
+"""The thread that waits for it."""
+_first_request: list[float] = []
+_by_ctrl_c = threading.Event()
 
 
 def start_guard(*, grace_s: float = GRACE_S) -> None:
@@ -50,29 +55,42 @@ def end_on_sigterm() -> None:
 
     An interrupt in the middle of the clean-up that the first one has begun would leave half of it.
     """
-    first: list[float] = []
+    _first_request.clear()
+    logging.disable(logging.NOTSET)
+    signal.signal(signal.SIGTERM, _interrupt)
 
-    def interrupt(_signal: int, _frame: Any) -> None:
-        if not first:
-            first.append(time.monotonic())
-            raise KeyboardInterrupt
-        if time.monotonic() - first[0] > SAME_REQUEST_S:
-            os.write(sys.stderr.fileno(), b"ended at once; the same command goes on\n")
-            os._exit(1)  # what it has started is the guard's
 
-    signal.signal(signal.SIGTERM, interrupt)
+def _interrupt(_signal: int, _frame: Any) -> None:
+    if not _first_request:
+        _first_request.append(time.monotonic())
+        logging.disable(logging.CRITICAL)  # what is cut off complains
+        raise KeyboardInterrupt
+    if time.monotonic() - _first_request[0] > SAME_REQUEST_S:
+        os.write(2, b"ended at once; the same command goes on\n")
+        os._exit(interrupted_code() or 1)  # what it has started is the guard's
+
+
+def interrupted_code() -> int | None:
+    """The exit code of a command that was asked to end, as shells have it: 130 after Ctrl-C, 143
+    after SIGTERM; None if it was not asked."""
+    if not _first_request:
+        return None
+    return 128 + (signal.SIGINT if _by_ctrl_c.is_set() else signal.SIGTERM)
 
 
 def take_ctrl_c_alone() -> None:
     """Ctrl-C then ends this process as SIGTERM does, and does not reach those that it starts."""
+    if any(thread.name == _CTRL_C for thread in threading.enumerate()):
+        return
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # children inherit it
 
     def pass_on() -> None:
         while True:
             signal.sigwait({signal.SIGINT})
+            _by_ctrl_c.set()
             os.kill(os.getpid(), signal.SIGTERM)
 
-    threading.Thread(target=pass_on, name="ctrl-c", daemon=True).start()
+    threading.Thread(target=pass_on, name=_CTRL_C, daemon=True).start()
 
 
 def main() -> None:

@@ -87,3 +87,22 @@ def test_a_folder_that_cannot_be_deleted_is_named(monkeypatch, tmp_path: Path) -
 )
 def test_what_nobody_expects_keeps_its_traceback(error: Exception) -> None:
     assert expected_line(error) is None
+
+
+def test_what_the_machine_has_no_more_of_is_said_whoever_met_it_first() -> None:
+    """Dask's own error on its way out hides the system's."""
+
+    def start() -> NoReturn:
+        try:
+            try:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            finally:
+                assert not Path()  # a clean-up that fails
+        except AssertionError as error:
+            raise RuntimeError("Nanny failed to start.") from error
+
+    with pytest.raises(RuntimeError) as raised:
+        start()
+    said = expected_line(raised.value)
+    assert said == "Too many open files; raise the limit of open files: ulimit -n 4096"
+    assert expected_line(RuntimeError("of ours")) is None

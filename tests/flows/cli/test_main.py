@@ -44,6 +44,33 @@ def test_a_module_is_the_command(monkeypatch, capsys) -> None:
     assert capsys.readouterr().out == "the command\n"
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_an_interrupt_ends_in_one_line_whatever_the_clean_up_raises(number: int, code: int) -> None:
+    """As Dask's does while its workers start."""
+    program = f"""
+import sys, types
+from flows.cli import command
+def run():
+    try:
+        os.kill(os.getpid(), {number})
+        time.sleep(60)
+    finally:
+        assert False, "Status.starting"
+import os, time
+from flows.cli import main
+main.app = lambda **_: run()
+sys.argv = ["palimpsest", "demo", "--fresh", "--store", "s"]
+command.main()
+"""
+    finished = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100
+    )
+    assert finished.stderr == (
+        "interrupted; nothing finished is lost. Resume with: palimpsest demo --store s\n"
+    )
+    assert (finished.returncode, finished.stdout) == (code, "")
+
+
 def test_nobody_is_told_to_install_a_strangers_package() -> None:
     root = Path(cli.__file__).parents[2]
     folders = ("docs", "flows", "tasks", "storage", "recon_core", "benchmarks")
@@ -229,7 +256,7 @@ def test_an_interrupted_command_stops_cleanly_and_says_how_to_resume(
     else:  # as a terminal does: to the command and all that it has started
         os.killpg(process.pid, signal.SIGINT)
     _out, shown = process.communicate(timeout=120)
-    assert process.returncode == 1
+    assert process.returncode == (143 if how == "timeout" else 130)
     assert "Resume with: palimpsest generate --preset smoke" in shown
     assert "Traceback" not in shown
     assert Dataset(store / "pairs").verify().ok
