@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Found", "__version__", "attack", "audit", "open_dataset", "restore"]
 
+MOST_SAID = 300
+"""Letters of the sentence in a `repr`."""
 Settings = Mapping[str, Any]
 """Single settings by dotted name, as `--set` takes them."""
 
@@ -41,7 +43,8 @@ Settings = Mapping[str, Any]
 @dataclass(frozen=True)
 class Found:
     """Results of an audit, an attack or a restoration: its folder, its record (as the JSON there),
-    a sentence, and rows of a table. A notebook shows the sentence, the table and the pictures."""
+    a sentence, and rows of a table, which holds numbers (None for what is not known): `table` goes
+    into a pandas.DataFrame as it is. A notebook shows the sentence, the table and the pictures."""
 
     folder: Path
     record: Mapping[str, Any]
@@ -49,6 +52,11 @@ class Found:
     table: Sequence[Mapping[str, Any]]
     page: Path | None = None
     sheet: Path | None = None
+
+    def __repr__(self) -> str:
+        said = self.sentence if len(self.sentence) <= MOST_SAID else self.sentence[:MOST_SAID] + "…"
+        n_rows = f"{len(self.table)} {'row' if len(self.table) == 1 else 'rows'}"
+        return f"<Found {said!r}, table of {n_rows}, in {self.folder}>"
 
     @property
     def pictures(self) -> dict[str, npt.NDArray[np.uint8]]:
@@ -65,7 +73,7 @@ class Found:
         head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
         rows = "".join(
             "<tr>"
-            + "".join(f"<td>{html.escape(str(row.get(n, '')))}</td>" for n in names)
+            + "".join(f"<td>{html.escape(_cell(row.get(n, '')))}</td>" for n in names)
             + "</tr>"
             for row in self.table
         )
@@ -127,7 +135,7 @@ def audit(
         )
     record = read_document(folder / AUDIT.record, "run the audit again")
     page = folder / f"{AUDIT.page.name}.html"
-    return Found(folder, record, record["verdict"]["sentence"], AUDIT.rows(record), page)
+    return Found(folder, record, record["verdict"]["sentence"], AUDIT.numbers(record), page)
 
 
 def attack(
@@ -196,8 +204,17 @@ def restore(
     source = store_location(str(pictures), "train")
     record = flow.restore(model, source, folder, config, device=device)
     facts = flow.summary(record)
+    if span := record["settings"]["model"]["settings"].get("span"):
+        facts["in the span of the weights"] = span["share_of_pictures"]
     said = f"{facts['pictures']} pictures were restored by {facts['restorer']}."
     return Found(folder, record, said, [facts], None, folder / SHEET)
+
+
+def _cell(value: Any) -> str:
+    """A value in a notebook's table."""
+    if value is None:
+        return "–"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _quiet() -> None:

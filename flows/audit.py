@@ -111,21 +111,32 @@ class AuditStudy(UnitStudy[Audit, AuditPlan]):
         ]
 
     def rows(self, record: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """One row per cell: its accuracy, and what every attack gets at the headline's rate."""
+        """The `numbers` as texts for the screen."""
+        return [
+            {
+                name: value if isinstance(value, str) else "-" if value is None else f"{value:.1%}"
+                for name, value in row.items()
+            }
+            for row in self.numbers(record)
+        ]
+
+    def numbers(self, record: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """One row per cell: its accuracy, and what every attack gets at the headline's rate; None
+        for what is not known."""
         rate = f"{record['rate']:g}"
         rows = []
         for cell in record["cells"]:
-            row = {"defence": cell["name"]}
+            row: dict[str, Any] = {"defence": cell["name"]}
             if cell["failed"] is not None:
-                row[record["price"]] = "-"
+                row[record["price"]] = None
             elif (cell["accuracy"] or {}).get("test") is not None:
-                row[record["price"]] = f"{cell['accuracy']['test']:.1%}"
+                row[record["price"]] = cell["accuracy"]["test"]
             for attack in record["attacks"]:
                 found = cell["attacks"].get(attack["name"], {"status": "refused"})
-                row[attack["title"]] = "-"
+                row[attack["title"]] = None
                 if found["status"] == "ran":
                     shares = found["good_at"] or found["found_at"]
-                    row[attack["title"]] = f"{shares[rate]['mean']:.1%}"
+                    row[attack["title"]] = shares[rate]["mean"]
             row["effect"] = (cell["effect"] or {}).get("word", "")
             rows.append(row)
         return rows

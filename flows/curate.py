@@ -11,6 +11,7 @@ from storage.files import write_json
 from tasks.artifacts import leave_facts
 from tasks.dataset.curate import curate_pairs
 from tasks.orchestration import flow
+from tasks.progress import stage_progress
 from tasks.workspace import Workspace
 
 
@@ -32,7 +33,8 @@ def curate(
     """
     recipe = resolve(recipe, settings)
     workspace = Workspace(store, recipe.pairs_at)
-    facts = curate_pairs(recipe.curation, workspace)
+    with stage_progress("Curate", "step"):
+        facts = curate_pairs(recipe.curation, workspace)
     write_json(workspace.recipe, to_json(recipe))
     leave_facts("curation", facts, "How the pairs are balanced over the images")
     return facts

@@ -71,7 +71,9 @@ def evaluate(
             out=workspace.evaluation,
             device=resolve_device(device),
             excluded=read_excluded(workspace.evaluation) if leaves_out else None,
-            on_progress=lambda done, total, _message: advance(done / 100, total / 100),
+            on_progress=lambda done, total, message, share: advance(
+                done / 100, total / 100, message, share=share
+            ),
         )
     write_json(workspace.recipe, to_json(recipe))
     sheet = contact_sheet(workspace.evaluation)

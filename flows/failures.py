@@ -61,7 +61,7 @@ def _of_exhausted(error: BaseException) -> str | None:
     return None
 
 
-def commands_known(error: Exception) -> str | None:
+def commands_known(error: BaseException) -> str | None:
     """The commands that there are, after one that there is not; None after anything else."""
     context = getattr(error, "ctx", None)
     known = getattr(getattr(context, "command", None), "commands", None)

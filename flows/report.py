@@ -10,6 +10,7 @@ from flows.report_page import report_of_job
 from flows.settings import resolve
 from tasks.artifacts import leave_link, leave_picture
 from tasks.orchestration import flow
+from tasks.progress import stage_progress
 from tasks.report.image_grids import contact_sheet, curves_sheet
 
 
@@ -25,7 +26,8 @@ def report(
     flow's page where it is, the best pictures and the ranked curves. Raises StorageError if there
     is no evaluation yet.
     """
-    page = report_of_job(resolve(recipe, settings), store)
+    with stage_progress("Report", "step"):
+        page = report_of_job(resolve(recipe, settings), store)
     folder = page.parent
     leave_link("report", page, "The report, one self-contained HTML file")
     leave_picture(

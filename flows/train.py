@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from storage.pairs.dataset import Dataset
 from tasks.artifacts import leave_facts
 from tasks.devices import Device, resolve_device
 from tasks.orchestration import flow, task
-from tasks.progress import stage_progress
+from tasks.progress import Advance, stage_progress
 from tasks.training.train import train_restorer
 from tasks.workspace import Workspace
 
@@ -65,8 +66,12 @@ def train(
                     device=resolve_device(device),
                     validation=plan.validation,
                     tensorboard=plan.tensorboard,
-                    on_step=lambda step, n_steps, _loss: advance(step, n_steps),
+                    on_work=partial(_advance, advance, plan.training.n_steps),
                 )
             leave_facts(f"restorer-{name.replace('_', '-')}", cards[name], f"Restorer {name}")
     write_json(workspace.recipe, to_json(recipe))
     return cards
+
+
+def _advance(advance: Advance, n_steps: int, done: int, share: float, note: str) -> None:
+    advance(done, n_steps, note, share=share)

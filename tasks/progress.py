@@ -1,13 +1,16 @@
 """Progress bars with rate and remaining time, shared by every long stage.
 
-On a terminal a bar that redraws; elsewhere (a log file, a scheduler) one line every ten seconds.
+On a terminal a bar that redraws; elsewhere (a log file, a scheduler) one line every ten seconds,
+or every thirty where nothing is reported: a stage is never silent.
 Also the source of Prefect's progress artifacts, so that a run can be watched from its page.
 """
 
 from __future__ import annotations
 
 import re
+import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -27,6 +30,8 @@ from rich.text import Text
 from tasks.artifacts import leave_progress
 
 LOG_EVERY_SECONDS = 10.0
+QUIET_SECONDS = 30.0
+"""After so long without a report the last line is said again, with the time since."""
 ARTIFACT_EVERY_SECONDS = 5.0
 SPEED_SECONDS = 600.0
 """The time left follows from what was done in so many seconds."""
@@ -90,32 +95,97 @@ def stage_progress(title: str, unit: str) -> Iterator[Advance]:
     key = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
     tell = leave_progress(key, title)
     task = bar.add_task(title, total=None, start=False, new=0.0, count="0/?", note="")
-    started = last_log = last_artifact = time.monotonic()
-    before: tuple[float, float] | None = None
+    last_artifact = time.monotonic()
+    before: float | None = None
+    log = _Log(title, unit, console)
 
     def advance(done: float, total: float, note: str = "", *, share: float | None = None) -> None:
-        nonlocal started, last_log, last_artifact, before
-        now = time.monotonic()
+        nonlocal last_artifact, before
         part = share if share is not None else done / total if total else 0.0
         if before is None:
-            before, started = (done, part), now
+            before = done
             bar.start_task(task)
         count = f"{done:.0f}/{total:.0f}"
-        bar.update(task, completed=part, total=1, new=done - before[0], count=count, note=note)
-        if now - last_artifact >= ARTIFACT_EVERY_SECONDS:
-            last_artifact = now
+        bar.update(task, completed=part, total=1, new=done - before, count=count, note=note)
+        if time.monotonic() - last_artifact >= ARTIFACT_EVERY_SECONDS:
+            last_artifact = time.monotonic()
             tell(part)
-        if not console.is_terminal and now - last_log >= LOG_EVERY_SECONDS:
-            last_log = now
-            parts = (before[1], part)
-            line = progress_line(
-                title, unit, done, total, now - started, before=before[0], parts=parts
-            )
-            console.print(f"{line}  {note}".rstrip(), soft_wrap=True, highlight=False)
+        log.report(done, total, part, note)
 
-    with bar:
+    with bar, log.never_silent():
         yield advance
     tell(1.0)
+
+
+class _Log:
+    """Lines of a stage where there is no terminal: at most one in ten seconds while it reports, and
+    one in thirty while it does not."""
+
+    def __init__(self, title: str, unit: str, console: Console) -> None:
+        self.title, self.unit, self.console = title, unit, console
+        self.started = self.last_line = time.monotonic()
+        self.first: tuple[float, float] | None = None
+        self.latest: tuple[float, float, float, str] | None = None
+        self.points: deque[tuple[float, float]] = deque()
+        self.lock = threading.Lock()
+
+    def report(self, done: float, total: float, part: float, note: str) -> None:
+        with self.lock:
+            if self.first is None:
+                self.first, self.started = (done, part), time.monotonic()
+            if part > (self.first[1] if self.latest is None else self.latest[2]):
+                self.points.append((time.monotonic(), part))
+            self.latest = (done, total, part, note)
+            if time.monotonic() - self.last_line >= LOG_EVERY_SECONDS:
+                self._line(note)
+
+    @contextmanager
+    def never_silent(self) -> Iterator[None]:
+        """While it lasts, the last line is said again after half a minute without one."""
+        if self.console.is_terminal:
+            yield
+            return
+        over = threading.Event()
+        beat = threading.Thread(target=self._beat, args=(over,), name="progress", daemon=True)
+        beat.start()
+        try:
+            yield
+        finally:
+            over.set()
+            beat.join()
+
+    def _beat(self, over: threading.Event) -> None:
+        while not over.wait(QUIET_SECONDS / 10):
+            with self.lock:
+                silent = time.monotonic() - self.last_line
+                if silent >= QUIET_SECONDS:
+                    note = "" if self.latest is None else self.latest[3]
+                    self._line(f"{note}  (still at it)".lstrip())
+
+    def _line(self, note: str) -> None:
+        if self.console.is_terminal:
+            return
+        now = self.last_line = time.monotonic()
+        if self.latest is None or self.first is None:
+            said = f"{self.title}  starting"
+        else:
+            done, total, part, _note = self.latest
+            parts = (self.first[1], part)
+            said = progress_line(
+                self.title, self.unit, done, total, now - self.started,
+                before=self.first[0], parts=parts, left_s=self._left(now, part),
+            )  # fmt: skip
+        self.console.print(f"{said}  {note}".rstrip(), soft_wrap=True, highlight=False)
+
+    def _left(self, now: float, part: float) -> float | None:
+        """Seconds left by the speed of the last ten minutes, without the time before anything was
+        done, in which workers start; None if that says nothing yet."""
+        while len(self.points) > 2 and now - self.points[0][0] > SPEED_SECONDS:
+            self.points.popleft()
+        if not self.points or part <= self.points[0][1]:
+            return None
+        since, at = self.points[0]
+        return (now - since) / (part - at) * (1 - part)
 
 
 def progress_line(
@@ -127,14 +197,19 @@ def progress_line(
     *,
     before: float = 0.0,
     parts: tuple[float, float] | None = None,
+    left_s: float | None = None,
 ) -> str:
     """`Generate  12 / 40 runs  1.2 s/run  0:34 left`; `before` of them took none of the seconds.
     `parts`: the shares of the work that were done before and are done now, if not by their
-    number."""
+    number. `left_s`: the time left, if not by the mean speed."""
     new = done - before
     first, now = parts or (before / total, done / total)
-    left = round(seconds / (now - first) * (1 - now)) if now > first else None
+    if left_s is None and now > first:
+        left_s = seconds / (now - first) * (1 - now)
+    left = None if left_s is None else round(left_s)
     remaining = "? left" if left is None else f"{left // 60}:{left % 60:02d} left"
+    if now >= 1.0:
+        remaining = "finishing"
     return (
         f"{title}  {done:.0f} / {total:.0f} {unit}s  {rate_text(new, seconds, unit)}  {remaining}"
     )

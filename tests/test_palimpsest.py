@@ -10,9 +10,16 @@ import numpy as np
 import pytest
 
 import palimpsest
+from flows.audit import AUDIT
 from palimpsest import attack, audit, open_dataset, restore
 from storage.errors import StorageError
+from tests.storage import stores
+from tests.tasks.audit import records
 from tests.tasks.audit.networks import Files, N, trained
+
+
+TEXTS = ("defence", "effect")
+"""Columns of an audit's table that are words."""
 
 
 @pytest.fixture(scope="module")
@@ -84,3 +91,38 @@ def test_every_public_name_is_there() -> None:
     assert {name for name in palimpsest.__all__ if callable(getattr(palimpsest, name))} == {
         *("Found", "attack", "audit", "open_dataset", "restore")
     }
+
+
+def test_results_are_short_to_look_at_and_hold_numbers(tmp_path: Path) -> None:
+    found = palimpsest.Found(
+        tmp_path, {"record": ["long"] * 5000}, "Of 60 images 40 come back. " * 40,
+        [{"defence": "as it is", "accuracy": 0.912345, "loss": None}],
+    )  # fmt: skip
+    assert len(repr(found)) < 500
+    assert "Of 60 images 40 come back." in repr(found)
+    assert "table of 1 row" in repr(found)
+    shown = found._repr_html_()
+    assert "<td>0.9123</td><td>–</td>" in shown
+    assert "5000" not in shown
+
+
+def test_the_table_of_an_audit_is_numbers() -> None:
+    record, _arrays = records.audit()
+    numbers, texts = AUDIT.numbers(record), AUDIT.rows(record)
+    values = [v for row in numbers for name, v in row.items() if name not in TEXTS]
+    assert all(value is None or 0 <= value <= 1 for value in values)
+    assert any(isinstance(value, float) for value in values)
+    for row, text in zip(numbers, texts, strict=True):
+        assert [row[name] for name in TEXTS] == [text[name] for name in TEXTS]
+        for name, value in row.items():
+            if name not in TEXTS:
+                assert text[name] == ("-" if value is None else f"{100 * value:.1f}%")
+
+
+def test_a_store_says_how_much_it_holds(tmp_path: Path) -> None:
+    dataset = open_dataset(stores.store(tmp_path, n_parts=3, n_pairs=4).root)
+    assert len(dataset) == dataset.n_pairs == 24
+    assert repr(dataset) == f"<Dataset {tmp_path}: 24 pairs, 30 targets, 6 runs, 3 parts>"
+    empty = stores.store(tmp_path / "empty", n_parts=0)
+    assert len(empty) == 0
+    assert empty  # it is there

@@ -61,6 +61,16 @@ class Dataset:
     def root(self) -> str:
         return str(self.place)
 
+    def __len__(self) -> int:
+        return self.n_pairs
+
+    def __bool__(self) -> bool:
+        return True  # a store without pairs is a store
+
+    def __repr__(self) -> str:
+        counts = f"{self.n_pairs:,} pairs, {self.n_targets:,} targets, {self.n_runs:,} runs"
+        return f"<Dataset {self.root}: {counts}, {len(self.receipts):,} parts>"
+
     def refresh(self) -> None:
         """Looks for parts that were published since. Reads only receipts that are new files."""
         infos = {info.name: info.version for info in self.place.files(RECEIPTS_FOLDER)}

@@ -21,7 +21,7 @@ run and step, so that a killed evaluation goes on where it was.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -62,6 +62,7 @@ from tasks.evaluation.record import (
     SCHEMA,
     VERSION,
     Arrays,
+    OnProgress,
     Work,
     describe_dataset,
     describe_method,
@@ -96,7 +97,6 @@ from tasks.training.train import load_restorer
 
 __all__ = ["BASELINES", "Baseline", "Evaluation", "evaluate", "read_excluded"]
 
-Progress = Callable[[int, int, str], None]
 EXCLUDED_FILE = "heldout-excluded.json"
 """Beside the evaluation's folder: held-out images that were left out as near copies."""
 
@@ -109,7 +109,7 @@ def evaluate(
     restorers: Mapping[str, Path],
     out: Path,
     device: str,
-    on_progress: Progress = lambda _done, _total, _message: None,
+    on_progress: OnProgress = lambda _done, _total, _message, _share: None,
     load: LoadRestorer | None = None,
     excluded: Mapping[str, Any] | None = None,
     further: Mapping[str, Dataset] | None = None,
@@ -120,8 +120,8 @@ def evaluate(
     that methods get to the files of trained restorers; `load` reads one. `excluded` says which
     images of the source were left out of `heldout` (`read_excluded`); it is only shown. `further`:
     by kind, the stores of other attacks on the same victims. Finished work with the same inputs is
-    returned, unfinished work is continued. `on_progress(done, total, message)` counts hundredths of
-    a step.
+    returned, unfinished work is continued. `on_progress(done, total, message, share)` counts
+    hundredths of a step; `share` is of the time.
 
     Raises ValueError where the store has no run or was made from other images than `heldout`, too
     few images are left for decoys, a further attack has other victims, the span is asked for of
@@ -150,7 +150,10 @@ def evaluate(
     work = Work(
         folder=out / "cache",
         key=[CACHE_VERSION, inputs, config.decoy_seed],
-        n_jobs=sum(len(v.runs) * len(steps) + 3 + config.span for v in victims) + 1,
+        jobs=dict.fromkeys(steps, sum(len(victim.runs) for victim in victims))
+        | dict.fromkeys(("vote", CONTROL, "criteria"), len(victims))
+        | ({ORACLE: len(victims)} if config.span else {})
+        | {"nothing": 1},
         on_progress=on_progress,
     )
     scores = [
@@ -166,7 +169,7 @@ def evaluate(
         [config.restore_iterations, config.search, config.n_samples, digests, unlike],
         lambda _advance: restore_unlike(bench, scores, unlike),
     )["nothing"]
-    on_progress(100 * work.n_jobs, 100 * work.n_jobs, "writing")
+    on_progress(100 * work.n_jobs, 100 * work.n_jobs, "writing", 1.0)
     record = {
         "schema": SCHEMA,
         "version": VERSION,

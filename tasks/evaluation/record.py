@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -111,15 +112,23 @@ def cached(
     return results, seconds
 
 
+OnProgress = Callable[[int, int, str, float], None]
+"""Called with the hundredths of jobs done and of all, what is done now, and its share of the
+work."""
+
+
 @dataclass
 class Work:
-    """Does what is not in the cache, counts it and keeps time per step."""
+    """Does what is not in the cache, counts it and keeps time per step. `jobs`: how many there are
+    of each step. What is in the cache is not reported before something is missing: it took no
+    time."""
 
     folder: Path
     key: list[Any]
-    n_jobs: int
-    on_progress: Callable[[int, int, str], None]
+    jobs: Mapping[str, int]
+    on_progress: OnProgress
     n_done: int = 0
+    done_of: Counter[str] = field(default_factory=Counter)
     computes: bool = False
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -134,7 +143,7 @@ class Work:
 
         def advance(fraction: float) -> None:
             done = 100 * self.n_done + int(100 * fraction)
-            self.on_progress(done, 100 * self.n_jobs, message)
+            self.on_progress(done, 100 * self.n_jobs, message, self._share(step, fraction))
 
         def missing() -> dict[str, Arrays]:
             if self.n_done and not self.computes:
@@ -142,14 +151,28 @@ class Work:
                     f"Evaluate: goes on, {self.n_done:,} of {self.n_jobs:,} steps are finished"
                 )
             self.computes = True
+            advance(0.0)
             return compute(advance)
 
-        advance(0.0)
         key = fingerprint_of(*self.key, *settings)
         results, spent = cached(self.folder, name, key, missing)
         self.seconds[step] = self.seconds.get(step, 0.0) + spent
         self.n_done += 1
+        self.done_of[step] += 1
         return results
+
+    @property
+    def n_jobs(self) -> int:
+        return sum(self.jobs.values())
+
+    def _share(self, step: str, fraction: float) -> float:
+        """Share of the work that is done, by what jobs of each step took so far; a step that none
+        was done of takes as long as the slowest."""
+        known = {name: self.seconds[name] / n for name, n in self.done_of.items() if n}
+        most = max(known.values(), default=1.0)
+        cost = {name: max(known.get(name, most), 1e-9) for name in self.jobs}
+        done = sum(cost[name] * n for name, n in self.done_of.items()) + fraction * cost[step]
+        return done / sum(cost[name] * n for name, n in self.jobs.items())
 
 
 def joined(parts: Mapping[str, Sequence[Arrays]], victims: Sequence[Victim]) -> dict[str, Arrays]:

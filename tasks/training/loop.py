@@ -48,6 +48,16 @@ OnStep = Callable[[int, int, float], None]
 """Called after each step with (steps done, steps in all, loss)."""
 
 
+OnWork = Callable[[int, float, str], None]
+"""Called with the steps done, the share of all work (validations too) in [0, 1], and a note."""
+FORWARD_PER_STEP = 3
+"""Evaluations of the network that an update takes as long as: forward once, backward twice."""
+
+
+def ignore_work(_done: int, _share: float, _note: str) -> None:
+    """An `OnWork` that nobody listens to."""
+
+
 def ignore_step(_done: int, _n_steps: int, _loss: float) -> None:
     """An `OnStep` that nobody listens to."""
 
@@ -90,6 +100,8 @@ class Trainer:
         self.record = Record.of(training.n_steps)
         # Other processes would wait for ever for one that saves while they do not.
         self.interruption = Interruption(holds=self.group.size == 1)
+        self.on_work: OnWork = ignore_work
+        self._restored: tuple[int, Tensor] | None = None
         self._resume()
         self.started = time.monotonic() - self.record.seconds
 
@@ -132,6 +144,7 @@ class Trainer:
                 step, mean = self.record.log.points.pop()
                 log.scalars(step, loss=mean, lr=lr, **pace.take())
             on_step(self.fit.step, self.training.n_steps, loss)
+            self._tell(self.fit.step - 1)
             improved = False
             if self.validation.due(self.fit.step, self.training.n_steps):
                 self._require_finite(loss)
@@ -157,8 +170,10 @@ class Trainer:
         ssim, restored = score(
             for_validation(self.restorer, self.validation), self.fit.ema, self.held_out,
             device=self.device, n_samples=self.validation.n_samples,
+            progress=lambda fraction: self._tell(self.fit.step - 1, fraction, "validation"),
         )  # fmt: skip
         step, before = self.fit.step, self.held_out.ssim_inputs
+        self._restored = (step, restored)
         self.record.validations.append((step, ssim))
         log.scalars(step, validation_ssim=ssim, validation_ssim_inputs=before)
         log.pictures(step, self.held_out.inputs, restored, self.held_out.targets)
@@ -188,7 +203,7 @@ class Trainer:
         if self.validation.keep == "best" and best is not None and best[0] != step:
             step = best[0]
             weights = load_best(self.out, self.fingerprint, step)
-        restorer, curve = self._fitted(weights)
+        restorer, curve = self._fitted(weights, step)
         card = {
             **facts,
             "fingerprint": self.fingerprint,
@@ -212,19 +227,35 @@ class Trainer:
         remove(self.out, LATEST)
         return card
 
-    def _fitted(self, weights: Arrays) -> tuple[Restorer, list[tuple[float, float]]]:
-        """The restorer with the strength that its validation asks for, and what was compared."""
+    def _fitted(self, weights: Arrays, step: int) -> tuple[Restorer, list[tuple[float, float]]]:
+        """The restorer with the strength that its validation asks for, and what was compared:
+        what the last validation restored, if it was of these weights and of the whole strength."""
         if self.held_out is None or self.validation.strength == "full":
             return self.restorer, []
-        net = self.restorer.build(seed=0)
-        net.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
-        _ssim, restored = score(
-            replace(for_validation(self.restorer, self.validation), strength=1.0),
-            net.to(self.device), self.held_out,
-            device=self.device, n_samples=self.validation.n_samples,
-        )  # fmt: skip
+        if self._restored is not None and self._restored[0] == step and self.restorer.strength == 1:
+            restored = self._restored[1]
+        else:
+            net = self.restorer.build(seed=0)
+            net.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
+            _ssim, restored = score(
+                replace(for_validation(self.restorer, self.validation), strength=1.0),
+                net.to(self.device), self.held_out,
+                device=self.device, n_samples=self.validation.n_samples,
+                progress=lambda fraction: self._tell(self.fit.step, fraction, "strength"),
+            )  # fmt: skip
         strength, curve = fitted_strength(restored, self.held_out)
         return replace(self.restorer, strength=strength), curve
+
+    def _tell(self, validated_to: int, fraction: float = 0.0, note: str = "") -> None:
+        """Tells how far the training is, in evaluations of the network: those of the steps, of the
+        validations due up to step `validated_to`, and of this fraction of another."""
+        n_steps, of_step = self.training.n_steps, FORWARD_PER_STEP * self.training.batch_size
+        done, total = float(self.fit.step * of_step), n_steps * of_step
+        if self.held_out is not None:
+            one = self.validation.evaluations(self.restorer, len(self.held_out.inputs))
+            done += (self.validation.n_due(validated_to, n_steps) + fraction) * one
+            total += self.validation.n_due(n_steps, n_steps) * one
+        self.on_work(self.fit.step, min(1.0, done / total), note)
 
     def _validation_facts(self, strengths: list[tuple[float, float]]) -> dict[str, Any] | None:
         if self.held_out is None:

@@ -30,7 +30,7 @@ from storage.errors import StorageError
 from storage.pairs.dataset import Dataset
 from tasks.dataset.pair_stream import ORDER, PairExamples
 from tasks.training.log import TensorBoard, TrainingLog
-from tasks.training.loop import OnStep, Trainer, ignore_step
+from tasks.training.loop import OnStep, OnWork, Trainer, ignore_step, ignore_work
 from tasks.training.ranks import Group, OneProcess
 from tasks.training.state import LATEST, MODEL, load_latest
 from tasks.training.validation import Validation, held_out_parts, read_held_out
@@ -61,6 +61,7 @@ def train_restorer(
     tensorboard: TensorBoard = "auto",
     group: Group | None = None,
     on_step: OnStep = ignore_step,
+    on_work: OnWork = ignore_work,
     checkpoint_seconds: float = 20.0,
 ) -> dict[str, Any]:
     """The card of the model that is then in `out`; trains it only as far as it is not there yet.
@@ -116,6 +117,7 @@ def train_restorer(
         "n_pairs": dataset.n_pairs,
         "n_pairs_used": seen.n_pairs,
     }
+    trainer.on_work = on_work
     with trainer.interruption:
         try:
             with ExitStack() as stack:

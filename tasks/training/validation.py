@@ -24,6 +24,7 @@ from recon_core.metrics import ssim_pairs
 from recon_core.restore import EDM, Restorer
 from recon_core.restore.examples import make_examples, to_pictures
 from recon_core.summary import t_interval
+from recon_core.types import Progress, no_progress
 from storage.errors import StorageError
 from storage.pairs.dataset import Dataset
 from storage.pairs.stream import PairStream
@@ -76,6 +77,19 @@ class Validation:
     def due(self, step: int, n_steps: int) -> bool:
         """True if the weights after `step` steps are validated."""
         return self.every > 0 and (step % self.every == 0 or step == n_steps)
+
+    def n_due(self, step: int, n_steps: int) -> int:
+        """Number of validations that are due from the first step to this one."""
+        if not self.every or step < 1:
+            return 0
+        return step // self.every + (step == n_steps and step % self.every > 0)
+
+    def evaluations(self, restorer: Restorer, n_pairs: int) -> int:
+        """Evaluations of the network on one picture that a validation takes."""
+        if not isinstance(restorer, EDM):
+            return n_pairs  # one answer, however many are asked for
+        n_steps = self.n_sampler_steps or restorer.n_steps
+        return n_pairs * self.n_samples * (2 * n_steps - 1)  # of Heun's method
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,14 +159,20 @@ def read_held_out(dataset: Dataset, validation: Validation, curation: Curation) 
 
 
 def score(
-    restorer: Restorer, net: nn.Module, held_out: HeldOut, *, device: str, n_samples: int = 1
+    restorer: Restorer,
+    net: nn.Module,
+    held_out: HeldOut,
+    *,
+    device: str,
+    n_samples: int = 1,
+    progress: Progress = no_progress,
 ) -> tuple[float, Float32[Tensor, "n c h w"]]:
     """(SSIM averaged over the held-out pairs, their restorations in [0, 1]): of each pair the mean
     of `n_samples`, always from the same noise. Pixels that are not numbers count as black.
     """
     seeds = torch.arange(len(held_out.inputs))
     inputs = held_out.inputs.to(device)
-    samples = restorer.restore(net, inputs, n_samples=n_samples, seeds=seeds)
+    samples = restorer.restore(net, inputs, n_samples=n_samples, seeds=seeds, progress=progress)
     restored = samples.mean(dim=0).cpu().nan_to_num(nan=0.0)
     return float(ssim_pairs(restored, held_out.targets).mean()), restored
 

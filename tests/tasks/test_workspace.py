@@ -1,10 +1,14 @@
 """Seconds add up over attempts; progress reads well; the contact sheet shows every method."""
 
+import time
 from pathlib import Path
 
 import pytest
 
-from tasks.progress import progress_line, rate_text
+from tasks import progress
+from tasks.evaluation import record
+from tasks.evaluation.record import Work
+from tasks.progress import progress_line, rate_text, stage_progress
 from tasks.workspace import Workspace
 
 
@@ -56,3 +60,65 @@ def test_the_time_left_is_that_of_the_work_and_not_of_its_parts() -> None:
     assert progress_line("Audit", "unit", 9, 400, 60, before=5, parts=(0.4, 0.5)) == (
         "Audit  9 / 400 units  15.0 s/unit  5:00 left"
     )
+
+
+class Clock:
+    """Time that passes as it is told."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(progress, "time", clock)
+    return clock
+
+
+def test_the_time_left_does_not_count_the_start_of_workers(clock: Clock, capsys) -> None:
+    with stage_progress("Generate", "run") as advance:
+        advance(0, 10)
+        for done in range(1, 8):
+            clock.now = 590 + 10 * done  # ten minutes until the first, then ten seconds each
+            advance(done, 10)
+    assert capsys.readouterr().err.splitlines()[-1].endswith("0:30 left")
+
+
+def test_a_silent_stage_is_heard_of(clock: Clock, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(progress, "QUIET_SECONDS", 0.1)
+    with stage_progress("Evaluate", "step") as advance:
+        clock.now = 1.0
+        deadline = time.monotonic() + 20
+        shown = ""
+        while "Evaluate  starting  (still at it)" not in shown and time.monotonic() < deadline:
+            shown += capsys.readouterr().err
+            time.sleep(0.01)
+        clock.now = 20.0
+        advance(1000, 1000, "run 3: edm")
+        shown = capsys.readouterr().err
+        assert "1000 / 1000 steps" in shown
+        assert "finishing  run 3: edm" in shown
+        assert "0:00 left" not in shown
+        clock.now = 30.0
+        while "(still at it)" not in shown and time.monotonic() < deadline:
+            shown += capsys.readouterr().err
+            time.sleep(0.01)
+    assert "run 3: edm  (still at it)" in shown
+
+
+def test_the_share_of_an_evaluation_is_of_its_time(tmp_path: Path, monkeypatch) -> None:
+    told: list[tuple[int, int, float]] = []
+    work = Work(
+        folder=tmp_path, key=[], jobs={"plain": 2, "edm": 2},
+        on_progress=lambda done, total, _said, share: told.append((done, total, share)),
+    )  # fmt: skip
+    took = {"plain": 1.0, "edm": 9.0}
+    monkeypatch.setattr(record, "cached", lambda _f, name, _k, make: (make(), took[name]))
+    for name in ("plain", "edm", "plain", "edm"):
+        work.do(name, name, [], lambda advance: advance(0.5) or {})
+    assert told[-1] == (350, 400, pytest.approx((1 + 9 + 1 + 4.5) / 20))
+    assert told[-3] == (250, 400, pytest.approx((1 + 9 + 0.5) / 20))

@@ -154,7 +154,7 @@ def test_a_killed_evaluation_resumes_with_the_same_result(
     tmp_path: Path, images: ImageSet, store: Dataset, caplog: pytest.LogCaptureFixture
 ) -> None:
     def run(out: Path, restorer: Blender, stop_at: int | None = None) -> dict[str, Any]:
-        def on_progress(done: int, _total: int, _message: str) -> None:
+        def on_progress(done: int, _total: int, _message: str, _share: float) -> None:
             if stop_at is not None and done >= stop_at:
                 raise _KilledError
 

@@ -240,6 +240,26 @@ def test_the_strength_is_what_helps_beyond_chance(
     assert curve[-1][1] == pytest.approx(float(ssim_pairs(restored, held_out.targets).mean()))
 
 
+def test_the_share_that_is_done_counts_the_validations(dataset: Dataset, tmp_path: Path) -> None:
+    told: list[tuple[int, float, str]] = []
+    validated(dataset, tmp_path / "out", on_work=lambda *now: told.append(now))
+    shares = [share for _step, share, _note in told]
+    assert shares == sorted(shares)
+    assert (told[-1][0], told[-1][1:]) == (12, (1.0, "validation"))
+    trained = [share for step, share, note in told if step == 12 and not note]
+    n_pairs = len(read_held_out(dataset, EVERY_4, CURATION).targets)
+    one = EVERY_4.evaluations(RESTORER, n_pairs)
+    assert one == n_pairs
+    assert trained == [pytest.approx(1 - one / (3 * one + 3 * 12 * TRAINING.batch_size))]
+
+
+def test_a_validation_by_samples_takes_as_many_evaluations() -> None:
+    validation = Validation(every=5, n_samples=8, n_sampler_steps=10)
+    assert validation.evaluations(EDM(n_steps=18), 4) == 4 * 8 * 19
+    assert [validation.n_due(step, 12) for step in (-1, 0, 4, 5, 11, 12)] == [0, 0, 0, 1, 2, 3]
+    assert Validation().n_due(12, 12) == 0
+
+
 def test_a_fitted_restorer_has_not_seen_the_images_and_keeps_its_strength(
     dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,8 +277,17 @@ def test_a_fitted_restorer_has_not_seen_the_images_and_keeps_its_strength(
 
     monkeypatch.setattr(training, "PairExamples", Feed)
     monkeypatch.setattr(train_loop, "fitted_strength", lambda *_: (0.3, [(0.3, 0.5)]))
+    scored: list[int] = []
+
+    def score(*given: Any, **settings: Any) -> tuple[float, torch.Tensor]:
+        scored.append(1)
+        return train_loop_score(*given, **settings)
+
+    train_loop_score = train_loop.score
+    monkeypatch.setattr(train_loop, "score", score)
     out = tmp_path / "out"
     card = validated(dataset, out, validation=fitted)
+    assert len(scored) == 3  # what the last validation restored serves the strength, too
     assert feeds[0]["left_out"].tolist() == ids.tolist()
     others = np.delete(images(), ids, axis=0)
     assert np.array_equal(feeds[0]["images_for_noise"], others)
