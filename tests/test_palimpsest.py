@@ -17,7 +17,6 @@ from tests.storage import stores
 from tests.tasks.audit import records
 from tests.tasks.audit.networks import Files, N, trained
 
-
 TEXTS = ("defence", "effect")
 """Columns of an audit's table that are words."""
 
