@@ -114,6 +114,11 @@ def read_source(
             read.times,
         )
     assert split != "all"
+    if height != width:
+        raise ValueError(
+            f"{source} has no splits of its own, and is divided as squares alone, not as "
+            f"{height}x{width}: give --split all, or folders train and test"
+        )
     found = load_images(source, split=split, size=height, skip_corrupt=skip_corrupt)
     rows = _drawn(len(found), limit, seed)
     images = in_channels(found.images[rows], channels)

@@ -281,3 +281,10 @@ def test_a_header_is_believed_as_far_as_the_file_goes(announced: int, tmp_path: 
     path = tmp_path / "weights.safetensors"
     path.write_bytes(announced.to_bytes(8, "little") + b"[" * 100_000)
     assert own_description(WeightFile(path, "safetensors", {}, "")) is None
+
+
+def test_a_folder_without_splits_is_divided_as_squares_alone(tmp_path: Path) -> None:
+    Image.new("RGB", (6, 4)).save(tmp_path / "a.png")
+    assert read_source(f"folder:{tmp_path}", "all", (3, 4, 6)).images.shape == (1, 3, 4, 6)
+    with pytest.raises(ValueError, match="not as 4x6: give --split all"):
+        read_source(f"folder:{tmp_path}", "train", (3, 4, 6))
