@@ -141,6 +141,6 @@ def is_row(name: str, size: Sizes) -> bool:
 
 
 def stem_of(name: str) -> str:
-    """What the tensors of one layer share: `0.weight` and `0.bias` have `0`."""
+    """The part that the names of a layer's tensors share: `0.weight` and `0.bias` have `0`."""
     stem, dot, _last = name.rpartition(".")
     return stem if dot else name

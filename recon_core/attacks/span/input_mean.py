@@ -1,4 +1,4 @@
-"""What was subtracted from images before training, as far as the first layer says it.
+"""The mean that was subtracted from images before training, as far as the first layer tells it.
 
 Inputs x_i - m lie in the span of the first layer's directions, so that P x_i = P m for all of them,
 where P projects off the span: with images at hand P m is known, and m as far as P keeps it. If
@@ -37,7 +37,7 @@ class Subtracted:
 
 
 def subtracted(directions: Float[Tensor, "k d"], images: Float[Tensor, "n c h w"]) -> Subtracted:
-    """What was subtracted from images that a network was trained on, or from others like them.
+    """The mean that was subtracted from a network's training images, or from others like them.
 
     Args:
         directions: Those of the first layer, over flat images (c, h, w).

@@ -1,5 +1,5 @@
-"""What a given network's first layer and pictures beside it say of its inputs: their order, and
-what was subtracted from them."""
+"""The order of a given network's inputs and what was subtracted from them, as its first layer and
+pictures beside it tell."""
 
 from __future__ import annotations
 
