@@ -11,6 +11,14 @@ span a little. How many directions stand out of the noise is told by Kritchman a
 (2009, IEEE Trans. Signal Process. 57(10)): with the k largest singular values taken for signal, the
 others give the noise's variance, and the next one is signal, too, if it is above the edge that
 noise of this size reaches in one case of 200 (Johnstone 2001, Tracy and Widom).
+
+That noise is the same everywhere holds for an unknown start, and not for what rounding leaves:
+neurons and pixels with large weights round more, and the strongest of it is far above that edge. So
+it is looked first whether the span ends sharply. The values behind an end are noise, and scatter
+little; a fall that is large beside their scatter is the end. Noise is then measured by neuron and
+by pixel on what the directions leave, both are divided by it, and the end is looked for again: the
+weakest directions of an optimiser's state, which drown in the rounding of a few neurons, stand out
+of it by a factor of ten once every neuron counts by its own rounding.
 """
 
 from __future__ import annotations
@@ -24,11 +32,24 @@ from torch import Tensor
 
 TRACY_WIDOM = 2.4224
 """Quantile .995 of the Tracy-Widom distribution for real matrices (beta = 1)."""
-NOISE_ROUGHNESS = 1.9
-"""`roughness` from which on a direction shows no image; noise of 32x32x3 has 2.00 +- .03."""
-SHARP = 100.0
-"""Fall of one singular value to the next at which a span ends: the training images' own fall by
-less, noise of a start and what Adam leaves come without a step, roundings far below."""
+NOISE_ROUGHNESS, BAND = 2.0, 0.1 * 3072**0.5
+"""`roughness` of white noise, and how far from it noise of one pixel's size is: 32x32x3 has .1."""
+TAIL = 20
+"""Singular values behind an end whose scatter is looked at, and of those left half at most."""
+SCATTERS = 2.0
+"""Fall at a sharp end over the fall of the values behind it, both in logarithms."""
+FALL, FEW, LAST = 1.5, 4.0, 2.0
+"""Least fall at a sharp end, as a factor exp(FEW / k + LAST / m) FALL behind k values and before m:
+falls between a few images are large, and a few values of noise do not tell their scatter."""
+STANDS_OUT = 3.0
+"""Fall over the largest of the falls behind it from which on one more direction is none of noise,
+once noise is the same everywhere."""
+CLEAR = 100.0
+"""Fall from half of the directions to what is behind a sharp end: noise of a start reaches higher,
+and where it hides some directions the span is not known."""
+WHITENINGS = 5
+QUIETEST = 1e-9
+"""Share of the loudest neuron's or pixel's noise that every other one has at least."""
 RIDGE = 1e-10
 """Share of a row's norm that keeps rows solvable where some are the same, or nothing."""
 FIT_ROUNDS = 30
@@ -36,6 +57,8 @@ FIT_TOLERANCE = 1e-10
 """Relative change of c at which its fit has ended."""
 SLOWEST = 0.95
 """Ratio of two steps of the fit up to which they are taken for a geometric series."""
+ROUNDING = 1e-16
+"""Share of the largest singular value that the others are known to."""
 
 
 class NoSpanError(ValueError):
@@ -49,6 +72,7 @@ class Subspace:
     `vectors` (k, d), or (k, d + 1) with biases; `values` are all singular values of W - c W_0.
     `n_signal`: how many of them stand out of the noise, whose singular values end at `edge`, all
     of about the size `noise`. `start_share`: the fitted c; None with an unknown start.
+    `ends_sharply`: they stand out by far, so that the span is known as exactly as numbers are.
     """
 
     vectors: Float[Tensor, "k e"]
@@ -57,12 +81,7 @@ class Subspace:
     noise: float
     edge: float
     start_share: float | None
-
-    @property
-    def ends_sharply(self) -> bool:
-        """True if the directions stand out by far: the span is then known as exactly as numbers
-        are."""
-        return self.n_signal == _sharp_end(self.values) < len(self.values)
+    ends_sharply: bool
 
 
 def subspace_of(
@@ -75,11 +94,12 @@ def subspace_of(
 ) -> Subspace:
     """The strongest directions of `rows`, less the start where it is known, in the dtype of `rows`.
 
-    `shape` (c, h, w): the rows are pictures, and directions as rough as noise are none of images,
-    however strong. `n_directions`: how many; None takes those that stand out of the noise and,
-    unless the span ends sharply, the share `surplus` of them more. Raises NoSpanError for rows that
-    are not finite or all zero, or nothing that stands out of the noise; ValueError for rows of
-    another shape than the start, or more directions than there are.
+    `shape` (c, h, w): the rows are pictures; where the span has no sharp end it ends before the
+    directions that are as rough as noise from there on, however strong. `n_directions`: how many;
+    None takes those that stand out of the noise and, unless the span ends sharply, the share
+    `surplus` of them more. Raises NoSpanError for rows that are not finite or all zero, or nothing
+    that stands out of the noise; ValueError for rows of another shape than the start, or more
+    directions than there are.
     """
     _check(rows, start)
     wide = rows.double()
@@ -87,17 +107,20 @@ def subspace_of(
     if start is not None:
         share = fit_share(wide, start.double())
         wide = wide - share * start.double()
-    values, vectors = _singular(wide)
+    left, values, vectors = _singular(wide)
     if not float(values[0]) > 0:
         raise NoSpanError(
             "the first layer's weights are all zero, or are their start; give trained weights"
         )
-    n_signal, noise, edge = count_signal(values, rows.shape)
-    n_signal = min(n_signal, _sharp_end(values))
-    if shape is not None:
-        pictures = vectors[:n_signal, : math.prod(shape)].unflatten(1, shape)
-        n_smooth = int((roughness(pictures) < NOISE_ROUGHNESS).sum())
-        n_signal = n_smooth or n_signal
+    sharp = _sharp_span(wide, left, values, vectors)
+    if sharp is None:
+        n_signal, noise, edge = count_signal(values, rows.shape)
+        if shape is not None:
+            pictures = vectors[:n_signal, : math.prod(shape)].unflatten(1, shape)
+            n_signal = _before_noise(pictures) or n_signal
+    else:
+        n_signal = len(sharp)
+        noise, edge = _noise_behind(n_signal, values, rows.shape)
     if n_directions is None:
         if n_signal == 0:
             raise NoSpanError(
@@ -105,15 +128,17 @@ def subspace_of(
                 f"{float(values[0]):.3g}, edge {edge:.3g}): training moved it less than its start "
                 "is large; give the start (--initial), or a victim with a smaller one"
             )
-        more = 0 if n_signal == _sharp_end(values) else round(surplus * n_signal)
+        more = round(surplus * n_signal) if sharp is None else 0
         n_directions = min(len(values), n_signal + more)
     if not 1 <= n_directions <= len(values):
         raise ValueError(
             f"{n_directions} directions of a first layer of {rows.shape[0]} neurons and "
             f"{rows.shape[1]} inputs; it has 1 to {len(values)}"
         )
+    if sharp is not None and n_directions <= n_signal:
+        vectors = sharp
     chosen = vectors[:n_directions].to(rows.dtype)
-    return Subspace(chosen, values, n_signal, noise, edge, share)
+    return Subspace(chosen, values, n_signal, noise, edge, share, sharp is not None)
 
 
 def count_signal(
@@ -122,14 +147,9 @@ def count_signal(
     """(how many singular values of an (h, d) matrix are above the noise, sigma, the edge). sigma is
     the standard deviation of the noise in an entry of the matrix. Where everything stands out the
     count is min(h, d) - 1 at most."""
-    square = values.double().square()
-    tails = square.flip(0).cumsum(0).flip(0)
-    h, d = int(shape[0]), int(shape[1])
     sigma = edge = 0.0
     for k in range(len(values) - 1):
-        p, n = min(h, d) - k, max(h, d) - k
-        sigma = float((tails[k] / (p * n)).sqrt())
-        edge = sigma * _largest_of_noise(p, n)
+        sigma, edge = _noise_behind(k, values, shape)
         if float(values[k]) <= edge:
             return k, sigma, edge
     return len(values) - 1, sigma, edge
@@ -148,24 +168,29 @@ def mixing_of(rows: Float[Tensor, "k e"], weight: Float[Tensor, "h e"]) -> Float
 
 
 def fit_share(rows: Float64[Tensor, "h e"], start: Float64[Tensor, "h e"]) -> float:
-    """c of W = c W_0 + M X: alternates between the span of W - c W_0 and the least squares fit of c
-    on the rest; half of the directions at the most count as the span. Steps shrink geometrically,
+    """c of W = c W_0 + M X where log |det A A^T|, A = W - c W_0, is least: the best likelihood that
+    normal columns have with any covariance, which is that of signal and noise together. It asks for
+    no number of directions, and is exact for up to one fewer than there are neurons.
+
+    Least squares, weighted by the inverse of the covariance before. Steps shrink geometrically,
     slowly where noise is left, so that every two of them are followed to their limit (Aitken)."""
     if not bool(start.any()):
         return 0.0
+    if rows.shape[0] > rows.shape[1]:
+        rows, start = rows.mT, start.mT
     share, before = 1.0, 0.0
     for _ in range(FIT_ROUNDS):
-        values, vectors = _singular(rows - share * start)
-        n_signal = min(count_signal(values, rows.shape)[0], len(values) // 2)
-        span = vectors[:n_signal]
-        rest, noise = (t - (t @ span.mT) @ span for t in (rows, start))
-        scale = float(noise.square().sum())
-        fitted = float((rest * noise).sum()) / scale if scale > 0 else 0.0
-        step = fitted - share
+        left, values, vectors = _singular(rows - share * start)
+        size = values.clamp_min(ROUNDING * float(values[0]))
+        if not float(size[0]) > 0:
+            return share
+        seen = left.mT @ start
+        slope = float(((seen * vectors).sum(1) / size).sum())
+        step = slope / float((seen.square().sum(1) / size.square()).sum())
         if abs(step) <= FIT_TOLERANCE * max(1.0, abs(share)):
-            return fitted
+            return share + step
         ratio, before = (step / before, 0.0) if before else (0.0, step)
-        share = fitted + (step * ratio / (1 - ratio) if 0 < ratio < SLOWEST else 0.0)
+        share += step + (step * ratio / (1 - ratio) if 0 < ratio < SLOWEST else 0.0)
     return share
 
 
@@ -177,15 +202,95 @@ def roughness(pictures: Float[Tensor, "k c h w"]) -> Float[Tensor, " k"]:
     return (across + down) / 2 / pictures.square().mean((1, 2, 3)).clamp_min(1e-300)
 
 
-def _sharp_end(values: Float64[Tensor, " s"]) -> int:
-    """The first place where singular values fall by the factor SHARP; all of them if none does."""
-    falls = (values[1:] * SHARP < values[:-1]).nonzero()
-    return int(falls[0]) + 1 if len(falls) else len(values)
+def _before_noise(pictures: Float[Tensor, "k c h w"]) -> int:
+    """The number of directions up to the last one that is not as rough as noise."""
+    band = BAND / math.prod(pictures.shape[1:]) ** 0.5
+    other = ((roughness(pictures) - NOISE_ROUGHNESS).abs() > band).nonzero()
+    return int(other[-1]) + 1 if len(other) else 0
 
 
-def _singular(matrix: Float64[Tensor, "h e"]) -> tuple[Tensor, Tensor]:
-    _, values, vectors = torch.linalg.svd(matrix, full_matrices=False)
-    return values, vectors
+def _sharp_span(
+    matrix: Float64[Tensor, "h e"],
+    left: Float64[Tensor, "h s"],
+    values: Float64[Tensor, " s"],
+    right: Float64[Tensor, "s e"],
+) -> Float64[Tensor, "k e"] | None:
+    """The span's orthonormal directions, strongest first, if it ends sharply. Every neuron and
+    every pixel is divided by its noise, and the end looked for anew, until it stays."""
+    counted = int(min(matrix.any(1).sum(), matrix.any(0).sum()))
+    end, scaled = _sharp_end(values[:counted]), matrix
+    if end is None:
+        return None
+    pixels = matrix.new_ones(matrix.shape[1])
+    for n in range(WHITENINGS):
+        rest = scaled - (left[:, :end] * values[:end]) @ right[:end]
+        by_neuron = _sizes(rest, 1)
+        by_pixel = _sizes(rest / by_neuron[:, None], 0)
+        scaled, pixels = scaled / by_neuron[:, None] / by_pixel, pixels * by_pixel
+        left, values, right = _singular(scaled)
+        before, end = end, _sharp_end(values[:counted])
+        if end is None:
+            return None
+        if n > 0:  # noise is nearly the same everywhere only now
+            end = _standing_out(end, values[:counted])
+            if end == before:
+                break
+    if float(values[(end - 1) // 2]) < CLEAR * float(values[end]):
+        return None
+    basis = torch.linalg.qr((right[:end] * pixels).mT).Q.mT
+    return _singular(matrix @ basis.mT)[2] @ basis
+
+
+def _sharp_end(values: Float64[Tensor, " s"]) -> int | None:
+    """The first place at which singular values fall by more than those behind it scatter."""
+    falls = _falls(values)
+    n = len(falls)
+    before = torch.arange(1, n + 1, dtype=values.dtype, device=values.device)
+    behind = n + 1 - before
+    seen = ((behind + 1) / 2).long().clamp_max(TAIL)
+    total = torch.cat([falls.new_zeros(1), falls.cumsum(0)])
+    scatter = total[before.long() + seen - 1] - total[before.long()]
+    least = math.log(FALL) + FEW / before + LAST / behind
+    ends = (falls > torch.maximum(SCATTERS * scatter, least)).nonzero()
+    return int(ends[0]) + 1 if len(ends) else None
+
+
+def _standing_out(end: int, values: Float64[Tensor, " s"]) -> int:
+    """The end behind those directions that still fall by more than even noise does."""
+    falls = _falls(values)
+    while end + TAIL < len(falls):
+        behind = falls[end + 1 : end + 1 + TAIL]
+        if float(falls[end]) <= STANDS_OUT * float(behind.max()):
+            break
+        end += 1
+    return end
+
+
+def _falls(values: Float64[Tensor, " s"]) -> Float64[Tensor, " r"]:
+    """Logarithms of the ratios of neighbours."""
+    logs = values.clamp_min(ROUNDING * float(values[0])).log()
+    return logs[:-1] - logs[1:]
+
+
+def _sizes(rest: Float64[Tensor, "h e"], dim: int) -> Float64[Tensor, " n"]:
+    """Root mean squares along `dim`."""
+    sizes = rest.square().mean(dim).sqrt()
+    return sizes.clamp_min(max(QUIETEST * float(sizes.max()), torch.finfo(sizes.dtype).tiny))
+
+
+def _noise_behind(
+    k: int, values: Float64[Tensor, " s"], shape: tuple[int, ...] | torch.Size
+) -> tuple[float, float]:
+    """(sigma, the edge) if all but the k largest singular values are noise's."""
+    h, d = int(shape[0]), int(shape[1])
+    p, n = max(1, min(h, d) - k), max(1, max(h, d) - k)
+    sigma = float((values[k:].double().square().sum() / (p * n)).sqrt())
+    return sigma, sigma * _largest_of_noise(p, n)
+
+
+def _singular(matrix: Float64[Tensor, "h e"]) -> tuple[Tensor, Tensor, Tensor]:
+    left, values, right = torch.linalg.svd(matrix, full_matrices=False)
+    return left, values, right
 
 
 def _largest_of_noise(p: int, n: int) -> float:
