@@ -41,15 +41,16 @@ SCATTERS = 2.0
 FALL, FEW, LAST = 1.5, 4.0, 2.0
 """Least fall at a sharp end, as a factor exp(FEW / k + LAST / m) FALL behind k values and before m:
 falls between a few images are large, and a few values of noise do not tell their scatter."""
-STANDS_OUT = 3.0
-"""Fall over the largest of the falls behind it from which on one more direction is none of noise,
-once noise is the same everywhere."""
+NOTHING = 1e-13
+"""Share of the largest singular value below which the others are float64's own rounding."""
 CLEAR = 100.0
 """Fall from half of the directions to what is behind a sharp end: noise of a start reaches higher,
 and where it hides some directions the span is not known."""
 WHITENINGS = 5
-QUIETEST = 1e-9
-"""Share of the loudest neuron's or pixel's noise that every other one has at least."""
+QUIETEST = 1e-25
+"""Share of the loudest neuron's or pixel's size that every other one has at least."""
+MOVED = 1e-6
+"""Share of its norm by which a neuron's weights have changed, if training has changed them."""
 RIDGE = 1e-10
 """Share of a row's norm that keeps rows solvable where some are the same, or nothing."""
 FIT_ROUNDS = 30
@@ -107,12 +108,12 @@ def subspace_of(
     if start is not None:
         share = fit_share(wide, start.double())
         wide = wide - share * start.double()
-    left, values, vectors = _singular(wide)
+    _, values, vectors = _singular(wide)
     if not float(values[0]) > 0:
         raise NoSpanError(
             "the first layer's weights are all zero, or are their start; give trained weights"
         )
-    sharp = _sharp_span(wide, left, values, vectors)
+    sharp = _sharp_span(wide, rows.double())
     if sharp is None:
         n_signal, noise, edge = count_signal(values, rows.shape)
         if shape is not None:
@@ -210,31 +211,32 @@ def _before_noise(pictures: Float[Tensor, "k c h w"]) -> int:
 
 
 def _sharp_span(
-    matrix: Float64[Tensor, "h e"],
-    left: Float64[Tensor, "h s"],
-    values: Float64[Tensor, " s"],
-    right: Float64[Tensor, "s e"],
+    matrix: Float64[Tensor, "h e"], stored: Float64[Tensor, "h e"]
 ) -> Float64[Tensor, "k e"] | None:
-    """The span's orthonormal directions, strongest first, if it ends sharply. Every neuron and
-    every pixel is divided by its noise, and the end looked for anew, until it stays."""
-    counted = int(min(matrix.any(1).sum(), matrix.any(0).sum()))
-    end, scaled = _sharp_end(values[:counted]), matrix
+    """The span's orthonormal directions, strongest first, if it ends sharply. `stored` are the
+    weights as they were kept, to whose size rounding was in proportion: neurons and pixels are
+    compared at that size, or else as they are. Then each is divided by its own noise, and the end
+    looked for anew, until it stays."""
+    moved = [matrix.norm(dim=i) > MOVED * stored.norm(dim=i) for i in (0, 1)]
+    counted = min(int(m.sum()) for m in moved)
+    for by_neuron, pixels in (_sizes(stored), (stored.new_ones(1), stored.new_ones(1))):
+        scaled = matrix / by_neuron[:, None] / pixels
+        left, values, right = _singular(scaled)
+        end = _sharp_end(values[:counted])
+        if end is not None:
+            break
     if end is None:
         return None
-    pixels = matrix.new_ones(matrix.shape[1])
-    for n in range(WHITENINGS):
+    for _ in range(WHITENINGS):
         rest = scaled - (left[:, :end] * values[:end]) @ right[:end]
-        by_neuron = _sizes(rest, 1)
-        by_pixel = _sizes(rest / by_neuron[:, None], 0)
+        by_neuron, by_pixel = _sizes(rest)
         scaled, pixels = scaled / by_neuron[:, None] / by_pixel, pixels * by_pixel
         left, values, right = _singular(scaled)
         before, end = end, _sharp_end(values[:counted])
         if end is None:
             return None
-        if n > 0:  # noise is nearly the same everywhere only now
-            end = _standing_out(end, values[:counted])
-            if end == before:
-                break
+        if end == before:
+            break
     if float(values[(end - 1) // 2]) < CLEAR * float(values[end]):
         return None
     basis = torch.linalg.qr((right[:end] * pixels).mT).Q.mT
@@ -242,7 +244,11 @@ def _sharp_span(
 
 
 def _sharp_end(values: Float64[Tensor, " s"]) -> int | None:
-    """The first place at which singular values fall by more than those behind it scatter."""
+    """The place at which singular values fall by most beside how those behind it scatter, if that
+    is enough. Where they fall to nothing, the noise ends (pixels that are always alike), or there
+    is none: that is an end if there is no other, and the first then."""
+    if len(values) < 2:
+        return None
     falls = _falls(values)
     n = len(falls)
     before = torch.arange(1, n + 1, dtype=values.dtype, device=values.device)
@@ -251,19 +257,11 @@ def _sharp_end(values: Float64[Tensor, " s"]) -> int | None:
     total = torch.cat([falls.new_zeros(1), falls.cumsum(0)])
     scatter = total[before.long() + seen - 1] - total[before.long()]
     least = math.log(FALL) + FEW / before + LAST / behind
-    ends = (falls > torch.maximum(SCATTERS * scatter, least)).nonzero()
-    return int(ends[0]) + 1 if len(ends) else None
-
-
-def _standing_out(end: int, values: Float64[Tensor, " s"]) -> int:
-    """The end behind those directions that still fall by more than even noise does."""
-    falls = _falls(values)
-    while end + TAIL < len(falls):
-        behind = falls[end + 1 : end + 1 + TAIL]
-        if float(falls[end]) <= STANDS_OUT * float(behind.max()):
-            break
-        end += 1
-    return end
+    clear = falls / torch.maximum(SCATTERS * scatter, least)
+    if not bool((clear > 1).any()):
+        return None
+    above = torch.where(values[1:] > NOTHING * values[0], clear, 0.0)
+    return 1 + int((above if bool((above > 1).any()) else (clear > 1).double()).argmax())
 
 
 def _falls(values: Float64[Tensor, " s"]) -> Float64[Tensor, " r"]:
@@ -272,10 +270,15 @@ def _falls(values: Float64[Tensor, " s"]) -> Float64[Tensor, " r"]:
     return logs[:-1] - logs[1:]
 
 
-def _sizes(rest: Float64[Tensor, "h e"], dim: int) -> Float64[Tensor, " n"]:
-    """Root mean squares along `dim`."""
-    sizes = rest.square().mean(dim).sqrt()
-    return sizes.clamp_min(max(QUIETEST * float(sizes.max()), torch.finfo(sizes.dtype).tiny))
+def _sizes(of: Float64[Tensor, "h e"]) -> tuple[Float64[Tensor, " h"], Float64[Tensor, " e"]]:
+    """Root mean squares by row, and by column once rows are divided by them."""
+    found = []
+    for dim in (1, 0):
+        sizes = of.square().mean(dim).sqrt()
+        sizes = sizes.clamp_min(max(QUIETEST * float(sizes.max()), torch.finfo(of.dtype).tiny))
+        found.append(sizes)
+        of = of / sizes.unsqueeze(dim)
+    return found[0], found[1]
 
 
 def _noise_behind(

@@ -82,6 +82,128 @@ def test_noise_that_is_larger_in_some_neurons_shows_no_images() -> None:
     assert subspace_of(rows, shape=(3, 16, 16)).n_signal == 11  # twelve less their mean
 
 
+def _strokes(n: int) -> Tensor:
+    """White lines on black: two of three pixels are 0, some in every picture."""
+    pictures = torch.zeros(n, 20, 20, dtype=torch.float64)
+    draw = generator(7)
+    for picture in pictures:
+        for _ in range(5):
+            row, column, length = torch.randint(2, 12, (3,), generator=draw).tolist()
+            picture[row, column : column + length] = 1.0
+            picture[row : row + length, column] = torch.rand(1, generator=draw).double()
+    return pictures.clamp_max(1.0).flatten(1)
+
+
+def _rounded(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    return rows.to(dtype).double()
+
+
+def _even(n: int) -> Tensor:
+    return normal(WIDTH, n, seed=3) @ _strokes(n)
+
+
+def _uneven(n: int) -> Tensor:
+    """As an optimiser's state: neurons and images of very different sizes."""
+    sizes = torch.logspace(0, -7, WIDTH, dtype=torch.float64)[:, None]
+    return (
+        sizes
+        * normal(WIDTH, n, seed=3)
+        @ (torch.logspace(0, -4, n, dtype=torch.float64)[:, None] * _strokes(n))
+    )
+
+
+def _few(mixed: Tensor, inputs: Tensor) -> Tensor:
+    """The mixtures that three neurons of five would have learned, the others stay as they were."""
+    return torch.where(torch.arange(WIDTH)[:, None] % 5 < 3, mixed, 0.0) @ inputs
+
+
+ENDS: dict[str, tuple[Callable[[], Tensor], int]] = {
+    "float64": (lambda: _even(40), 40),
+    "float32": (lambda: _rounded(_even(40), torch.float32), 40),
+    "a few": (lambda: _rounded(_even(4), torch.float32), 4),
+    "all but three neurons": (lambda: _rounded(_even(57), torch.float32), 57),
+    "a state": (lambda: _rounded(_uneven(30), torch.float32), 30),
+    "dead neurons": (
+        lambda: _rounded(_few(normal(WIDTH, 20, seed=3), _strokes(20)), torch.float32),
+        20,
+    ),
+    "bfloat16": (lambda: _rounded(_even(10), torch.bfloat16), 10),
+    "white ground": (
+        lambda: _rounded(normal(WIDTH, 30, seed=3) @ (1 - _strokes(30)), torch.float32),
+        30,
+    ),
+    "centred": (
+        lambda: _rounded(
+            normal(WIDTH, 30, seed=3) @ (_strokes(30) - _strokes(30).mean(0)), torch.float32
+        ),
+        29,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_a_sharp_end_is_found_by_its_own_noise(case: str) -> None:
+    """Many of these directions are as rough as noise is."""
+    make, n = ENDS[case]
+    found = subspace_of(make(), shape=(1, 20, 20), surplus=0.5)
+    assert (found.n_signal, len(found.vectors), found.ends_sharply) == (n, n, True)
+
+
+@pytest.mark.parametrize("n", [WIDTH, WIDTH + 30])
+def test_as_many_images_as_neurons_leave_no_end(n: int) -> None:
+    assert not subspace_of(_rounded(_even(n), torch.float32)).ends_sharply
+
+
+def test_a_direction_that_drowns_in_the_rounding_of_loud_neurons_is_found() -> None:
+    strokes = torch.linalg.qr(_strokes(20).mT).Q.mT
+    mixing = torch.logspace(0, -2, 20, dtype=torch.float64) * normal(WIDTH, 20, seed=3)
+    mixing[:, -1] = 0.0
+    mixing[:30] *= 1e-5
+    mixing[:30, -1] = 1e-9 * normal(30, seed=4)  # of quiet neurons alone
+    rows = _rounded(mixing @ strokes, torch.float32)
+    _left, values, right = torch.linalg.svd(rows, full_matrices=False)
+    assert float(values[19]) < 1.3 * float(values[20])
+    assert abs(float(right[19] @ strokes[19])) < 0.9  # the raw direction is mostly rounding
+    found = subspace_of(rows)
+    assert found.n_signal == 20
+    inside = (strokes[19] @ found.vectors.mT).square().sum()
+    assert float(inside) > 0.999
+
+
+def test_a_start_is_taken_off_of_nearly_as_many_images_as_neurons() -> None:
+    start = 0.03 * normal(WIDTH, D, seed=2)
+    rows = _rounded(_even(50) + start, torch.float32)
+    found = subspace_of(rows, _rounded(start, torch.float32))
+    assert (found.n_signal, found.ends_sharply) == (50, True)
+    assert found.start_share == pytest.approx(1.0, abs=1e-7)
+
+
+@pytest.mark.parametrize("rule", ["sgd", "adam"])
+def test_the_images_of_a_trained_network_are_counted(rule: str) -> None:
+    """Minibatches in float32; of Adam the first moment, of gradient descent what it learned."""
+    n, x = 40, _strokes(40).float()
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(D, 100)
+    net = torch.nn.Sequential(layer, torch.nn.ReLU(), torch.nn.Linear(100, 4))
+    start = layer.weight.detach().clone()
+    optimiser: torch.optim.Optimizer = (
+        torch.optim.Adam(net.parameters(), lr=1e-3)
+        if rule == "adam"
+        else torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3)
+    )
+    for _ in range(60):
+        for batch in torch.randperm(n, generator=generator(1)).split(8):
+            optimiser.zero_grad()
+            torch.nn.functional.cross_entropy(net(x[batch]), batch % 4).backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+    if rule == "adam":
+        found = subspace_of(optimiser.state[layer.weight]["exp_avg"], shape=(1, 20, 20))
+    else:
+        found = subspace_of(layer.weight.detach(), start, shape=(1, 20, 20))
+        assert found.start_share == pytest.approx((1 - 0.05 * 1e-3) ** 3000, rel=0.05)
+    assert (found.n_signal, found.ends_sharply) == (n, True)
+
+
 def test_surplus_directions_come_behind_those_of_the_signal() -> None:
     rows = _signal(20, seed=1)[0] + NOISE * normal(WIDTH, D, seed=2)
     found = subspace_of(rows.float(), surplus=0.25)
