@@ -58,6 +58,14 @@ class _RateColumn(ProgressColumn):
         return Text(rate_text(new, task.elapsed or 0.0, self.unit), style="dim")
 
 
+class _AtMostColumn(TimeRemainingColumn):
+    """The time left of a stage that may end early."""
+
+    def render(self, task: Task) -> Text:
+        known = not task.finished and task.time_remaining is not None
+        return Text("at most " if known else "").append(super().render(task))
+
+
 class _NoteColumn(ProgressColumn):
     """The note in the room that is left: on a narrow screen it is cut, and no other column."""
 
@@ -75,18 +83,20 @@ def rate_text(done: float, seconds: float, unit: str) -> str:
 
 
 @contextmanager
-def stage_progress(title: str, unit: str) -> Iterator[Advance]:
+def stage_progress(title: str, unit: str, *, may_end_early: bool = False) -> Iterator[Advance]:
     """A bar named `title` that counts `unit`s; the value to call with (done, total, note="").
 
-    What is done at the first call was there before: it does not count towards the rate.
+    What is done at the first call was there before: it does not count towards the rate. With
+    `may_end_early` the total is the most that there can be, and so is the time left.
     """
+    remaining = _AtMostColumn if may_end_early else TimeRemainingColumn
     console = Console(stderr=True)
     bar = Progress(
         TextColumn("[bold]{task.description}"),
         BarColumn(bar_width=24),
         TextColumn("{task.fields[count]}" + f" {unit}s"),
         _RateColumn(unit),
-        TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
+        remaining(compact=True, table_column=Column(no_wrap=True)),
         _NoteColumn(),
         console=console,
         speed_estimate_period=SPEED_SECONDS,
@@ -97,7 +107,7 @@ def stage_progress(title: str, unit: str) -> Iterator[Advance]:
     task = bar.add_task(title, total=None, start=False, new=0.0, count="0/?", note="")
     last_artifact = time.monotonic()
     before: float | None = None
-    log = _Log(title, unit, console)
+    log = _Log(title, unit, console, may_end_early=may_end_early)
 
     def advance(done: float, total: float, note: str = "", *, share: float | None = None) -> None:
         nonlocal last_artifact, before
@@ -121,7 +131,8 @@ class _Log:
     """Lines of a stage where there is no terminal: at most one in ten seconds while it reports, and
     one in thirty while it does not."""
 
-    def __init__(self, title: str, unit: str, console: Console) -> None:
+    def __init__(self, title: str, unit: str, console: Console, *, may_end_early: bool) -> None:
+        self.may_end_early = may_end_early
         self.title, self.unit, self.console = title, unit, console
         self.started = self.last_line = time.monotonic()
         self.first: tuple[float, float] | None = None
@@ -174,6 +185,7 @@ class _Log:
             said = progress_line(
                 self.title, self.unit, done, total, now - self.started,
                 before=self.first[0], parts=parts, left_s=self._left(now, part),
+                at_most=self.may_end_early,
             )  # fmt: skip
         self.console.print(f"{said}  {note}".rstrip(), soft_wrap=True, highlight=False)
 
@@ -198,16 +210,19 @@ def progress_line(
     before: float = 0.0,
     parts: tuple[float, float] | None = None,
     left_s: float | None = None,
+    at_most: bool = False,
 ) -> str:
     """`Generate  12 / 40 runs  1.2 s/run  0:34 left`; `before` of them took none of the seconds.
     `parts`: the shares of the work that were done before and are done now, if not by their
-    number. `left_s`: the time left, if not by the mean speed."""
+    number. `left_s`: the time left, if not by the mean speed; `at_most` it may end before."""
     new = done - before
     first, now = parts or (before / total, done / total)
     if left_s is None and now > first:
         left_s = seconds / (now - first) * (1 - now)
     left = None if left_s is None else round(left_s)
     remaining = "? left" if left is None else f"{left // 60}:{left % 60:02d} left"
+    if at_most and left:
+        remaining = f"at most {remaining}"
     if now >= 1.0:
         remaining = "finishing"
     return (

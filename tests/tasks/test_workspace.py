@@ -88,6 +88,17 @@ def test_the_time_left_does_not_count_the_start_of_workers(clock: Clock, capsys)
     assert capsys.readouterr().err.splitlines()[-1].endswith("0:30 left")
 
 
+@pytest.mark.parametrize(("early", "said"), [(False, "  1:30 left"), (True, "at most 1:30 left")])
+def test_the_time_left_is_a_bound_where_a_stage_may_end_early(
+    early: bool, said: str, clock: Clock, capsys
+) -> None:
+    with stage_progress("Attack", "attack", may_end_early=early) as advance:
+        for done in (0, 0.1, 0.2, 0.4):
+            clock.now = 150 * done
+            advance(done, 1)
+    assert capsys.readouterr().err.splitlines()[-1].endswith(said)
+
+
 def test_a_silent_stage_is_heard_of(clock: Clock, capsys, monkeypatch) -> None:
     monkeypatch.setattr(progress, "QUIET_SECONDS", 0.1)
     with stage_progress("Evaluate", "step") as advance:

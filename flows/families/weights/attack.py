@@ -64,7 +64,8 @@ def attack_weights(job: WeightsJob, device: Device = "auto", force: bool = False
 def _attack(job: WeightsJob, device: Device, *, force: bool) -> dict[str, Any]:
     prepared = prepare_weights(job)
     check_chances(prepared, job.out, force=force)
-    with stage_progress("Attack", "attack") as advance:
+    ends_early = prepared.method == "span"  # once nothing falls any more
+    with stage_progress("Attack", "attack", may_end_early=ends_early) as advance:
         place = resolve_device(device)
         runs = do_attacks(job, prepared.victim, device=place, on_progress=advance)
     results = gather(job, runs, prepared)

@@ -170,10 +170,19 @@ class _Check:
     def _features(self, span: Subspace) -> Iterator[Finding]:
         shape = self.architecture.shape
         pictures = span.vectors[:, : self.architecture.d].unflatten(1, shape)
+        decided = sources_for(self.attack, span, shape)
         try:
-            views_of(sources_for(self.attack, span, shape), pictures[None])
+            views_of(decided, pictures[None])
         except ValueError as error:
             yield Finding("stop", "features", f"{error}.")
+            return
+        if decided.sources == "network":
+            text = (
+                "by a network that knows JPEG copies of CIFAR-10. Of lossless photographs plain "
+                "filters gave more (SSIM .724 for .687 of 100): try --set "
+                "attack.sources=independent, too."
+            )
+            yield Finding("ok", "images are told apart", text)
 
     def start_of(self, span: Subspace) -> Iterator[Finding]:
         share, subject = span.start_share, "the start"
