@@ -36,7 +36,7 @@ NOISE_ROUGHNESS, BAND = 2.0, 0.1 * 3072**0.5
 """`roughness` of white noise, and how far from it noise of one pixel's size is: 32x32x3 has .1."""
 TAIL = 20
 """Singular values behind an end whose scatter is looked at, and of those left half at most."""
-SCATTERS = 2.0
+SCATTERS = 1.25
 """Fall at a sharp end over the fall of the values behind it, both in logarithms."""
 FALL, FEW, LAST = 1.5, 4.0, 2.0
 """Least fall at a sharp end, as a factor exp(FEW / k + LAST / m) FALL behind k values and before m:
@@ -219,10 +219,11 @@ def _sharp_span(
     looked for anew, until it stays."""
     moved = [matrix.norm(dim=i) > MOVED * stored.norm(dim=i) for i in (0, 1)]
     counted = min(int(m.sum()) for m in moved)
+    is_exact = not torch.equal(stored.float().double(), stored)
     for by_neuron, pixels in (_sizes(stored), (stored.new_ones(1), stored.new_ones(1))):
         scaled = matrix / by_neuron[:, None] / pixels
         left, values, right = _singular(scaled)
-        end = _sharp_end(values[:counted])
+        end = _sharp_end(values[:counted], is_exact=is_exact)
         if end is not None:
             break
     if end is None:
@@ -232,7 +233,7 @@ def _sharp_span(
         by_neuron, by_pixel = _sizes(rest)
         scaled, pixels = scaled / by_neuron[:, None] / by_pixel, pixels * by_pixel
         left, values, right = _singular(scaled)
-        before, end = end, _sharp_end(values[:counted])
+        before, end = end, _sharp_end(values[:counted], is_exact=is_exact)
         if end is None:
             return None
         if end == before:
@@ -243,10 +244,10 @@ def _sharp_span(
     return _singular(matrix @ basis.mT)[2] @ basis
 
 
-def _sharp_end(values: Float64[Tensor, " s"]) -> int | None:
+def _sharp_end(values: Float64[Tensor, " s"], *, is_exact: bool) -> int | None:
     """The place at which singular values fall by most beside how those behind it scatter, if that
-    is enough. Where they fall to nothing, the noise ends (pixels that are always alike), or there
-    is none: that is an end if there is no other, and the first then."""
+    is enough. A fall to nothing is an end only of weights that are `is_exact`, more than single
+    precision, and if there is no other; it is else where noise ends, of pixels that are alike."""
     if len(values) < 2:
         return None
     falls = _falls(values)
@@ -258,10 +259,11 @@ def _sharp_end(values: Float64[Tensor, " s"]) -> int | None:
     scatter = total[before.long() + seen - 1] - total[before.long()]
     least = math.log(FALL) + FEW / before + LAST / behind
     clear = falls / torch.maximum(SCATTERS * scatter, least)
-    if not bool((clear > 1).any()):
-        return None
     above = torch.where(values[1:] > NOTHING * values[0], clear, 0.0)
-    return 1 + int((above if bool((above > 1).any()) else (clear > 1).double()).argmax())
+    if bool((above > 1).any()):
+        return int(above.argmax()) + 1
+    ends = (clear > 1).nonzero()
+    return int(ends[0]) + 1 if is_exact and len(ends) else None
 
 
 def _falls(values: Float64[Tensor, " s"]) -> Float64[Tensor, " r"]:

@@ -76,9 +76,10 @@ def test_noise_that_is_larger_in_some_neurons_shows_no_images() -> None:
     images = photograph_tiles(16, shrink=2)[:12].double().flatten(1) / 255
     images = images - images.mean(0)
     sizes = torch.logspace(0, -4, WIDTH, dtype=torch.float64)[:, None]
-    roundings = 1e-2 * sizes * normal(WIDTH, images.shape[1], seed=5)
+    roundings = 0.1 * sizes * normal(WIDTH, images.shape[1], seed=5)
     rows = normal(WIDTH, 12, seed=6) @ images + roundings
     assert subspace_of(rows).n_signal > 11
+    assert not subspace_of(rows).ends_sharply
     assert subspace_of(rows, shape=(3, 16, 16)).n_signal == 11  # twelve less their mean
 
 
