@@ -241,7 +241,8 @@ def _sharp_span(
     if float(values[(end - 1) // 2]) < CLEAR * float(values[end]):
         return None
     basis = torch.linalg.qr((right[:end] * pixels).mT).Q.mT
-    return _singular(matrix @ basis.mT)[2] @ basis
+    ordered: Tensor = _singular(matrix @ basis.mT)[2] @ basis
+    return ordered
 
 
 def _sharp_end(values: Float64[Tensor, " s"], *, is_exact: bool) -> int | None:

@@ -195,7 +195,7 @@ def test_the_images_of_a_trained_network_are_counted(rule: str) -> None:
     for _ in range(60):
         for batch in torch.randperm(n, generator=generator(1)).split(8):
             optimiser.zero_grad()
-            torch.nn.functional.cross_entropy(net(x[batch]), batch % 4).backward()  # type: ignore[no-untyped-call]
+            torch.nn.functional.cross_entropy(net(x[batch]), batch % 4).backward()
             optimiser.step()
     if rule == "adam":
         found = subspace_of(optimiser.state[layer.weight]["exp_avg"], shape=(1, 20, 20))
