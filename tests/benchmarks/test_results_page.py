@@ -201,15 +201,18 @@ def test_something_else_is_not_summed_up() -> None:
 
 def test_an_audit_has_its_page_with_every_attack_beside_every_defence() -> None:
     made, _pictures = records.audit()
-    made["settings"]["recipe"] = {"victim": {"widths": [200, 200]}}
+    network = {"widths": [200, 200], "init_std_first": 1e-4}
+    made["settings"] = {"data": "photos", "recipe": {"victim": network}}
     page = build_page({"studies/audit/audit.json": json.dumps(made)})
     assert "# Audit: attacks and defences" in page
     assert made["verdict"]["sentence"] in page
     rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| DP-SGD, ε = 8 ")]
     found = made["cells"][6]["attacks"]
-    assert [row[4] for row in rows] == ["8"]
-    assert len(rows[0]) == 10
-    assert rows[0][5].startswith(share(found["span"]["good_at"]["0.01"]["mean"])[:-2])
+    assert "### Width 200, a small start (0.0001), photos" in page
+    assert rows[0][1] == made["cells"][6]["effect"]["word"]
+    assert [row[5] for row in rows] == ["8"]
+    assert len(rows[0]) == 11
+    assert rows[0][6].startswith(share(found["span"]["good_at"]["0.01"]["mean"])[:-2])
     convolution = next(line for line in page.splitlines() if "| a convolution first " in line)
     assert convolution.count(" - ") == 2
     made["version"] = 0
