@@ -10,7 +10,7 @@ from pathlib import Path
 VOID = {"meta", "img", "br", "link", "input", "hr"}
 STYLED = {"panels", "heat", "graph"}
 """Classes around a chart that give its letters their size and colour."""
-FIRST_SCREEN = 110
+FIRST_SCREEN = 140
 """Words before the first picture, with which it is still on a screen of 1280 x 800."""
 DRAWN = {"line", "polyline", "polygon", "circle", "path"}
 
