@@ -21,7 +21,7 @@ from tasks.audit.settings import GivenWeights
 from tests.tasks.audit.small import record_of, run
 
 N = 16
-SEEDS = 60
+SEEDS = 30
 
 
 def digits(seed: int) -> Tensor:
@@ -43,7 +43,9 @@ def test_pictures_of_nothing_score_members_no_higher_than_decoys(as_they_are: bo
         ssim = scores[row, torch.arange(len(pool))].double().numpy()[None]
         rng = np.random.default_rng(seed)
         found.append(exchangeable_p(ssim, member, n_draws=199, generator=rng))
-    assert sum(p <= 0.05 for p in found) <= 9  # of 60; 10 or more happen once in a thousand
+    assert (
+        sum(p <= 0.05 for p in found) <= 6
+    )  # of 30; 7 or more happen less than once in a thousand
     assert np.mean(found) > 0.35
 
 
