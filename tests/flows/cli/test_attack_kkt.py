@@ -64,7 +64,7 @@ def test_from_weights_to_a_page(
     monkeypatch.setattr(attack_module, "reconstruct", never)
     assert "arrived at" in palimpsest.done(*words(files, out))
     record = json.loads((out / "attack.json").read_bytes())
-    assert record["scores"] == {"images": None, "decoys": None}
+    assert record["scores"] == {"images": None, "decoys": None, "compared": None}
     monkeypatch.undo()
     assert "seed is 0 there, 1 here" in palimpsest.refused(*words(files, out, "--seed", "1"))
     palimpsest.done(*words(files, out, "--seed", "1", "--fresh", "--attacks", "1"))

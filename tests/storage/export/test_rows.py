@@ -252,7 +252,7 @@ def test_without_pyarrow_the_command_that_installs_it_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(StorageError, match=r"pip install 'palimpsest\[export\]'"):
+    with pytest.raises(StorageError, match=r"pip install '\.\[export\]'"):
         write_parquet(tmp_path, all_pairs(store(tmp_path / "s", 1)))
 
 

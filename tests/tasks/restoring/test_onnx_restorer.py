@@ -185,5 +185,5 @@ def test_a_missing_onnxruntime_is_named_with_the_fix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(StorageError, match=r"pip install 'palimpsest\[onnx\]'"):
+    with pytest.raises(StorageError, match=r"pip install '\.\[onnx\]'"):
         open_restorer(tmp_path / "m.onnx")
