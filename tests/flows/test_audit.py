@@ -29,7 +29,7 @@ OWN = [
     {"name": "noise", "group": "release", "about": "It's noisy.", "set": {"released.noise": 0.3}},
 ]
 TINY: dict[str, Any] = {
-    "data": "photos", "n_victims": 4, "n_tests": 40,
+    "data": "photos", "n_victims": 4, "n_tests": 100,
     "attacks": ["span", "loss", "likelihood_ratio"],
     "recipe": {"n_images": 8, "victim": {"widths": [32, 32]}, "training": {"epochs": 300}},
     "defences": [*OWN, {"name": "large steps", "group": "own", "about": "It diverges.",
@@ -281,7 +281,7 @@ def test_an_audit_goes_on_where_it_was(tmp_path: Path, prefect_server: None) -> 
     assert {path.name for path in store.iterdir()} == AUDIT.entries - {"control.json"}
     base, early, noisy, large = record["cells"]
     assert (base["failed"], base["leak"]["attack"]) == (None, "span")
-    assert base["leak"]["mean"] > 0.5
+    assert base["leak"]["mean"] > 0.3
     assert record["verdict"]["level"] == "leaks"
     assert large["failed"] == "4 of the victims diverged in training"
     assert not large["on_front"]
