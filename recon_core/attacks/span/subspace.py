@@ -43,6 +43,9 @@ FALL, FEW, LAST = 1.5, 4.0, 2.0
 falls between a few images are large, and a few values of noise do not tell their scatter."""
 NOTHING = 1e-13
 """Share of the largest singular value below which the others are float64's own rounding."""
+FAR = 1000.0
+"""Fall that no images have between them: it is an end whatever stands out behind it, as the
+rounding of a mean that was taken off in single precision does."""
 CLEAR = 100.0
 """Fall from half of the directions to what is behind a sharp end: noise of a start reaches higher,
 and where it hides some directions the span is not known."""
@@ -261,6 +264,9 @@ def _sharp_end(values: Float64[Tensor, " s"], *, is_exact: bool) -> int | None:
     least = math.log(FALL) + FEW / before + LAST / behind
     clear = falls / torch.maximum(SCATTERS * scatter, least)
     above = torch.where(values[1:] > NOTHING * values[0], clear, 0.0)
+    far = ((above > 1) & (falls > math.log(FAR))).nonzero()
+    if len(far):
+        return int(far[0]) + 1
     if bool((above > 1).any()):
         return int(above.argmax()) + 1
     ends = (clear > 1).nonzero()

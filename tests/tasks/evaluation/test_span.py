@@ -174,8 +174,7 @@ def test_the_oracle_is_the_images_on_their_span_and_judges_decoys_by_the_same_pi
     before, after = _mean_ssim(record, "plain"), _mean_ssim(record, "bf_dncnn_projected")
     share = (after - before) / (_mean_ssim(record, "oracle") - before)
     assert closed["bf_dncnn_projected"] == pytest.approx(share, abs=1e-5)
-    # N - 1 after their mean was taken off; the mean's own rounding may stand out as one more.
-    assert all(N - 1 <= n <= N for n in record["span"]["n_directions"])
+    assert record["span"]["n_directions"] == [N - 1, N - 1]
     assert not {"oracle", "plain"} & set(closed)
 
 
@@ -243,7 +242,8 @@ def test_kept_victims_are_read_and_others_trained_again_to_the_same_scores(
     monkeypatch.setattr(KKT, "train_runs", refuse)
     read = _scored(tmp_path / "read", made[True], images, config)
     assert read["methods"] == again["methods"]
-    assert read["span"]["n_directions"] == [N - 1, N - 1]
+    # N - 1 of the images; what moves each weight at its own rate may add a few strong ones.
+    assert all(N - 1 <= n <= N + 1 for n in read["span"]["n_directions"])
     (tmp_path / "again" / "evaluation.json").unlink()
     found = _scored(tmp_path / "again", made[False], images, config)  # from checkpoints
     assert [found[part] for part in ("methods", "span")] == [again["methods"], again["span"]]
