@@ -370,7 +370,7 @@ def test_an_interpreter_that_is_stuck_leaves_its_stack_in_the_log(tmp_path: Path
 def test_a_part_of_a_frozen_worker_is_made_by_another_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster_workers, "SILENT_S", 5)
+    monkeypatch.setattr(cluster_workers, "SILENT_S", 10)
     there = tmp_path / "frozen"
     with dask_client(Workers(n_workers=1, device="cpu"), threads=1) as client:
         (before,) = client.run(os.getpid).values()
