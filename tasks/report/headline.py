@@ -163,9 +163,9 @@ def _stem(name: str) -> tuple[str, str]:
 def attack_rows(record: Record) -> list[dict[str, Any]]:
     """Facts of each attack on the same victims, further ones first; [] if there is one.
 
-    `title`, and `name` in a sentence; `good`, `good_decoys` of `n`; `ssim`, `ssim_decoys` as texts;
-    `found` at 0, 1 and 5 % false positives (shares, None without decoys); `seconds` of work per
-    victim, None if it is not known; `guesses`: pictures per victim.
+    `title`, and `name` in a sentence; `good`, `identified` and those of decoys, of `n`; `ssim`,
+    `ssim_decoys` as texts; `found` at 0, 1 and 5 % false positives (shares, None without decoys);
+    `seconds` of work per victim, None if it is not known; `guesses`: pictures per victim.
     """
     rows = []
     for attack in record.get("attacks") or ():
@@ -181,6 +181,8 @@ def attack_rows(record: Record) -> list[dict[str, Any]]:
                 "n": targets["n"],
                 "good": targets["n_good"],
                 "good_decoys": decoys["n_good"],
+                "identified": targets["n_identified"],
+                "identified_decoys": decoys["n_identified"],
                 "ssim": score(targets["mean_ssim"]),
                 "ssim_decoys": score(decoys["mean_ssim"]),
                 "found": [found.get(rate) for rate in ("0", "0.01", "0.05")],
