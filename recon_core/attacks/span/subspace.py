@@ -49,6 +49,9 @@ rounding of a mean that was taken off in single precision does."""
 CLEAR = 100.0
 """Fall from half of the directions to what is behind a sharp end: noise of a start reaches higher,
 and where it hides some directions the span is not known."""
+ONE_NEURON = 0.9
+"""Share of a direction that one neuron has from which it is that neuron's own start, made large
+because the neuron hardly learned: an image moves many neurons."""
 WHITENINGS = 5
 QUIETEST = 1e-25
 """Share of the loudest neuron's or pixel's size that every other one has at least."""
@@ -241,7 +244,8 @@ def _sharp_span(
             return None
         if end == before:
             break
-    if float(values[(end - 1) // 2]) < CLEAR * float(values[end]):
+    is_clear = float(values[(end - 1) // 2]) >= CLEAR * float(values[end])
+    if not is_clear or float(left[:, :end].square().amax()) > ONE_NEURON:
         return None
     basis = torch.linalg.qr((right[:end] * pixels).mT).Q.mT
     ordered: Tensor = _singular(matrix @ basis.mT)[2] @ basis
