@@ -191,10 +191,9 @@ Kind = Literal["rough", "coarse", "fine"]
 
 @cache
 def shipped_model(kind: Kind = "coarse") -> SourceModel:
-    """A model that comes with the package: of the training images of a JPEG copy of
-    CIFAR-10, 32x32 in colour, by
-    `python -m benchmarks.span.source_model`: learned in noise of 1.2 ("rough"), .7 and .35 of the
-    images' size. `fine` has twice the pools."""
+    """A model that comes with the package, of the training images of a JPEG copy of CIFAR-10: 32x32
+    in colour, by `python -m benchmarks.span.source_model`, learned in noise of 1.2 ("rough"), .7
+    and .35 of the images' size. `fine` has twice the pools."""
     packaged = pkgutil.get_data(__name__, f"source_model_{kind}.npz")  # part of the code, as this
     assert packaged is not None
     with np.load(io.BytesIO(packaged), allow_pickle=False) as arrays:

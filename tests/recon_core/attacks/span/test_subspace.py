@@ -271,3 +271,12 @@ def test_a_brief_training_leaves_the_span_of_a_whole_one(epochs: int) -> None:
     brief, whole = span(epochs), span(500)
     assert len(brief.vectors) == len(whole.vectors) == 11  # twelve less their mean
     assert float(torch.linalg.svdvals(brief.vectors @ whole.vectors.mT)[-1]) > 1 - 1e-6
+
+
+def test_the_start_of_a_neuron_that_hardly_learned_is_no_direction() -> None:
+    """Divided by its own size, its noise is as strong as what other neurons learned."""
+    generator = torch.Generator().manual_seed(0)
+    learned = torch.randn(40, 5, generator=generator) @ torch.randn(5, 300, generator=generator)
+    learned[:2] = 0
+    rows = learned + 1e-4 * torch.randn(40, 300, generator=generator)
+    assert subspace_of(rows).n_signal == 5
