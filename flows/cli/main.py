@@ -55,6 +55,8 @@ from tasks.workspace import Workspace
 DONE, BAD_USAGE = 0, 2
 INTERRUPTED = 130
 """What typer makes of a KeyboardInterrupt."""
+WIDE_TABLE = 110
+"""Columns of a terminal from which the table of scores has all of its columns."""
 QUIET_PREFECT = {
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
     "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL",
@@ -347,7 +349,8 @@ def _show_scores(record: dict[str, Any]) -> None:
     from flows.evaluate import summary_rows
 
     table = Table(title="Scores (good: SSIM above the threshold)", title_justify="left")
-    left_out = ("HaarPSI",) if record.get("span") else ()  # names are long then
+    is_narrow = out.width < WIDE_TABLE or bool(record.get("span"))  # names are long then
+    left_out = ("HaarPSI",) if is_narrow else ()
     rows = [
         {name: fact_text(v) for name, v in row.items() if not name.startswith(left_out)}
         for row in summary_rows(record)

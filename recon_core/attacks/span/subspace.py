@@ -49,9 +49,11 @@ rounding of a mean that was taken off in single precision does."""
 CLEAR = 100.0
 """Fall from half of the directions to what is behind a sharp end: noise of a start reaches higher,
 and where it hides some directions the span is not known."""
-ONE_NEURON = 0.9
-"""Share of a direction that one neuron has from which it is that neuron's own start, made large
-because the neuron hardly learned: an image moves many neurons."""
+OWN = 1e-3
+"""Share of the mean that directions leave of a neuron below which it has a direction to itself: its
+own start, made large because it hardly learned, as an image moves many neurons."""
+LEAST_FREE = 0.02
+"""Share of a neuron's or pixel's noise that directions must leave for it to be measured."""
 WHITENINGS = 5
 QUIETEST = 1e-25
 """Share of the loudest neuron's or pixel's size that every other one has at least."""
@@ -226,30 +228,32 @@ def _sharp_span(
     moved = [matrix.norm(dim=i) > MOVED * stored.norm(dim=i) for i in (0, 1)]
     counted = min(int(m.sum()) for m in moved)
     is_exact = not torch.equal(stored.float().double(), stored)
-    for by_neuron, pixels in (_sizes(stored), (stored.new_ones(1), stored.new_ones(1))):
+    for sizes in (_sizes(stored), (stored.new_ones(1), stored.new_ones(1))):
+        by_neuron, pixels = sizes
         scaled = matrix / by_neuron[:, None] / pixels
         left, values, right = _singular(scaled)
-        end = _sharp_end(values[:counted], is_exact=is_exact)
-        if end is not None:
-            break
-    if end is None:
-        return None
-    for _ in range(WHITENINGS):
-        rest = scaled - (left[:, :end] * values[:end]) @ right[:end]
-        by_neuron, by_pixel = _sizes(rest)
-        scaled, pixels = scaled / by_neuron[:, None] / by_pixel, pixels * by_pixel
-        left, values, right = _singular(scaled)
-        before, end = end, _sharp_end(values[:counted], is_exact=is_exact)
+        end, before = _sharp_end(values[:counted], is_exact=is_exact), None
         if end is None:
+            continue
+        for _ in range(WHITENINGS):
+            rest = scaled - (left[:, :end] * values[:end]) @ right[:end]
+            by_neuron, by_pixel = _noise_sizes(rest, left[:, :end], right[:end])
+            scaled, pixels = scaled / by_neuron[:, None] / by_pixel, pixels * by_pixel
+            left, values, right = _singular(scaled)
+            before, end = end, _sharp_end(values[:counted], is_exact=is_exact)
+            if end is None:
+                return None
+            if end == before:
+                break
+        if float(values[(end - 1) // 2]) < CLEAR * float(values[end]):
             return None
-        if end == before:
-            break
-    is_clear = float(values[(end - 1) // 2]) >= CLEAR * float(values[end])
-    if not is_clear or float(left[:, :end].square().amax()) > ONE_NEURON:
-        return None
-    basis = torch.linalg.qr((right[:end] * pixels).mT).Q.mT
-    ordered: Tensor = _singular(matrix @ basis.mT)[2] @ basis
-    return ordered
+        free = 1 - left[:, :end].square().sum(1)
+        if float(free.min()) < OWN * (1 - end / len(left)):
+            continue
+        basis = torch.linalg.qr((right[:end] * pixels).mT).Q.mT
+        ordered: Tensor = _singular(matrix @ basis.mT)[2] @ basis
+        return ordered
+    return None
 
 
 def _sharp_end(values: Float64[Tensor, " s"], *, is_exact: bool) -> int | None:
@@ -292,6 +296,27 @@ def _sizes(of: Float64[Tensor, "h e"]) -> tuple[Float64[Tensor, " h"], Float64[T
         found.append(sizes)
         of = of / sizes.unsqueeze(dim)
     return found[0], found[1]
+
+
+def _noise_sizes(
+    rest: Float64[Tensor, "h e"], left: Float64[Tensor, "h k"], right: Float64[Tensor, "k e"]
+) -> tuple[Float64[Tensor, " h"], Float64[Tensor, " e"]]:
+    """The noise of each neuron and pixel, from what k directions leave of it. They fit a share of
+    the noise, the leverage, which is all of it where a neuron or pixel has a direction of its own,
+    as a bias has where images sum to zero; its noise is then taken for the median of the others."""
+    sizes = []
+    for size, leverage in zip(
+        _sizes(rest), (left.square().sum(1), right.square().sum(0)), strict=True
+    ):
+        free = 1 - leverage
+        corrected = size / free.clamp_min(LEAST_FREE).sqrt()
+        usual = corrected[free >= LEAST_FREE]
+        sizes.append(
+            torch.where(free >= LEAST_FREE, corrected, usual.median())
+            if len(usual)
+            else torch.ones_like(size)
+        )
+    return sizes[0], sizes[1]
 
 
 def _noise_behind(

@@ -307,9 +307,11 @@ def read_mean(text: str | None, truth: Named | None, shape: Shape) -> Tensor | N
         if height != width:
             raise ValueError(f"--mean {text}: for images of {height}x{width} give an .npy file")
         try:
-            picture, _resized = read_picture(Path(text), height)
+            picture, is_resized = read_picture(Path(text), height)
         except CorruptPictureError as error:
             raise SourceError(f"--mean {text} cannot be read as a picture ({error})") from error
+        if is_resized:
+            raise ValueError(f"--mean {text} has another size than the inputs, {height}x{width}")
         mean = torch.from_numpy(picture.copy()).permute(2, 0, 1).float() / 255
         if channels == 1:
             mean = (mean * torch.tensor(LUMA)[:, None, None]).sum(0, keepdim=True)

@@ -200,6 +200,7 @@ def scores_record(results: Results, truth: Named | None, decoys: Named | None) -
             record["scores"][name] = {
                 "source": given.source,
                 "n": len(given),
+                "reading": given.facts,
                 "n_good": found.n_good,
                 "mean_ssim": rounded(float(found.ssim.mean())),
                 "ssim": rounded(found.ssim.tolist()),

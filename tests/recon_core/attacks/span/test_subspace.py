@@ -133,6 +133,14 @@ ENDS: dict[str, tuple[Callable[[], Tensor], int]] = {
         lambda: _rounded(normal(WIDTH, 30, seed=3) @ (1 - _strokes(30)), torch.float32),
         30,
     ),
+    "centred, with biases": (
+        lambda: _rounded(
+            normal(WIDTH, 30, seed=3)
+            @ torch.cat([_strokes(30) - _strokes(30).mean(0), torch.ones(30, 1).double()], 1),
+            torch.float32,
+        ),
+        30,
+    ),
     "centred": (
         lambda: _rounded(
             normal(WIDTH, 30, seed=3) @ (_strokes(30) - _strokes(30).mean(0)), torch.float32

@@ -147,6 +147,7 @@ def test_every_way_to_say_the_mean(tmp_path: Path) -> None:
     for name in ("chw.npy", "hwc.npy", "flat.npy", "mean.png"):
         mean = read_mean(str(tmp_path / name), None, SHAPE)
         torch.testing.assert_close(mean, image, atol=1e-6, rtol=0)
+    Image.new("RGB", (SHAPE[2] + 1, SHAPE[1])).save(tmp_path / "larger.png")
     three = read_mean("0.1,0.2,0.3", None, SHAPE)
     assert three is not None
     assert three[:, 5, 5].tolist() == pytest.approx([0.1, 0.2, 0.3])
@@ -162,6 +163,7 @@ def test_every_way_to_say_the_mean(tmp_path: Path) -> None:
         ("0.1,0.2", "2 numbers for 3 channels"),
         (str(tmp_path / "wrong.npy"), r"has shape \(3, 4, 4\)"),
         (str(tmp_path / "bytes.npy"), r"outside \[0, 1\]"),
+        (str(tmp_path / "larger.png"), "another size"),
     ):
         with pytest.raises(ValueError, match=said):
             read_mean(text, None, SHAPE)
