@@ -266,7 +266,7 @@ def test_a_storm_of_kills_on_s3(tmp_path: Path, s3: S3Server):
         location=s3.location("s"),
         expected=str(tmp_path / "expected.json"),
         scratch=str(tmp_path),
-        n_parts=16,
+        n_parts=32,
         n_kills=8,
     )
     survived(storm, s3.environment)

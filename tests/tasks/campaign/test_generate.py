@@ -44,6 +44,9 @@ from tasks.cluster import workers as cluster_workers
 from tasks.cluster.workers import Workers, dask_client
 from tests.tasks.troubled_runs import MIXED, UNIFORM, begun, no_op, small_images, troubled
 
+# Workers are killed here, and what distributed had connected to one is closed when it is collected.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed <ssl.SSLSocket:ResourceWarning")
+
 CAMPAIGN = Campaign(
     experiment=KKT(
         victim=Network(widths=(16,)),
