@@ -143,6 +143,11 @@ class KKTSettings(FamilyRun):
                 f"of {conv.kernel}x{conv.kernel}: its weights span patches, not images; use "
                 "attack.kind=kkt, or set victim.conv to null"
             )
+        if span is not None and span.source != "weights":
+            raise ValueError(
+                f"attack.source={span.source!r}: of victims that are trained only weights are "
+                "given away; use attack.source='weights'"
+            )
         width = self.victim.widths[0]
         if span is not None and span.n_images is not None and span.n_images > width:
             raise ValueError(

@@ -1,8 +1,9 @@
-"""The span attack from weights to candidates: span, features, separation, sign and label.
+"""The span attack from rows to candidates: span, features, separation, sign and label.
 
 Images are independent and sparse where mixtures are less so, hence blind source separation takes
-apart the span of a dense first layer's weights (of a layer's gradient: Kariyappa et al. 2023, arXiv
-2209.05578). No margin, no homogeneity and no special loss is needed.
+apart the span of a dense first layer's weights, of an optimiser's state, or of gradients (as
+Kariyappa et al. 2023, arXiv 2209.05578, do). No margin, no homogeneity and no special loss is
+needed.
 """
 
 from __future__ import annotations
@@ -16,16 +17,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from recon_core.attacks.span.rows import SpanRows, weight_rows
 from recon_core.attacks.span.search import best_start, ladder_of, refined, sources_for, views_of
 from recon_core.attacks.span.separation import contrast
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.attacks.span.sources import Sources, denoised, sources_of
-from recon_core.attacks.span.subspace import Subspace, subspace_of
+from recon_core.attacks.span.subspace import Subspace
 from recon_core.threads import share_of
 from recon_core.types import Progress, no_progress
 from recon_core.victims.network import Architecture, Parameters, Shape
 
-__all__ = ["Separated", "SpanAttack", "check_victim", "first_rows", "separate"]
+__all__ = ["Separated", "SpanAttack", "check_victim", "separate"]
 
 
 @dataclass(frozen=True)
@@ -57,31 +59,40 @@ def separate(
     generators: Sequence[torch.Generator],
     *,
     start: Parameters | None = None,
+    rows: Sequence[SpanRows] | None = None,
     progress: Progress = no_progress,
 ) -> list[Separated]:
     """Findings in the weights of R victims (`parameters`), in order.
 
     `start` are the weights that training started from (of R networks, or of one), for
-    `attack.start` "known". On a GPU victims that follow each other with equally many directions are
-    separated at once; on a CPU one after the other, so that a result does not depend on what it is
-    batched with. Raises ValueError for a convolution in front, weights that are not finite, no
-    start where one is needed, or fewer directions than asked for.
+    `attack.start` "known". `rows`: what is taken apart of each victim, by default its weights less
+    the start; of another `attack.source` the weights only tell signs and labels. On a GPU victims
+    that follow each other with equally many directions are separated at once; on a CPU one after
+    the other, so that a result does not depend on what it is batched with. Raises ValueError for a
+    convolution in front, weights that are not finite, no start where one is needed, rows of another
+    source, or fewer directions than asked for.
     """
     check_victim(architecture)
-    if (attack.start == "known") != (start is not None):
+    each = [parameters.rows(slice(r, r + 1)) for r in range(len(generators))]
+    if rows is None:
+        if (attack.start == "known") != (start is not None):
+            raise ValueError(
+                f"attack.start={attack.start!r} and the start's weights are "
+                f"{'not ' if start is None else ''}given; known needs them, unknown must not have "
+                "them"
+            )
+        begun = [None if start is None else start.rows(slice(r, r + 1)) for r in range(len(each))]
+        if start is not None and start.n_runs == 1:
+            begun = [start] * len(each)
+        rows = [weight_rows(own, its) for own, its in zip(each, begun, strict=True)]
+    if others := {own.source for own in rows} - {attack.source}:
         raise ValueError(
-            f"attack.start={attack.start!r} and the start's weights are "
-            f"{'not ' if start is None else ''}given; known needs them, unknown must not have them"
+            f"attack.source={attack.source!r} with rows of {', '.join(sorted(others))}; give rows "
+            "of that source, or another attack.source"
         )
     problems = [
-        _problem(
-            attack,
-            architecture,
-            parameters.rows(slice(r, r + 1)),
-            start if start is None or start.n_runs == 1 else start.rows(slice(r, r + 1)),
-            generator=generator,
-        )
-        for r, generator in enumerate(generators)
+        _problem(attack, architecture, *victim)
+        for victim in zip(each, rows, generators, strict=True)
     ]
     found: list[Separated] = []
     stacks = [[problem] for problem in problems]
@@ -108,7 +119,7 @@ class _Problem:
         """Rows that an unmixing matrix makes of the span's directions; where noise is left in the
         weights, the start or what was added to them, their pixels are denoised."""
         rows, d = unmixing @ self.span.vectors, math.prod(self.shape)
-        if self.span.start_share is not None and self.span.ends_sharply:
+        if self.span.ends_sharply and (self.span.start_shares or self.attack.source != "weights"):
             return rows
         pixels = denoised(rows[:, :d], self.rows[:, :d], noise=self.span.noise, shape=self.shape)
         return torch.cat([pixels, rows[:, d:]], 1)
@@ -118,22 +129,12 @@ def _problem(
     attack: SpanAttack,
     architecture: Architecture,
     parameters: Parameters,
-    start: Parameters | None,
-    *,
+    given: SpanRows,
     generator: torch.Generator,
 ) -> _Problem:
-    rows = first_rows(parameters)
-    begun = None if start is None else first_rows(start)
-    span = subspace_of(
-        rows,
-        begun,
-        shape=architecture.shape,
-        n_directions=attack.n_images,
-        surplus=attack.surplus,
-    )
-    if begun is not None and span.start_share is not None:
-        rows = rows - begun * span.start_share
+    span = given.subspace(architecture.shape, n_directions=attack.n_images, surplus=attack.surplus)
     decided = sources_for(attack, span, architecture.shape)
+    rows = given.less(span.start_shares)
     return _Problem(decided, parameters, rows, span, architecture.shape, generator)
 
 
@@ -174,9 +175,3 @@ def _separate_stack(
         )
         for r, problem in enumerate(stack)
     ]
-
-
-def first_rows(parameters: Parameters) -> Float[Tensor, "h e"]:
-    """The first layer of one network (R = 1), biases behind the weights."""
-    weight, bias = parameters.weights[0][0], parameters.biases[0]
-    return weight if bias is None else torch.cat([weight, bias[0][:, None]], 1)

@@ -9,11 +9,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from recon_core.attacks.span.attack import check_victim, first_rows
+from recon_core.attacks.span.attack import check_victim
+from recon_core.attacks.span.rows import SpanRows, weight_rows
 from recon_core.attacks.span.search import sources_for, views_of
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.attacks.span.sources import biases_tell
-from recon_core.attacks.span.subspace import Subspace, subspace_of
+from recon_core.attacks.span.subspace import Subspace
 from recon_core.victims.evidence import Finding
 from recon_core.victims.network import Architecture, Parameters
 from recon_core.victims.preflight import Outlook, Preflight, broken_weights
@@ -38,21 +39,22 @@ def span_preflight(
     attack: SpanAttack,
     architecture: Architecture,
     parameters: Parameters,
+    rows: SpanRows | None = None,
     *,
-    start: Parameters | None = None,
     unknown_layers: Sequence[tuple[str, str]] = (),
     images: Float[Tensor, "n d"] | None = None,
 ) -> tuple[Preflight, Subspace | None]:
     """(what speaks for and against the attack on one network, the span if there is one).
 
-    `start`: the weights that training started from; only the first layer counts. `unknown_layers`:
+    `rows`: what is to be taken apart, by default the weights. `unknown_layers`:
     (name, kind) of tensors beside the layers. `images`: the training images as the network saw
     them, mean subtracted.
     """
-    check = _Check(attack, architecture, parameters, start)
+    check = _Check(attack, architecture, parameters, rows or weight_rows(parameters))
     findings = [*check.layers(unknown_layers), *check.first_layer()]
     if check.span is not None:
-        findings += [*check.directions(check.span), *check.start_of(check.span)]
+        findings += check.directions(check.span)
+        findings += check.start_of(check.span) if check.rows.source == "weights" else []
         findings.append(check.sign(check.span))
         findings += [] if images is None else [*check.held(check.span, images)]
     levels = {finding.level for finding in findings}
@@ -65,7 +67,7 @@ class _Check:
     attack: SpanAttack
     architecture: Architecture
     parameters: Parameters
-    start: Parameters | None
+    rows: SpanRows
     span: Subspace | None = None
     numbers: dict[str, float] = field(default_factory=dict)
 
@@ -93,11 +95,8 @@ class _Check:
         yield from stops
         if stops:
             return
-        rows, start = (
-            first_rows(self.parameters),
-            None if self.start is None else first_rows(self.start),
-        )
-        if start is not None and start.shape == rows.shape:
+        rows, start = self.rows.rows, self.rows.start
+        if start is not None and start.shape == rows.shape and self.rows.source == "weights":
             moved = float((rows.double() - start).norm() / rows.double().norm())
             if moved <= UNMOVED:
                 text = (
@@ -107,10 +106,8 @@ class _Check:
                 yield Finding("stop", "the start", text)
                 return
         try:
-            self.span = subspace_of(
-                rows,
-                start,
-                shape=self.architecture.shape,
+            self.span = self.rows.subspace(
+                self.architecture.shape,
                 n_directions=self.attack.n_images,
                 surplus=self.attack.surplus,
             )
@@ -118,7 +115,7 @@ class _Check:
             yield Finding("stop", "first layer", f"{error}.")
 
     def directions(self, span: Subspace) -> Iterator[Finding]:
-        width, d = self.parameters.weights[0].shape[1:]
+        (width, d), n_rows = self.parameters.weights[0].shape[1:], len(self.rows.rows)
         k, n_signal = len(span.vectors), span.n_signal
         self.numbers |= {
             "width": float(width),
@@ -142,16 +139,19 @@ class _Check:
                 "start (--initial)."
             )
             yield Finding("stop", subject, text)
-        elif asked is not None and asked >= width:
+        elif asked is not None and asked >= n_rows:
             text = (
                 f"{said}: as many images as neurons, so everything is within the span and only "
                 "mixtures come back. Use --method kkt, or a lower --n-images-guess."
             )
             yield Finding("stop", subject, text)
-        elif n_signal >= FULL * width:
+        elif n_signal >= FULL * n_rows:
+            left = "the training rule (Adam, Adadelta) has left the images' span"
+            if self.rows.source != "weights":
+                left = "half precision or added noise hides their end"
             text = (
                 f"{said}: either there are as many images as neurons, and only mixtures come back, "
-                "or the training rule (Adam, Adadelta) has left the images' span. "
+                f"or {left}. "
             )
             text += (
                 "If you know how many images there are, give --n-images-guess."
@@ -185,9 +185,9 @@ class _Check:
             yield Finding("ok", "images are told apart", text)
 
     def start_of(self, span: Subspace) -> Iterator[Finding]:
-        share, subject = span.start_share, "the start"
+        subject = "the start"
         standard = (3 * self.parameters.weights[0].shape[2]) ** -0.5
-        if self.start is None or share is None:
+        if not span.start_shares:
             text = f"unknown: noise of standard deviation {span.noise:.2g} hides what is weaker. "
             if span.noise > STANDARD * standard:
                 text += (
@@ -198,6 +198,7 @@ class _Check:
             else:
                 yield Finding("ok", subject, text + "With it (--initial) more would come back.")
             return
+        share = sum(span.start_shares) / len(span.start_shares)
         self.numbers["start_share"] = share
         said = f"{share:.1%} of --initial is left in the first layer and was taken off"
         if abs(share) < STRANGER:

@@ -14,10 +14,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from recon_core.attacks.span.attack import first_rows
+from recon_core.attacks.span.rows import weight_rows
 from recon_core.attacks.span.search import continued
 from recon_core.attacks.span.settings import SpanAttack
-from recon_core.attacks.span.subspace import Subspace, subspace_of
+from recon_core.attacks.span.subspace import Subspace
 from recon_core.matching import fit_to_range
 from recon_core.types import Progress, no_progress
 from recon_core.victims.network import Architecture, Parameters
@@ -101,14 +101,9 @@ def in_span(
     out of the start's noise, ValueError for a start of another shape or more directions than there
     are.
     """
-    begun = None if start is None else first_rows(start)
     attack, shape = attack or SpanAttack(), architecture.shape
-    span = subspace_of(
-        first_rows(parameters),
-        begun,
-        shape=shape,
-        n_directions=attack.n_images,
-        surplus=attack.surplus,
+    span = weight_rows(parameters, start).subspace(
+        shape, n_directions=attack.n_images, surplus=attack.surplus
     )
     pixels = span.vectors[:, : architecture.d].unflatten(1, shape)
     if std is not None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from recon_core.attacks.span.guests import N_FREED
+from recon_core.attacks.span.rows import Source
 from recon_core.attacks.span.separation import Stage
 from recon_core.strict import Strict
 
@@ -16,8 +17,10 @@ MOST_OVERCOMPLETE = 100
 class SpanAttack(Strict):
     """Settings of the attack.
 
-    `start`: whether the first layer's start is known and taken off. `n_images`: the number of
-    directions; None counts those that stand out of the noise and takes the share `surplus` more.
+    `source`: what is taken apart, the first layer's weights, the optimiser's state of it, or
+    gradients (`rows`). `start`: whether the weights' start is known and taken off. `n_images`: the
+    number of directions; None counts those that stand out of the noise and takes the share
+    `surplus` more.
     `sources`: "independent" takes filters' outputs for independent, which bears noise in the span;
     "learned" takes models of images that come with the package (`source_model`), in at most
     `n_learned` iterations, a sixth of them in more noise, and tells hundreds of images apart where
@@ -42,6 +45,7 @@ class SpanAttack(Strict):
     """
 
     kind: Literal["span"] = "span"
+    source: Source = "weights"
     start: Literal["unknown", "known"] = "unknown"
     n_images: int | None = None
     surplus: float = 0.1
@@ -65,6 +69,11 @@ class SpanAttack(Strict):
     overcomplete: float = 1.0
 
     def __post_init__(self) -> None:
+        if self.source != "weights" and self.start == "known":
+            raise ValueError(
+                f"start='known' with source={self.source!r}, in which there is no start; use "
+                "start='unknown'"
+            )
         self._at_least(2, "filter_size", "n_images")
         self._at_least(1, "stride", "n_starts", "n_learned", "n_network", "thinned")
         self._at_least(0, "n_grouped", "n_likelihood", "n_fine")

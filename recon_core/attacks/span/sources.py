@@ -57,16 +57,16 @@ def sources_of(
     rows: Float[Tensor, "k e"],
     sparsity: Float[Tensor, " k"],
     *,
-    weight: Float[Tensor, "h e"],
+    weight: Float[Tensor, "m e"],
     architecture: Architecture,
     parameters: Parameters,
     is_frame: bool,
 ) -> Sources:
     """Separated sources, with sign and label.
 
-    `rows` are the sources in the span, with `is_frame` more than it has directions, `weight` the
-    first layer that was taken apart (less its start, with the biases behind it), `parameters` of
-    this one victim.
+    `rows` are the sources in the span, with `is_frame` more than it has directions, `weight` what
+    was taken apart (less its start, with the biases behind it; several first layers may be joined),
+    `parameters` of this one victim.
     """
     d = architecture.d
     mixing = mixing_of(rows, weight).to(rows)
@@ -82,8 +82,9 @@ def sources_of(
         scale = torch.where((told / scale - 1).abs() < 1, told, scale)
     unit = x * scale
     column = mixing / scale.mT
-    plus = _agreement(architecture, parameters, unit, column)
-    minus = _agreement(architecture, parameters, -unit, -column)
+    flow = column.unflatten(0, (-1, parameters.weights[0].shape[1])).sum(0)
+    plus = _agreement(architecture, parameters, unit, flow)
+    minus = _agreement(architecture, parameters, -unit, -flow)
     flip = torch.zeros_like(plus[0], dtype=torch.bool) if with_bias else minus[0] > plus[0]
     agreement = torch.where(flip, minus[0], plus[0])
     label, other = (torch.where(f, minus[1], plus[1]) for f in (flip, ~flip))

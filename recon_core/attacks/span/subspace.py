@@ -49,9 +49,10 @@ rounding of a mean that was taken off in single precision does."""
 CLEAR = 100.0
 """Fall from half of the directions to what is behind a sharp end: noise of a start reaches higher,
 and where it hides some directions the span is not known."""
-OWN = 1e-3
+OWN = 1e-6
 """Share of the mean that directions leave of a neuron below which it has a direction to itself: its
-own start, made large because it hardly learned, as an image moves many neurons."""
+own start, made large because it hardly learned, as an image moves many neurons. In an optimiser's
+state neurons that are known best have 1e-4."""
 LEAST_FREE = 0.02
 """Share of a neuron's or pixel's noise that directions must leave for it to be measured."""
 WHITENINGS = 5
@@ -80,7 +81,8 @@ class Subspace:
 
     `vectors` (k, d), or (k, d + 1) with biases; `values` are all singular values of W - c W_0.
     `n_signal`: how many of them stand out of the noise, whose singular values end at `edge`, all
-    of about the size `noise`. `start_share`: the fitted c; None with an unknown start.
+    of about the size `noise`. `start_shares`: the fitted c of all that is joined; none with an
+    unknown start.
     `ends_sharply`: they stand out by far, so that the span is known as exactly as numbers are.
     """
 
@@ -89,7 +91,7 @@ class Subspace:
     n_signal: int
     noise: float
     edge: float
-    start_share: float | None
+    start_shares: tuple[float, ...]
     ends_sharply: bool
 
 
@@ -97,11 +99,13 @@ def subspace_of(
     rows: Float[Tensor, "h e"],
     start: Float[Tensor, "g f"] | None = None,
     *,
+    n_joined: int = 1,
     shape: tuple[int, int, int] | None = None,
     n_directions: int | None = None,
     surplus: float = 0.0,
 ) -> Subspace:
-    """The strongest directions of `rows`, less the start where it is known, in the dtype of `rows`.
+    """The strongest directions of `rows`, less the start where it is known, in the dtype of `rows`;
+    of `n_joined` equal parts each less a share of its own.
 
     `shape` (c, h, w): the rows are pictures; where the span has no sharp end it ends before the
     directions that are as rough as noise from there on, however strong. `n_directions`: how many;
@@ -112,14 +116,15 @@ def subspace_of(
     """
     _check(rows, start)
     wide = rows.double()
-    share = None
+    shares: tuple[float, ...] = ()
     if start is not None:
-        share = fit_share(wide, start.double())
-        wide = wide - share * start.double()
+        shares = fit_shares(wide, start.double(), n_joined)
+        each = wide.new_tensor(shares).repeat_interleave(len(wide) // n_joined)
+        wide = wide - each[:, None] * start.double()
     _, values, vectors = _singular(wide)
     if not float(values[0]) > 0:
         raise NoSpanError(
-            "the first layer's weights are all zero, or are their start; give trained weights"
+            "what is to be taken apart is all zero, or is its start; give trained weights"
         )
     sharp = _sharp_span(wide, rows.double())
     if sharp is None:
@@ -134,8 +139,8 @@ def subspace_of(
         if n_signal == 0:
             raise NoSpanError(
                 f"no direction of the first layer stands out of noise (largest singular value "
-                f"{float(values[0]):.3g}, edge {edge:.3g}): training moved it less than its start "
-                "is large; give the start (--initial), or a victim with a smaller one"
+                f"{float(values[0]):.3g}, edge {edge:.3g}): of weights, training moved them "
+                "less than their start is large; give the start (--initial)"
             )
         more = round(surplus * n_signal) if sharp is None else 0
         n_directions = min(len(values), n_signal + more)
@@ -147,7 +152,7 @@ def subspace_of(
     if sharp is not None and n_directions <= n_signal:
         vectors = sharp
     chosen = vectors[:n_directions].to(rows.dtype)
-    return Subspace(chosen, values, n_signal, noise, edge, share, sharp is not None)
+    return Subspace(chosen, values, n_signal, noise, edge, shares, sharp is not None)
 
 
 def count_signal(
@@ -176,31 +181,43 @@ def mixing_of(rows: Float[Tensor, "k e"], weight: Float[Tensor, "h e"]) -> Float
     return mixing
 
 
-def fit_share(rows: Float64[Tensor, "h e"], start: Float64[Tensor, "h e"]) -> float:
+def fit_shares(
+    rows: Float64[Tensor, "h e"], start: Float64[Tensor, "h e"], n_joined: int = 1
+) -> tuple[float, ...]:
     """c of W = c W_0 + M X where log |det A A^T|, A = W - c W_0, is least: the best likelihood that
     normal columns have with any covariance, which is that of signal and noise together. It asks for
-    no number of directions, and is exact for up to one fewer than there are neurons.
+    no number of directions, and is exact for up to one fewer than there are neurons. Each of
+    `n_joined` equal parts of the rows has a c of its own, fitted to the part first, then to all.
 
     Least squares, weighted by the inverse of the covariance before. Steps shrink geometrically,
     slowly where noise is left, so that every two of them are followed to their limit (Aitken)."""
     if not bool(start.any()):
-        return 0.0
+        return (0.0,) * n_joined
+    starts = start.new_zeros(n_joined, *start.shape)
+    for i, part in enumerate(start.chunk(n_joined)):
+        starts[i, i * len(part) : (i + 1) * len(part)] = part
+    share, before = start.new_ones(n_joined), start.new_zeros(n_joined)
+    if n_joined > 1:
+        parts = zip(rows.chunk(n_joined), start.chunk(n_joined), strict=True)
+        share = start.new_tensor([fit_shares(*part)[0] for part in parts])
     if rows.shape[0] > rows.shape[1]:
-        rows, start = rows.mT, start.mT
-    share, before = 1.0, 0.0
+        rows, starts = rows.mT, starts.mT
     for _ in range(FIT_ROUNDS):
-        left, values, vectors = _singular(rows - share * start)
+        left, values, vectors = _singular(rows - torch.einsum("p,pij->ij", share, starts))
         size = values.clamp_min(ROUNDING * float(values[0]))
         if not float(size[0]) > 0:
-            return share
-        seen = left.mT @ start
-        slope = float(((seen * vectors).sum(1) / size).sum())
-        step = slope / float((seen.square().sum(1) / size.square()).sum())
-        if abs(step) <= FIT_TOLERANCE * max(1.0, abs(share)):
-            return share + step
-        ratio, before = (step / before, 0.0) if before else (0.0, step)
-        share += step + (step * ratio / (1 - ratio) if 0 < ratio < SLOWEST else 0.0)
-    return share
+            break
+        seen = (left.mT @ starts) / size[:, None]
+        square = torch.einsum("pij,qij->pq", seen, seen)
+        step = torch.linalg.pinv(square, hermitian=True) @ (seen * vectors).sum((1, 2))
+        if float((step / share.abs().clamp_min(1.0)).abs().amax()) <= FIT_TOLERANCE:
+            share = share + step
+            break
+        moved = float(before.square().sum())
+        ratio = float(step @ before) / moved if moved else 0.0
+        before = torch.zeros_like(step) if moved else step
+        share = share + step * (1 / (1 - ratio) if 0 < ratio < SLOWEST else 1.0)
+    return tuple(share.tolist())
 
 
 def roughness(pictures: Float[Tensor, "k c h w"]) -> Float[Tensor, " k"]:
@@ -345,7 +362,7 @@ def _check(rows: Tensor, start: Tensor | None) -> None:
     if not bool(rows.isfinite().all()):
         n_bad = int((~rows.isfinite()).sum())
         raise NoSpanError(
-            f"{n_bad} of {rows.numel():,} first-layer weights are NaN or infinite; a training that "
+            f"{n_bad} of {rows.numel():,} first-layer numbers are NaN or infinite; a training that "
             "diverged leaves nothing to separate: give an earlier checkpoint"
         )
     if start is None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from recon_core.attacks.kkt.objective import Condition, KKTAttack
 from recon_core.attacks.kkt.span_coordinates import directions_of as coordinates_of
 from recon_core.attacks.span.preflight import span_preflight
+from recon_core.attacks.span.rows import weight_rows
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.attacks.span.subspace import Subspace
 from recon_core.victims.diagnostics import channel_scales
@@ -140,7 +141,9 @@ def _outlook(
             attack,
             victim.architecture,
             victim.parameters,
-            start=None if victim.start is None else victim.start.parameters,
+            weight_rows(
+                victim.parameters, None if victim.start is None else victim.start.parameters
+            ),
             unknown_layers=unknown,
             images=images,
         )

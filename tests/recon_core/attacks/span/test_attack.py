@@ -12,6 +12,7 @@ from torch import Tensor
 from recon_core.attacks.span import attack as attack_module
 from recon_core.attacks.span.attack import Separated, SpanAttack, _problem, separate
 from recon_core.attacks.span.lbfgs import Descent, unheard
+from recon_core.attacks.span.rows import weight_rows
 from recon_core.attacks.span.search import best_start, ladder_of, thinned
 from recon_core.attacks.span.separation import Likelihood, rotation_start
 from recon_core.victims.network import Architecture, Conv, Network, Parameters
@@ -224,7 +225,7 @@ def test_a_frame_has_more_sources_than_directions_and_every_image_among_them() -
     again = _separated(two, architecture, victim, start)
     assert again.objective <= separated.objective
     learned = replace(attack, sources="auto")
-    sharp = _problem(learned, architecture, victim, start, generator=generator(0))
+    sharp = _problem(learned, architecture, victim, weight_rows(victim, start), generator(0))
     assert sharp.span.ends_sharply
     assert (sharp.attack.sources, sharp.attack.overcomplete) == ("independent", 1.0)  # of 16x16
 

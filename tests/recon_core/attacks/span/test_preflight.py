@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from recon_core.attacks.span.preflight import span_preflight
+from recon_core.attacks.span.rows import SpanRows
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.victims.network import Architecture, Conv, Network, Parameters
 from recon_core.victims.preflight import Preflight
@@ -46,8 +47,8 @@ def said(
     first: Tensor, start: Tensor | None = None, *, n_images: int | None = None, **given: object
 ) -> Preflight:
     attack = SpanAttack(start="unknown" if start is None else "known", n_images=n_images)
-    begun = None if start is None else Parameters((start[None],), (None,))
-    return span_preflight(attack, architecture(), network(first), start=begun, **given)[0]  # type: ignore[arg-type]
+    rows = SpanRows(first, start)
+    return span_preflight(attack, architecture(), network(first), rows, **given)[0]  # type: ignore[arg-type]
 
 
 def levels(found: Preflight) -> dict[str, str]:

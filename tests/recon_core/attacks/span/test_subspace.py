@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from recon_core.attacks.span import subspace
-from recon_core.attacks.span.attack import first_rows
-from recon_core.attacks.span.subspace import Subspace, count_signal, fit_share, subspace_of
+from recon_core.attacks.span.rows import first_rows
+from recon_core.attacks.span.subspace import Subspace, count_signal, fit_shares, subspace_of
 from recon_core.optimisers import Optimiser
 from recon_core.victims.network import Network, Parameters
 from recon_core.victims.training import Training, train
@@ -47,9 +47,9 @@ def test_the_number_of_images_is_told_from_the_noise_in_200_cases() -> None:
 def test_the_start_that_weight_decay_shrank_is_taken_off(share: float, size: float) -> None:
     signal, right = _signal(12, seed=1)
     start = size * normal(WIDTH, D, seed=2)
-    assert fit_share(signal + share * start, start) == pytest.approx(share, abs=1e-6)
+    assert fit_shares(signal + share * start, start) == pytest.approx((share,), abs=1e-6)
     found = subspace_of(signal + share * start, start, n_directions=12)
-    assert found.start_share == pytest.approx(share, abs=1e-6)
+    assert found.start_shares[0] == pytest.approx(share, abs=1e-6)
     inside = (right @ found.vectors.mT).square().sum(1)
     assert torch.allclose(inside, torch.ones(12, dtype=torch.float64), atol=1e-6)
 
@@ -63,11 +63,11 @@ def test_the_start_is_taken_off_in_few_rounds_where_noise_is_left(
     rows = signal + 0.8 * start + 0.01 * normal(WIDTH, D, seed=3)
     singular, calls = subspace._singular, []
     monkeypatch.setattr(subspace, "_singular", lambda m: (calls.append(1), singular(m))[1])
-    quick = fit_share(rows, start)
+    quick = fit_shares(rows, start)
     n_quick = len(calls)
     monkeypatch.setattr(subspace, "SLOWEST", 0.0)
     monkeypatch.setattr(subspace, "FIT_ROUNDS", 200)
-    assert fit_share(rows, start) == pytest.approx(quick, abs=1e-9)
+    assert fit_shares(rows, start) == pytest.approx(quick, abs=1e-9)
     assert len(calls) - n_quick > 2 * n_quick
 
 
@@ -147,6 +147,14 @@ ENDS: dict[str, tuple[Callable[[], Tensor], int]] = {
         ),
         29,
     ),
+    "centred, with biases": (
+        lambda: _rounded(
+            normal(WIDTH, 30, seed=3)
+            @ torch.nn.functional.pad(_strokes(30) - _strokes(30).mean(0), (0, 1), value=1.0),
+            torch.float32,
+        ),
+        30,
+    ),
 }
 
 
@@ -184,7 +192,7 @@ def test_a_start_is_taken_off_of_nearly_as_many_images_as_neurons() -> None:
     rows = _rounded(_even(50) + start, torch.float32)
     found = subspace_of(rows, _rounded(start, torch.float32))
     assert (found.n_signal, found.ends_sharply) == (50, True)
-    assert found.start_share == pytest.approx(1.0, abs=1e-7)
+    assert found.start_shares[0] == pytest.approx(1.0, abs=1e-7)
 
 
 @pytest.mark.parametrize("rule", ["sgd", "adam"])
@@ -209,7 +217,7 @@ def test_the_images_of_a_trained_network_are_counted(rule: str) -> None:
         found = subspace_of(optimiser.state[layer.weight]["exp_avg"], shape=(1, 20, 20))
     else:
         found = subspace_of(layer.weight.detach(), start, shape=(1, 20, 20))
-        assert found.start_share == pytest.approx((1 - 0.05 * 1e-3) ** 3000, rel=0.05)
+        assert found.start_shares[0] == pytest.approx((1 - 0.05 * 1e-3) ** 3000, rel=0.05)
     assert (found.n_signal, found.ends_sharply) == (n, True)
 
 
@@ -235,9 +243,9 @@ def _with(value: float) -> Tensor:
 
 
 REFUSALS: dict[str, tuple[Callable[[], object], str]] = {
-    "nan": (lambda: subspace_of(_with(torch.nan)), "1 of 24,000 first-layer weights are NaN"),
-    "zero": (lambda: subspace_of(torch.zeros(5, 9)), "all zero, or are their start"),
-    "unmoved": (lambda: subspace_of(_signal(5, seed=1)[0], _signal(5, seed=1)[0]), "their start"),
+    "nan": (lambda: subspace_of(_with(torch.nan)), "1 of 24,000 first-layer numbers are NaN"),
+    "zero": (lambda: subspace_of(torch.zeros(5, 9)), "all zero, or is its start"),
+    "unmoved": (lambda: subspace_of(_signal(5, seed=1)[0], _signal(5, seed=1)[0]), "its start"),
     "noise": (lambda: subspace_of(normal(WIDTH, D, seed=3)), "stands out of noise.*--initial"),
     "other start": (
         lambda: subspace_of(normal(5, 9, seed=1), normal(5, 8, seed=1)),

@@ -1,0 +1,214 @@
+"""Rows of every source: trained by torch's own optimisers, they span the images and no more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from recon_core.attacks.span.attack import separate
+from recon_core.attacks.span.rows import SpanRows, first_rows, gradient_rows, joined, weight_rows
+from recon_core.attacks.span.settings import SpanAttack
+from recon_core.attacks.span.subspace import Subspace
+from recon_core.victims.network import Network, Parameters
+from tests.recon_core.drawing import generator
+from tests.recon_core.tiles import photograph_tiles
+
+SHAPE, WIDTH, N = (3, 16, 16), 60, 30
+
+
+def _images(n: int = N) -> Tensor:
+    tiles = photograph_tiles(16, shrink=2).flatten(1) / 255 - 0.5
+    return tiles[tiles.std(1) > 0.05][:n]  # none is flat
+
+
+def _first(weight: Tensor, bias: Tensor | None) -> Parameters:
+    biases = (None if bias is None else bias.detach()[None].clone(),)
+    return Parameters((weight.detach()[None].clone(),), biases)
+
+
+@dataclass
+class Trained:
+    """A network in the middle of its training."""
+
+    x: Tensor
+    net: nn.Sequential
+    optimiser: torch.optim.Optimizer
+
+    @property
+    def layer(self) -> nn.Linear:
+        layer = self.net[0]
+        assert isinstance(layer, nn.Linear)
+        return layer
+
+    @property
+    def weights(self) -> Parameters:
+        return _first(self.layer.weight, self.layer.bias)
+
+    def train(self, images: range, epochs: int = 40) -> None:
+        for epoch in range(epochs):
+            order = torch.randperm(len(images), generator=generator(epoch)) + images.start
+            for batch in order.split(8):
+                self.backward(batch)
+                self.optimiser.step()
+
+    def backward(self, batch: Tensor) -> Parameters:
+        """Gradients of a batch in the first layer."""
+        self.optimiser.zero_grad()
+        nn.functional.cross_entropy(self.net(self.x[batch]), batch % 4).backward()
+        weight, bias = self.layer.weight.grad, self.layer.bias
+        assert weight is not None
+        return _first(weight, None if bias is None else bias.grad)
+
+    def state(self, *, decays: bool = False) -> SpanRows:
+        """What the optimiser remembers of the first layer."""
+
+        def kept(parameter: Tensor) -> Tensor:
+            kept = self.optimiser.state[parameter]
+            found = kept["exp_avg"] if "exp_avg" in kept else kept["momentum_buffer"]
+            assert isinstance(found, Tensor)
+            return found
+
+        bias = None if self.layer.bias is None else kept(self.layer.bias)
+        gradient = _first(kept(self.layer.weight), bias)
+        return gradient_rows(gradient, "state", self.weights if decays else None)
+
+
+Make = Callable[..., torch.optim.Optimizer]
+
+
+def _trained(make: Make, *, bias: bool, images: Tensor | None = None, **settings: float) -> Trained:
+    torch.manual_seed(0)
+    x = _images() if images is None else images
+    net = nn.Sequential(
+        nn.Linear(x.shape[1], WIDTH, bias=bias), nn.ReLU(), nn.Linear(WIDTH, 4, bias=bias)
+    )
+    return Trained(x, net, make(net.parameters(), **settings))
+
+
+def _outside(span: Subspace, x: Tensor) -> float:
+    """The largest share of an image that is outside a span."""
+    wide = torch.cat([x, torch.ones(len(x), 1)], 1) if span.vectors.shape[1] > x.shape[1] else x
+    basis = torch.linalg.qr(span.vectors.double().mT).Q
+    rest = wide.double() - (wide.double() @ basis) @ basis.mT
+    return float((rest.square().sum(1) / wide.double().square().sum(1)).max())
+
+
+RULES: dict[str, tuple[Make, dict[str, float]]] = {
+    "adam": (torch.optim.Adam, {"lr": 1e-3}),
+    "adamw": (torch.optim.AdamW, {"lr": 1e-3, "weight_decay": 0.01}),
+    "nadam": (torch.optim.NAdam, {"lr": 1e-3}),
+    "momentum": (torch.optim.SGD, {"lr": 0.02, "momentum": 0.9}),
+    "decay": (torch.optim.SGD, {"lr": 0.02, "momentum": 0.9, "weight_decay": 5e-4}),
+}
+
+
+@pytest.mark.parametrize("centred", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rule", RULES)
+def test_an_optimisers_state_spans_the_images_without_a_start(
+    rule: str, bias: bool, centred: bool
+) -> None:
+    make, settings = RULES[rule]
+    images = _images() - (_images().mean(0) if centred else 0)
+    victim = _trained(make, bias=bias, images=images, **settings)
+    victim.train(range(N))
+    decays = rule == "decay"
+    found = victim.state(decays=decays).subspace(SHAPE)
+    assert found.ends_sharply
+    assert found.n_signal == N - (centred and not bias)
+    assert _outside(found, images) < 1e-3
+    plain = victim.state().subspace(SHAPE)
+    assert plain.ends_sharply != decays  # the weights hide the images unless they are taken off
+
+
+def test_the_earlier_of_two_checkpoints_is_a_start() -> None:
+    victim = _trained(torch.optim.SGD, bias=True, lr=0.05, momentum=0.9, weight_decay=5e-4)
+    victim.train(range(N), epochs=5)
+    earlier = victim.weights
+    victim.train(range(N), epochs=20)
+    found = weight_rows(victim.weights, earlier).subspace(SHAPE)
+    assert (found.n_signal, found.ends_sharply) == (N, True)
+    assert found.start_shares[0] == pytest.approx((1 - 10 * 0.05 * 5e-4) ** 80, rel=1e-2)
+    assert _outside(found, victim.x) < 1e-6
+
+
+def test_joined_states_span_the_images_of_each() -> None:
+    """As many images as neurons: neither state alone has an end, both together do."""
+    x = _images(WIDTH + 12)
+    victim = _trained(
+        torch.optim.SGD, bias=True, images=x, lr=0.02, momentum=0.9, weight_decay=5e-4
+    )
+    parts = []
+    for images in (range(40), range(32, len(x))):
+        victim.train(images)
+        parts.append(victim.state(decays=True))
+    both = joined(parts)
+    assert (both.rows.shape[0], both.n_joined) == (2 * WIDTH, 2)
+    found = both.subspace(SHAPE)
+    assert (found.n_signal, found.ends_sharply) == (len(x), True)
+    assert _outside(found, x) < 1e-3
+    assert _outside(parts[0].subspace(SHAPE), x[:40]) < 1e-3
+    assert _outside(parts[0].subspace(SHAPE), x) > 0.1
+    assert torch.equal(joined(parts[:1]).subspace().values[:40] > 0, torch.ones(40).bool())
+
+
+def test_gradients_of_batches_are_joined() -> None:
+    victim = _trained(torch.optim.SGD, bias=False, lr=0.1)
+    batches = [torch.arange(N)[i::2] for i in (0, 1)]
+    each = [gradient_rows(victim.backward(batch), "gradients") for batch in batches]
+    assert [rows.subspace(SHAPE).n_signal for rows in each] == [N // 2] * 2
+    found = joined(each).subspace(SHAPE)
+    assert (found.n_signal, found.ends_sharply) == (N, True)
+    assert _outside(found, victim.x) < 1e-6
+
+
+@pytest.mark.parametrize("source", ["state", "gradients"])
+def test_signs_and_labels_are_those_of_the_images_without_biases(source: str) -> None:
+    """Gradients point away from where weights go; were they not negated, signs would be wrong."""
+    x = _images(12) - _images(12).mean(0)
+    victim = _trained(torch.optim.Adam, bias=False, images=x, lr=1e-3)
+    victim.train(range(12), epochs=4)
+    rows = victim.state()
+    if source == "gradients":
+        halves = [victim.backward(torch.arange(12)[i::2]) for i in (0, 1)]
+        rows = joined([gradient_rows(half, "gradients") for half in halves])
+    last = victim.net[2]
+    assert isinstance(last, nn.Linear)
+    first = victim.weights
+    whole = Parameters((first.weights[0], last.weight.detach()[None]), (None, None))
+    architecture = Network(widths=(WIDTH,)).on(SHAPE, 4)
+    attack = SpanAttack(source=rows.source)
+    (found,) = separate(attack, architecture, whole, [generator(0)], rows=[rows])
+    sources = found.sources
+    like = torch.corrcoef(torch.cat([sources.x, x]))[: len(sources.x), len(sources.x) :]
+    best = like.abs().amax(0)
+    row = like.abs().argmax(0)
+    good = best > 0.9
+    assert int(good.sum()) >= 8
+    signed = like.gather(0, row[None])[0]
+    assert float((signed[good] > 0).float().mean()) > 0.8
+    right = sources.label[row] == torch.arange(12) % 4
+    assert float(right[good].float().mean()) > 0.8
+
+
+def test_rows_that_do_not_belong_together_are_refused() -> None:
+    rows = SpanRows(torch.ones(4, 6))
+    with pytest.raises(ValueError, match="rows of 2 kinds cannot be joined"):
+        joined([rows, replace(rows, source="state")])
+    with pytest.raises(ValueError, match="rows of 0 kinds"):
+        joined([])
+    weights = Network(widths=(WIDTH,)).on(SHAPE).initial([generator(0)], dtype=torch.float32)
+    with pytest.raises(ValueError, match=r"attack.source='weights' with rows of gradients"):
+        separate(
+            SpanAttack(),
+            Network(widths=(WIDTH,)).on(SHAPE),
+            weights,
+            [generator(0)],
+            rows=[SpanRows(first_rows(weights), source="gradients")],
+        )
+    with pytest.raises(ValueError, match=r"start='known' with source='state'"):
+        SpanAttack(source="state", start="known")
