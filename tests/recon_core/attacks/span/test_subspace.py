@@ -147,14 +147,6 @@ ENDS: dict[str, tuple[Callable[[], Tensor], int]] = {
         ),
         29,
     ),
-    "centred, with biases": (
-        lambda: _rounded(
-            normal(WIDTH, 30, seed=3)
-            @ torch.nn.functional.pad(_strokes(30) - _strokes(30).mean(0), (0, 1), value=1.0),
-            torch.float32,
-        ),
-        30,
-    ),
 }
 
 
