@@ -15,7 +15,7 @@ from flows.study_kind import UnitStudy
 from recon_core.victims.network import Conv
 from recon_core.victims.separability import MixCon
 from storage.files import text_bytes, write_file
-from tasks.audit.cost import costs_of, seconds_of_units
+from tasks.audit.cost import costs_of
 from tasks.audit.documents import junit, model_card
 from tasks.audit.exposure import pictures_of
 from tasks.audit.figures import describe_figures
@@ -88,9 +88,6 @@ class AuditStudy(UnitStudy[Audit, AuditPlan]):
 
     def planned(self, plan: AuditPlan) -> str:
         return f"{plan.n_units:,} units"
-
-    def seconds(self, plan: AuditPlan) -> Mapping[str, float]:
-        return seconds_of_units(plan)
 
     def describe(self, plan: AuditPlan, ended: Outcome) -> tuple[list[Any], dict[str, Any]]:
         images = [plan.images.pool.content_hash, plan.images.others.content_hash]

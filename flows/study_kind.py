@@ -21,7 +21,7 @@ from tasks.campaign.watch import Pace, Watch, log_notice
 from tasks.cluster.workers import Workers, dask_client
 from tasks.orchestration import task
 from tasks.page.study_page import StudyPage
-from tasks.progress import stage_progress
+from tasks.progress import Left, stage_progress
 from tasks.study.cost import Cost
 from tasks.study.executor import Outcome, Unit, run_units
 from tasks.study.products import SETTINGS, Folder
@@ -237,18 +237,12 @@ class UnitStudy(StudyKind[S, U], Generic[S, U]):
         """Units, of which a later round may depend on the products of those before."""
         yield plan.first_units()
 
-    def seconds(self, plan: U) -> Mapping[str, float]:
-        """Rough seconds of all units by name, for the time that is left; without them every unit
-        counts the same."""
-        del plan
-        return {}
-
     def make(self, plan: U, store: Path, workers: Workers) -> Outcome:
         store.mkdir(parents=True, exist_ok=True)
         write_json(store / SETTINGS, self.to_json(plan.study))
         if notice := resume_if_stopped(open_place(str(store))):
             log_notice(notice)
-        return make_products(plan, self.rounds, self.work, workers, self.seconds(plan))
+        return make_products(plan, self.rounds, self.work, workers)
 
 
 @task(name="make products")
@@ -257,7 +251,6 @@ def make_products(
     rounds: Callable[[Any], Iterable[list[Unit]]],
     title: str,
     workers: Workers,
-    seconds: Mapping[str, float],
 ) -> Outcome:
     """Every unit's product, on Dask workers that live as long as this task."""
     if n_products := len(list(plan.folder.place.glob("*.json"))):
@@ -271,11 +264,18 @@ def make_products(
     ):
 
         def report(
-            done: float, total: float, note: str = "", *, share: float | None = None
+            done: float,
+            total: float,
+            note: str = "",
+            *,
+            share: float | None = None,
+            left: Left | None = None,
         ) -> None:
             n_before = len(so_far.done) + len(so_far.failed)
-            known = max(n_before + total, plan.n_units)
-            advance(n_before + done, known, note, share=share)
+            known = n_before + total
+            if left is not None and known < plan.n_units:  # later rounds have more
+                left = replace(left, is_all=False)
+            advance(n_before + done, max(known, plan.n_units), note, share=share, left=left)
 
         for units in rounds(plan):
             place, notice = open_place(plan.root), log_notice
@@ -286,7 +286,6 @@ def make_products(
                 watch=Watch(place, client, device=plan.device, pace=Pace(), on_notice=notice),
                 then=plan.more_units,
                 on_progress=report,
-                seconds=seconds,
                 earlier=so_far,
             )
             so_far = Outcome(so_far.done | outcome.done, so_far.failed | outcome.failed)

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Protocol
 
 from rich.console import Console
@@ -37,12 +38,32 @@ SPEED_SECONDS = 600.0
 """The time left follows from what was done in so many seconds."""
 
 
+@dataclass(frozen=True)
+class Left:
+    """Seconds of work that is left, as far as it is known; `is_all` if nothing else is left."""
+
+    seconds: float
+    is_all: bool = True
+
+    def __str__(self) -> str:
+        whole = round(self.seconds)
+        text = f"{whole // 60}:{whole % 60:02d} left"
+        return text if self.is_all else f"more than {text}" if whole else "? left"
+
+
 class Advance(Protocol):
     """Called with what is done, the total and, if there is more to say, a note of a few words.
-    `share` in [0, 1]: how much of the work that is, where not every unit takes as long."""
+    `share` in [0, 1]: how much of the work that is, where not every unit takes as long. `left`: the
+    time left, where it does not follow from the work done so far."""
 
     def __call__(
-        self, done: float, total: float, note: str = "", *, share: float | None = None
+        self,
+        done: float,
+        total: float,
+        note: str = "",
+        *,
+        share: float | None = None,
+        left: Left | None = None,
     ) -> None: ...
 
 
@@ -58,11 +79,18 @@ class _RateColumn(ProgressColumn):
         return Text(rate_text(new, task.elapsed or 0.0, self.unit), style="dim")
 
 
-class _AtMostColumn(TimeRemainingColumn):
-    """The time left of a stage that may end early."""
+class _LeftColumn(TimeRemainingColumn):
+    """The time left: as it was told, or by the speed; at most that if the stage may end early."""
+
+    def __init__(self, *, may_end_early: bool) -> None:
+        super().__init__(compact=True, table_column=Column(no_wrap=True))
+        self.may_end_early = may_end_early
 
     def render(self, task: Task) -> Text:
-        known = not task.finished and task.time_remaining is not None
+        told: Left | None = task.fields["left"]
+        if told is not None and not task.finished:
+            return Text(str(told).removesuffix(" left"), style="progress.remaining")
+        known = self.may_end_early and not task.finished and task.time_remaining is not None
         return Text("at most " if known else "").append(super().render(task))
 
 
@@ -89,14 +117,13 @@ def stage_progress(title: str, unit: str, *, may_end_early: bool = False) -> Ite
     What is done at the first call was there before: it does not count towards the rate. With
     `may_end_early` the total is the most that there can be, and so is the time left.
     """
-    remaining = _AtMostColumn if may_end_early else TimeRemainingColumn
     console = Console(stderr=True)
     bar = Progress(
         TextColumn("[bold]{task.description}"),
         BarColumn(bar_width=24),
         TextColumn("{task.fields[count]}" + f" {unit}s"),
         _RateColumn(unit),
-        remaining(compact=True, table_column=Column(no_wrap=True)),
+        _LeftColumn(may_end_early=may_end_early),
         _NoteColumn(),
         console=console,
         speed_estimate_period=SPEED_SECONDS,
@@ -104,23 +131,31 @@ def stage_progress(title: str, unit: str, *, may_end_early: bool = False) -> Ite
     )
     key = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
     tell = leave_progress(key, title)
-    task = bar.add_task(title, total=None, start=False, new=0.0, count="0/?", note="")
+    task = bar.add_task(title, total=None, start=False, new=0.0, count="0/?", note="", left=None)
     last_artifact = time.monotonic()
     before: float | None = None
     log = _Log(title, unit, console, may_end_early=may_end_early)
 
-    def advance(done: float, total: float, note: str = "", *, share: float | None = None) -> None:
+    def advance(
+        done: float,
+        total: float,
+        note: str = "",
+        *,
+        share: float | None = None,
+        left: Left | None = None,
+    ) -> None:
         nonlocal last_artifact, before
         part = share if share is not None else done / total if total else 0.0
         if before is None:
             before = done
             bar.start_task(task)
         count = f"{done:.0f}/{total:.0f}"
-        bar.update(task, completed=part, total=1, new=done - before, count=count, note=note)
+        new = done - before
+        bar.update(task, completed=part, total=1, new=new, count=count, note=note, left=left)
         if time.monotonic() - last_artifact >= ARTIFACT_EVERY_SECONDS:
             last_artifact = time.monotonic()
             tell(part)
-        log.report(done, total, part, note)
+        log.report(done, total, part, note, left)
 
     with bar, log.never_silent():
         yield advance
@@ -136,17 +171,17 @@ class _Log:
         self.title, self.unit, self.console = title, unit, console
         self.started = self.last_line = time.monotonic()
         self.first: tuple[float, float] | None = None
-        self.latest: tuple[float, float, float, str] | None = None
+        self.latest: tuple[float, float, float, str, Left | None] | None = None
         self.points: deque[tuple[float, float]] = deque()
         self.lock = threading.Lock()
 
-    def report(self, done: float, total: float, part: float, note: str) -> None:
+    def report(self, done: float, total: float, part: float, note: str, left: Left | None) -> None:
         with self.lock:
             if self.first is None:
                 self.first, self.started = (done, part), time.monotonic()
             if part > (self.first[1] if self.latest is None else self.latest[2]):
                 self.points.append((time.monotonic(), part))
-            self.latest = (done, total, part, note)
+            self.latest = (done, total, part, note, left)
             if time.monotonic() - self.last_line >= LOG_EVERY_SECONDS:
                 self._line(note)
 
@@ -180,24 +215,23 @@ class _Log:
         if self.latest is None or self.first is None:
             said = f"{self.title}  starting"
         else:
-            done, total, part, _note = self.latest
-            parts = (self.first[1], part)
+            done, total, part, _note, told = self.latest
+            parts, left = (self.first[1], part), told or self._left(now, part)
             said = progress_line(
                 self.title, self.unit, done, total, now - self.started,
-                before=self.first[0], parts=parts, left_s=self._left(now, part),
-                at_most=self.may_end_early,
+                before=self.first[0], parts=parts, left=left, at_most=self.may_end_early,
             )  # fmt: skip
         self.console.print(f"{said}  {note}".rstrip(), soft_wrap=True, highlight=False)
 
-    def _left(self, now: float, part: float) -> float | None:
-        """Seconds left by the speed of the last ten minutes, without the time before anything was
+    def _left(self, now: float, part: float) -> Left | None:
+        """The time left by the speed of the last ten minutes, without the time before anything was
         done, in which workers start; None if that says nothing yet."""
         while len(self.points) > 2 and now - self.points[0][0] > SPEED_SECONDS:
             self.points.popleft()
         if not self.points or part <= self.points[0][1]:
             return None
         since, at = self.points[0]
-        return (now - since) / (part - at) * (1 - part)
+        return Left((now - since) / (part - at) * (1 - part))
 
 
 def progress_line(
@@ -209,19 +243,18 @@ def progress_line(
     *,
     before: float = 0.0,
     parts: tuple[float, float] | None = None,
-    left_s: float | None = None,
+    left: Left | None = None,
     at_most: bool = False,
 ) -> str:
     """`Generate  12 / 40 runs  1.2 s/run  0:34 left`; `before` of them took none of the seconds.
     `parts`: the shares of the work that were done before and are done now, if not by their
-    number. `left_s`: the time left, if not by the mean speed; `at_most` it may end before."""
+    number. `left`: the time left, if not by the mean speed; `at_most` it may end before."""
     new = done - before
     first, now = parts or (before / total, done / total)
-    if left_s is None and now > first:
-        left_s = seconds / (now - first) * (1 - now)
-    left = None if left_s is None else round(left_s)
-    remaining = "? left" if left is None else f"{left // 60}:{left % 60:02d} left"
-    if at_most and left:
+    if left is None and now > first:
+        left = Left(seconds / (now - first) * (1 - now))
+    remaining = "? left" if left is None else str(left)
+    if at_most and left is not None and round(left.seconds):
         remaining = f"at most {remaining}"
     if now >= 1.0:
         remaining = "finishing"

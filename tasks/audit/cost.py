@@ -17,7 +17,7 @@ from recon_core.types import seeded_generator
 from recon_core.victims.autoencoder import n_parameters
 from recon_core.victims.training import Training
 from tasks.audit.attacks import AnyAttack
-from tasks.audit.plan import AuditPlan, attack_name, training_name
+from tasks.audit.plan import AuditPlan
 from tasks.audit.recipe import AutoencoderRecipe, VictimRecipe
 from tasks.audit.settings import RECONSTRUCTION, AttackName, Cell
 from tasks.audit.victims import VictimsJob, shape_of
@@ -34,8 +34,6 @@ from tasks.study.cost import Cost, seconds_of
 BYTES = 4
 STEPS = 3
 """Steps of an inversion that are timed."""
-TYPICAL = Pace(epoch_s=2e-4, training_rate=3e10, iteration_s=7e-4, attack_rate=4e10)
-"""About that of one core: how long parts take beside each other hardly depends on it."""
 
 
 @dataclass(frozen=True)
@@ -52,23 +50,6 @@ def costs_of(plan: AuditPlan, device: str) -> list[Cost]:
     """Estimates of all cells that have victims; measured on this machine in some seconds."""
     pace = measured_pace(device)
     return [_cost(plan, cell, pace) for cell in plan.study.cells if cell.number in plan.jobs]
-
-
-def seconds_of_units(plan: AuditPlan) -> dict[str, float]:
-    """Rough seconds of every unit by name, for how much of an audit is done; none of those whose
-    product is kept."""
-    seconds: dict[str, float] = {}
-    for cell in plan.study.cells:
-        if (job := plan.jobs.get(cell.number)) is None:
-            continue
-        one, n_victims = _of_victim(plan, cell, TYPICAL), plan.study.n_victims
-        made = {training_name(cell): (job.key, n_victims * one.training)}
-        for name, attack_s in one.attacks.items():
-            for v, attack in enumerate(plan.attacks(cell, name)):
-                made[attack_name(cell, name, v)] = (attack.key, attack_s)
-        for unit, (key, estimate) in made.items():
-            seconds[unit] = 0.0 if plan.folder.has(key) else estimate
-    return seconds
 
 
 def _cost(plan: AuditPlan, cell: Cell, pace: Pace) -> Cost:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import queue
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -21,13 +21,16 @@ from storage.errors import StoreFullError
 from tasks.campaign.part import cpu_threads, own_device, this_worker
 from tasks.campaign.part_errors import outcome_of, reason_of
 from tasks.campaign.watch import Watch
-from tasks.progress import Advance
+from tasks.progress import Advance, Left
+from tasks.study.products import Job
 
 TOPIC = "palimpsest-study"
 TELL_EVERY_SECONDS = 0.5
 POLL_SECONDS = 1.0
 NAMED = 4
 """Units under way that the progress names."""
+TELLING = 0.1
+"""Fraction of a unit from which on the time it took so far tells how long it takes."""
 _GRAPH_WARNING = "distributed.admin.large-graph-warning-threshold"
 
 
@@ -42,6 +45,19 @@ class Unit:
     run: Callable[[Any, Progress], dict[str, Any]]
     job: Any
     needs: frozenset[str] = frozenset()
+
+    @property
+    def kind(self) -> tuple[str, str]:
+        """Units of one kind take about as long: the same work, by the same attack."""
+        return self.run.__qualname__, repr(getattr(self.job, "attack", ""))
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a unit gave, and the seconds it took; None if its product was there."""
+
+    given: dict[str, Any]
+    seconds: float | None
 
 
 @dataclass(frozen=True)
@@ -60,21 +76,19 @@ def run_units(
     watch: Watch | None = None,
     then: Callable[[Unit, dict[str, Any]], Iterable[Unit]] = lambda _unit, _given: (),
     on_progress: Advance,
-    seconds: Mapping[str, float] | None = None,
     earlier: Outcome | None = None,
 ) -> Outcome:
     """Run all units, and those that `then` gives when one of them is done.
 
     `earlier`: what units of rounds before this one gave, which those of this one may need; a unit
-    that needs what none makes fails. `seconds`: estimates of every unit of all rounds by name, from
-    which follows how much of the work is done. `watch` looks after the workers and whether the
-    study is to pause or to stop.
+    that needs what none makes fails. `watch` looks after the workers and whether the study is to
+    pause or to stop.
 
     Raises StoreFullError at once, when a worker finds the device full, and CampaignError as
     `Watch.look` does.
     """
     before = earlier or Outcome({}, {})
-    run = _Run(client, threads, watch, then, on_progress, seconds or {}, before)
+    run = _Run(client, threads, watch, then, on_progress, before)
     client.subscribe_topic(TOPIC, run.on_event)
     try:
         with client.as_current(), dask.config.set({_GRAPH_WARNING: "1TB"}):
@@ -95,17 +109,19 @@ class _Run:
     watch: Watch | None
     then: Callable[[Unit, dict[str, Any]], Iterable[Unit]]
     on_progress: Advance
-    seconds: Mapping[str, float]
     earlier: Outcome
     waiting: dict[str, Unit] = field(default_factory=dict)
     running: dict[str, tuple[Unit, Future[Any]]] = field(default_factory=dict)
-    fractions: dict[str, float] = field(default_factory=dict)
+    heard: dict[str, tuple[float, float]] = field(default_factory=dict)
+    took: dict[tuple[str, str], list[float]] = field(default_factory=dict)
+    n_workers: int = 1
     done: dict[str, dict[str, Any]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     happened: queue.SimpleQueue[tuple[str, Any]] = field(default_factory=queue.SimpleQueue)
 
     def until_over(self, units: Iterable[Unit]) -> None:
         self.waiting |= {unit.name: unit for unit in units}
+        self.n_workers = max(1, len(self.client.nthreads()))
         self._report()
         while self.waiting or self.running:
             if self.watch is not None:
@@ -154,7 +170,7 @@ class _Run:
             what, about = self.happened.get(timeout=POLL_SECONDS)
             while True:
                 if what == "told":
-                    self.fractions[about["unit"]] = about["fraction"]
+                    self.heard[about["unit"]] = (about["fraction"], about["seconds"])
                 else:
                     self._settle(*about)
                 what, about = self.happened.get_nowait()
@@ -164,61 +180,73 @@ class _Run:
     def _settle(self, name: str, future: Future[Any]) -> None:
         if name not in self.running or self.running[name][1] is not future:
             return
-        outcome = cast(dict[str, Any] | BaseException | None, outcome_of(future))
+        outcome = cast(Ran | BaseException | None, outcome_of(future))
         if outcome is None:  # its worker died, and Dask runs it again
             self._watch(name, future)
             return
         unit, _future = self.running.pop(name)
-        self.fractions.pop(name, None)
+        self.heard.pop(name, None)
         future.release()
+        self.n_workers = max(1, len(self.client.nthreads()))
         if isinstance(outcome, BaseException):
             _raise_if_full(name, outcome)
             self.failed[name] = reason_of(outcome)
             if self.watch is not None:
                 self.watch.on_notice(f"{name} failed, the others go on: {self.failed[name]}")
             return
-        self.done[name] = outcome
-        for more in self.then(unit, outcome):
+        self.done[name] = outcome.given
+        if outcome.seconds is not None:
+            self.took.setdefault(unit.kind, []).append(outcome.seconds)
+        for more in self.then(unit, outcome.given):
             self.waiting[more.name] = more
 
     def _report(self) -> None:
         known = len(self.waiting) + len(self.running) + len(self.done) + len(self.failed)
-        n_done = len(self.done) + sum(self.fractions.get(name, 0.0) for name in self.running)
-        names = [*(n for n in self.running if n in self.fractions), *self.running]
+        n_done = len(self.done) + sum(self.heard.get(name, (0.0,))[0] for name in self.running)
+        names = [*(n for n in self.running if n in self.heard), *self.running]
         shown = list(dict.fromkeys(names))[:NAMED]  # those heard of first: Dask queues the others
         more = len(self.running) - len(shown)
         note = ", ".join(shown) + (f" and {more} more" if more else "")
         note += f"; {len(self.failed)} failed" if self.failed else ""
-        self.on_progress(n_done, known, note, share=self._share())
+        self.on_progress(n_done, known, note, left=self._left())
 
-    def _share(self) -> float | None:
-        whole = sum(self.seconds.values())
-        if not whole:
-            return None
-        over = {*self.done, *self.failed, *self.earlier.done, *self.earlier.failed}
-        parts = {name: self.fractions.get(name, 0.0) for name in self.running}
-        parts |= dict.fromkeys(over, 1.0)
-        return sum(part * self.seconds.get(name, 0.0) for name, part in parts.items()) / whole
+    def _left(self) -> Left:
+        """The time left, by what units of the same kind took, or how far those are that run."""
+        running = [
+            (unit, self.heard.get(name, (0.0, 0.0))) for name, (unit, _) in self.running.items()
+        ]
+        by_kind = {kind: list(seconds) for kind, seconds in self.took.items()}
+        for unit, (fraction, seconds) in running:
+            if fraction >= TELLING:
+                by_kind.setdefault(unit.kind, []).append(seconds / fraction)
+        mean = {kind: sum(seconds) / len(seconds) for kind, seconds in by_kind.items()}
+        work = sum(mean.get(unit.kind, 0.0) * (1 - fraction) for unit, (fraction, _) in running)
+        work += sum(mean.get(unit.kind, 0.0) for unit in self.waiting.values())
+        kinds = {unit.kind for unit, _ in running} | {unit.kind for unit in self.waiting.values()}
+        return Left(work / self.n_workers, is_all=kinds <= set(mean))
 
 
-def run_unit(unit: Unit, threads: int) -> dict[str, Any]:
+def run_unit(unit: Unit, threads: int) -> Ran:
     """A unit on a worker, or in this process."""
-    worker = this_worker()
+    worker, began = this_worker(), time.monotonic()
     job = replace(unit.job, device=own_device(unit.job.device, worker))
+    was_there = isinstance(job, Job) and job.folder.has(job.key)
     with cpu_threads(threads):
-        return unit.run(job, _progress(worker, unit.name))
+        given = unit.run(job, _progress(worker, unit.name))
+    return Ran(given, None if was_there else time.monotonic() - began)
 
 
 def _progress(worker: Worker | None, name: str) -> Progress:
     """Tells the coordinator at most twice a second; silent outside a worker."""
-    last_told = float("-inf")
+    began, last_told = time.monotonic(), float("-inf")
 
     def tell(fraction: float) -> None:
         nonlocal last_told
         now = time.monotonic()
         if worker is not None and now - last_told >= TELL_EVERY_SECONDS:
             last_told = now
-            worker.log_event(TOPIC, {"unit": name, "fraction": fraction})
+            about = {"unit": name, "fraction": fraction, "seconds": now - began}
+            worker.log_event(TOPIC, about)
 
     return tell
 

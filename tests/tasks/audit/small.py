@@ -73,7 +73,7 @@ def run(plan: AuditPlan) -> Outcome:
     waiting = list(plan.first_units())
     while waiting:
         unit = waiting.pop(0)
-        done[unit.name] = run_unit(unit, 1)
+        done[unit.name] = run_unit(unit, 1).given
         waiting += plan.more_units(unit, done[unit.name])
     return Outcome(done, {})
 

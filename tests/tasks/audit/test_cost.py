@@ -11,10 +11,9 @@ import pytest
 from recon_core.attacks.inversion.strong_inversion import StrongInversion
 from recon_core.victims.autoencoder import FullyConnected
 from recon_core.victims.losses import Loss
-from tasks.audit.cost import as_experiment, costs_of, seconds_of_units, training_seconds
+from tasks.audit.cost import as_experiment, costs_of, training_seconds
 from tasks.audit.recipe import AutoencoderRecipe, VictimRecipe
 from tasks.families.weights.study.cost import Pace
-from tasks.study.products import NOTHING
 from tests.tasks.audit.small import audit, defence, images_of, plan_of, recipe
 
 PACE = Pace(epoch_s=1e-3, training_rate=1e9, iteration_s=2e-3, attack_rate=2e9)
@@ -55,29 +54,6 @@ def test_cells_cost_what_their_recipes_ask_for(tmp_path: Path) -> None:
     assert released.disk_bytes == 4 * 2 * 4 * n_parameters
     assert base.disk_bytes == released.disk_bytes + 4 * 2 * 16 * 256  # and pictures of two attacks
     assert all(cost.memory_bytes and cost.memory_bytes > 0 for cost in (base, conv))
-
-
-def test_every_unit_has_seconds_but_what_is_kept_takes_none(tmp_path: Path) -> None:
-    made = audit(
-        attacks=("span", "kkt", "loss"),
-        defences=(
-            defence("long", scale={"training.epochs": 10}),
-            defence("released", set={"released.noise": 0.1}),
-        ),
-    )
-    plan = plan_of(made, tmp_path, images_of(80, 120))
-    seconds = seconds_of_units(plan)
-    first = plan.first_units()
-    units = {u.name: u for u in (*first, *(more for u in first for more in plan.more_units(u, {})))}
-    units |= {u.name: u for name in ("train released",) for u in plan.more_units(units[name], {})}
-    assert set(seconds) == set(units)
-    assert len(units) == plan.n_units == 3 + 3 * 2 * 4
-    assert seconds["train long"] == pytest.approx(10 * seconds["train as it is"])
-    assert seconds["train released"] == 0  # the networks are those of the base
-    assert all(s > 0 for name, s in seconds.items() if name != "train released")
-    kept = "attack long, span, victim 3"
-    plan.folder.put(units[kept].job.key, NOTHING, {})
-    assert seconds_of_units(plan) == seconds | {kept: 0.0}
 
 
 def test_inversions_cost_their_steps_and_shared_networks_no_training(tmp_path: Path) -> None:

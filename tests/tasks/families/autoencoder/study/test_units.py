@@ -29,6 +29,7 @@ from storage.weights import METADATA
 from tasks.families.autoencoder.study.settings import RecoveryStudy
 from tasks.families.autoencoder.study.training import VictimFolder
 from tasks.families.autoencoder.study.units import function_of
+from tasks.progress import Left
 from tasks.study.executor import Outcome, Unit, run_units
 from tasks.study.products import read_weights
 from tests.tasks.families.autoencoder.recoveries import planned, run_here, small_study, small_victim
@@ -189,10 +190,10 @@ def test_a_unit_that_fails_loses_no_other(tmp_path: Path) -> None:
     def then(done: Unit, _given: dict[str, Any]) -> list[Unit]:
         return [unit(tmp_path, "more")] if done.name == "good" else []
 
-    seen: list[tuple[float, float, float | None]] = []
+    seen: list[tuple[float, float, Left]] = []
 
-    def told(done: float, total: float, _note: str = "", *, share: float | None = None) -> None:
-        seen.append((done, total, share))
+    def told(done: float, total: float, _note: str = "", *, left: Left, **_more: object) -> None:
+        seen.append((done, total, left))
 
     with (
         LocalCluster(
@@ -206,7 +207,6 @@ def test_a_unit_that_fails_loses_no_other(tmp_path: Path) -> None:
             threads=1,
             then=then,
             on_progress=told,
-            seconds={"made before": 10.0, "good": 2.0, "more": 6.0, "bad": 2.0},
             earlier=Outcome({"made before": {}}, {"failed before": "for a reason"}),
         )
     made = {"good", "after good", "more", "mortal", "after what was made before"}
@@ -219,8 +219,8 @@ def test_a_unit_that_fails_loses_no_other(tmp_path: Path) -> None:
         "after that": "needs after nothing, which no unit makes before it",
     }
     assert (tmp_path / "mortal").read_text() == "xx"
-    assert seen[0] == (0, 9, 0.5)  # of the seconds, ten were spent before
-    assert seen[-1] == (5, 10, 1.0)
+    assert seen[0] == (0, 9, Left(0.0, is_all=False))
+    assert seen[-1] == (5, 10, Left(0.0))
 
 
 def long_study() -> RecoveryStudy:
