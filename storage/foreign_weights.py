@@ -18,6 +18,7 @@ HOW_TO_SAVE_GRADIENTS = (
     "save the gradients by their tensors' names: "
     "torch.save({n: p.grad for n, p in net.named_parameters()}, 'gradients.pt')"
 )
+HOW_TO_SAVE_STATE = "save it as torch.save(optimizer.state_dict(), 'optimizer.pt')"
 
 CONVERT = (
     "make its arrays torch tensors under the layers' names, dense ones as (out, in), and "

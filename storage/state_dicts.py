@@ -41,6 +41,10 @@ AVERAGES = re.compile(r"(^|_)(ema|shadow|averaged?)(_|$)")
 """First part of the names of an average over steps that is saved beside its network."""
 
 
+WIDENING = 16
+"""A state dict has this many times its file's bytes at most: layers may share their weights."""
+
+
 def state_dict_in(loaded: Any, path: Path) -> tuple[str, dict[str, Any], list[str]]:
     """(the keys that lead to the state dict, the state dict, what beside it is left out)."""
     import torch
@@ -52,7 +56,8 @@ def state_dict_in(loaded: Any, path: Path) -> tuple[str, dict[str, Any], list[st
         raise WeightsError(f"{path} holds a {what}, no state dict; {HOW_TO_SAVE}")
     if "param_groups" in loaded and "state" in loaded:
         raise WeightsError(
-            f"{path} holds the state of an optimiser, not of a network; {HOW_TO_SAVE}"
+            f"{path} holds the state of an optimiser, not of a network: give it as --optimizer, "
+            "and the network's weights as --weights"
         )
     others = {str(k): v for k, v in loaded.items() if not torch.is_tensor(v)}
     own = {str(name): tensor for name, tensor in loaded.items() if torch.is_tensor(tensor)}
@@ -110,6 +115,8 @@ def _state_dicts(loaded: Mapping[Any, Any]) -> dict[tuple[str, ...], Mapping[Any
                 continue
             if not isinstance(inner, Mapping) or not inner or id(inner) in seen:
                 continue
+            if "param_groups" in inner:
+                continue
             seen.add(id(inner))
             if all(torch.is_tensor(value) for value in inner.values()):
                 if any(value.dim() > 1 for value in inner.values()):
@@ -137,7 +144,7 @@ def weights_alone(found: dict[str, Any], path: Path) -> tuple[dict[str, Any], li
         left_out.append(f"{len(averages)} tensors such as {averages[0]} (an average over steps)")
     if not kept:
         raise WeightsError(f"{path} has no weights in it, only {listed(left_out)}; {HOW_TO_SAVE}")
-    return _without_prefixes(kept), left_out
+    return without_prefixes(kept), left_out
 
 
 def _no_weight(name: str, tensor: Any, path: Path) -> str | None:
@@ -169,9 +176,31 @@ def _quantised(name: str, path: Path) -> str:
     )
 
 
-def _without_prefixes(tensors: dict[str, Any]) -> dict[str, Any]:
-    while True:
+def without_prefixes(tensors: dict[str, Any]) -> dict[str, Any]:
+    """Tensors by their names, without what wrappers put before all of these."""
+    while tensors:
         prefix = next((p for p in PREFIXES if all(n.startswith(p) for n in tensors)), None)
         if prefix is None:
-            return tensors
+            break
         tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
+    return tensors
+
+
+def check_sizes(tensors: Mapping[str, Any], n_bytes: int, path: Path) -> None:
+    """WeightsError for tensors that are larger than the file of `n_bytes`, or empty."""
+    sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in tensors.items()}
+    largest = max(sizes, key=lambda name: sizes[name])
+    if sum(sizes.values()) > WIDENING * n_bytes:
+        shape = tuple(tensors[largest].shape)
+        raise WeightsError(
+            f"{path} has {n_bytes:,} bytes, but its tensors would take {sum(sizes.values()):,}, "
+            f"{largest} {shape} most: they repeat few numbers (expand) or are of no device; save "
+            "them whole: torch.save({k: v.clone() for k, v in net.state_dict().items()}, "
+            "'victim.pt')"
+        )
+    empty = next((name for name, size in sizes.items() if not size), None)
+    if empty is not None:
+        raise WeightsError(
+            f"{empty} in {path} has no numbers in it, shape {tuple(tensors[empty].shape)}; save "
+            "the network without it"
+        )

@@ -15,7 +15,6 @@ import os
 import pickle
 import warnings
 import zipfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,20 +26,26 @@ from storage.files import machine_memory, open_regular
 from storage.foreign_weights import (
     HOW_TO_SAVE,
     HOW_TO_SAVE_GRADIENTS,
+    HOW_TO_SAVE_STATE,
     WeightsError,
     foreign_archive,
     foreign_format,
     foreign_tensors,
 )
-from storage.state_dicts import COUNTERS, state_dict_in, weights_alone
+from storage.optimiser_states import OptimiserState, states_in
+from storage.state_dicts import COUNTERS, check_sizes, state_dict_in, weights_alone
 
-__all__ = ["METADATA", "WeightFile", "WeightsError", "check_weights_file", "read_weights"]
+__all__ = [
+    "METADATA",
+    "WeightFile",
+    "WeightsError",
+    "check_weights_file",
+    "read_states",
+    "read_weights",
+]
 
 METADATA = "palimpsest"
 """The entry of a safetensors file that describes the network, as JSON, in this project's own."""
-
-WIDENING = 16
-"""A state dict has this many times its file's bytes at most: layers may share their weights."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +55,7 @@ class WeightFile:
     `kind` is "safetensors" or "torch". A torch file keeps the order in which the layers were made;
     a safetensors file is sorted and has none. `sha256` is of the file. `inside`: the keys that lead
     to the state dict in what was saved, "model.ema"; empty where it is the whole. `left_out`: what
-    was read and is no weight, each with its reason.
+    was read and is no weight, each with its reason. `states`: what optimisers beside it remember.
     """
 
     path: Path
@@ -59,6 +64,7 @@ class WeightFile:
     sha256: str
     inside: str = ""
     left_out: tuple[str, ...] = ()
+    states: tuple[OptimiserState, ...] = ()
 
     @property
     def in_order(self) -> bool:
@@ -84,9 +90,28 @@ def read_weights(path: Path, option: str = "--weights") -> WeightFile:
         raise WeightsError(text) from error
 
 
+def read_states(path: Path) -> tuple[str, tuple[OptimiserState, ...]]:
+    """(SHA-256 of the file, what optimisers in it remember), of a file that torch.save wrote, such
+    as accelerate's optimizer.bin. Raises WeightsError as `read_weights` does, and for none."""
+    try:
+        content = _content(path)
+        if not content.startswith((b"PK\x03\x04", b"\x80")):
+            raise WeightsError(f"{path} is no file that torch.save wrote; {HOW_TO_SAVE_STATE}")
+        _check_archive(content, path)
+        found, others = states_in(_torch_load(content, path), len(content), path)
+    except WeightsError as error:
+        text = str(error).replace("--weights", "--optimizer")
+        raise WeightsError(text.replace(HOW_TO_SAVE, HOW_TO_SAVE_STATE)) from error
+    if not found:
+        what = f"only {others[0]}" if others else "no optimiser's state"
+        raise WeightsError(f"--optimizer {path} holds {what}; {HOW_TO_SAVE_STATE}")
+    return hashlib.sha256(content).hexdigest(), tuple(found)
+
+
 def _read(path: Path) -> WeightFile:
     content, inside = _content(path), ""
     left_out: list[str] = []
+    states: tuple[OptimiserState, ...] = ()
     length = int.from_bytes(content[:8], "little")
     is_safe = content[8:9] == b"{"
     if is_safe and (length <= len(content) or not content.startswith(b"\x80")):
@@ -101,7 +126,10 @@ def _read(path: Path) -> WeightFile:
         found = _safetensors(content, path)
     elif content.startswith((b"PK\x03\x04", b"\x80")):  # a zip archive; a pickle
         _check_archive(content, path)
-        inside, found, left_out = state_dict_in(_torch_load(content, path), path)
+        loaded = _torch_load(content, path)
+        inside, found, left_out = state_dict_in(loaded, path)
+        own, others = states_in(loaded, len(content), path)
+        states, left_out = tuple(own), [*left_out, *others]
     else:
         raise WeightsError(
             f"{path} is neither a safetensors file nor one that torch.save wrote; {HOW_TO_SAVE}"
@@ -110,11 +138,11 @@ def _read(path: Path) -> WeightFile:
         raise WeightsError(f"{path} has no tensors in it; {HOW_TO_SAVE}")
     if (refusal := foreign_tensors(found, path)) is not None:
         raise WeightsError(refusal)
-    _check_sizes(found, len(content), path)
+    check_sizes(found, len(content), path)
     weights, more = weights_alone(found, path)
     tensors = {name: _array(name, value, path) for name, value in weights.items()}
     sha256 = hashlib.sha256(content).hexdigest()
-    return WeightFile(path, kind, tensors, sha256, inside, (*left_out, *more))
+    return WeightFile(path, kind, tensors, sha256, inside, (*left_out, *more), states)
 
 
 def check_weights_file(path: Path) -> int:
@@ -181,25 +209,6 @@ def _safetensors(content: bytes, path: Path) -> dict[str, Any]:
             f"{path} is a damaged safetensors file ({_first_line(error)}); copy it again, or "
             f"{HOW_TO_SAVE}"
         ) from error
-
-
-def _check_sizes(tensors: Mapping[str, Any], n_bytes: int, path: Path) -> None:
-    sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in tensors.items()}
-    largest = max(sizes, key=lambda name: sizes[name])
-    if sum(sizes.values()) > WIDENING * n_bytes:
-        shape = tuple(tensors[largest].shape)
-        raise WeightsError(
-            f"{path} has {n_bytes:,} bytes, but its tensors would take {sum(sizes.values()):,}, "
-            f"{largest} {shape} most: they repeat few numbers (expand) or are of no device; save "
-            "them whole: torch.save({k: v.clone() for k, v in net.state_dict().items()}, "
-            "'victim.pt')"
-        )
-    empty = next((name for name, size in sizes.items() if not size), None)
-    if empty is not None:
-        raise WeightsError(
-            f"{empty} in {path} has no numbers in it, shape {tuple(tensors[empty].shape)}; save "
-            "the network without it"
-        )
 
 
 def _torch_load(content: bytes, path: Path) -> Any:

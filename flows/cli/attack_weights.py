@@ -72,7 +72,20 @@ class Known:
 def attack_weights(
     *,
     weights: Weights,
-    initial: Annotated[Path | None, "The weights that training started from, if known."] = None,
+    initial: Annotated[
+        Path | None, "The weights before training, or an earlier checkpoint."
+    ] = None,
+    optimizer: Annotated[
+        list[Path] | None, "An optimiser's state beside these weights; repeatable."
+    ] = None,
+    checkpoint: Annotated[
+        list[Path] | None, "Another checkpoint of this training, with its state; repeatable."
+    ] = None,
+    gradients: Annotated[list[Path] | None, "Gradients of a batch; repeatable."] = None,
+    source: Annotated[
+        Literal["auto", "weights", "state", "gradients"],
+        "What is taken apart; default: gradients if given, else what shows most images.",
+    ] = "auto",
     method: Annotated[
         Literal["auto", "span", "kkt"],
         "span: takes the first layer apart, in seconds; kkt: minutes to hours.",
@@ -98,10 +111,13 @@ def attack_weights(
     from recon_core.attacks.span.settings import SpanAttack
 
     span = SpanAttack(start="unknown" if initial is None else "known")
-    job = _job(weights, classifier, known, initial=initial, attack=span)
+    beside = {"optimizers": optimizer, "checkpoints": checkpoint, "gradients": gradients}
+    given = {name: tuple(paths or ()) for name, paths in beside.items()}
+    job = _job(weights, classifier, known, initial=initial, **given, attack=span)
     chosen, prepared, why = prepared_by(
-        job, method, n_attacks=n_attacks, n_images=n_images, settings=assignments(settings)
-    )
+        job, method, source=source, n_attacks=n_attacks, n_images=n_images,
+        settings=assignments(settings),
+    )  # fmt: skip
     if why:
         out.print(f"Method: {why}", markup=False)
     _attack(chosen, prepared, attempt)

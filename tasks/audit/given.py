@@ -19,11 +19,11 @@ from tasks.audit.images import AuditImages, Pictures
 from tasks.audit.plan import AuditPlan
 from tasks.audit.settings import AttackName, Audit, Cell, Defence, GivenWeights
 from tasks.audit.victims import Given, VictimsJob
+from tasks.families.weights.first_layer import read_gradients
 from tasks.families.weights.inputs import (
     Victim,
     binary_signs,
     order_said,
-    read_first_layer,
     read_pictures,
     read_std,
     read_victim,
@@ -143,14 +143,11 @@ class GivenPlan(AuditPlan):
         """Gradients of a batch in the first layer; none where they are not given."""
         if weights.gradients is None:
             return ()
-        fix = "among the gradients: give those of this network, under its tensors' names"
-        found = read_first_layer(Path(weights.gradients), self.victim, "--gradients", fix)
-        if not bool(found.parameters.isfinite()) or not float(found.parameters.squared_norm()):
-            raise ValueError(
-                f"--gradients {weights.gradients}: those of the first layer are zero or not "
-                "finite; give the gradients of a batch as they were computed"
-            )
-        return tuple(t.numpy() for t in found.parameters.tensors())
+        (found,) = read_gradients([Path(weights.gradients)], self.victim)
+        d = self.victim.architecture.d
+        rows = -found.rows.rows
+        tensors = (rows[None, :, :d], *((rows[None, :, d],) if rows.shape[1] > d else ()))
+        return tuple(t.contiguous().numpy() for t in tensors)
 
     def _labels(self) -> tuple[bool, tuple[list[int], list[int]]]:
         """Labels as the network has them, of its images and of the decoys; zeros where the folders

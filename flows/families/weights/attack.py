@@ -16,6 +16,7 @@ from tasks.families.weights.cache import AttackRun
 from tasks.families.weights.preflight import PreparedWeights, prepare_weights
 from tasks.families.weights.report import weights_page, weights_sheet, write_reconstructions
 from tasks.families.weights.results import Results, gather, scores_record
+from tasks.families.weights.sources import PUBLISH
 from tasks.orchestration import flow, task
 from tasks.progress import stage_progress
 
@@ -101,6 +102,7 @@ def record_of_attack(
             "dtype": job.dtype,
         },
         "preflight": prepared.record(),
+        "source": prepared.source,
         "spectrum": prepared.spectrum(),
         "attacks": [{**asdict(run), "n_good": good.get(run.number)} for run in runs],
         **scores_record(results, prepared.truth, prepared.decoys),
@@ -133,7 +135,15 @@ def screen_lines(record: Mapping[str, Any]) -> list[str]:
     n_compared = ranking["n_attacks_compared"]
     said = "No attack left a picture."
     if n_compared and record["method"] == "span":
-        said = f"{ranking['n_pictures']} pictures were taken out of the first layer."
+        said = f"{ranking['n_pictures']} pictures were taken out of the first layer"
+        used = (record["source"] or {}).get("used", "weights")
+        said += {
+            "weights": ".",
+            "state": " of the optimiser's state.",
+            "gradients": " of gradients.",
+        }[used]
+        if used == "state" and record["source"]["publish_weights_alone"]:
+            said += f" {PUBLISH}."
     elif n_compared == 1:
         said = f"One attack left {ranking['n_pictures']} different pictures."
     elif n_compared:

@@ -12,10 +12,11 @@ from typing import Any, ClassVar, Literal
 
 from flows.naming import unknown_name
 from recon_core.attacks.kkt.objective import Condition, KKTAttack, Search
+from recon_core.attacks.span.rows import Source
 from recon_core.attacks.span.settings import SpanAttack
 from tasks.families.weights.attack import WeightsJob
-from tasks.families.weights.inputs import read_victim
-from tasks.families.weights.preflight import PreparedWeights, prepare_weights
+from tasks.families.weights.preflight import PreparedWeights, prepare_weights, victim_of
+from tasks.families.weights.sources import best_source
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,13 +85,15 @@ def attack_plan(
 
 def span_plan(
     *,
+    source: Source = "weights",
     known_start: bool = False,
     n_attacks: int | None = None,
     n_images: int | None = None,
     settings: Mapping[str, str] | None = None,
 ) -> AttackPlan:
     """The span attack, changed by `settings`; `n_images` directions, or as many as are counted."""
-    attack = SpanAttack(start="known" if known_start else "unknown", n_images=n_images)
+    start: Literal["known", "unknown"] = "known" if known_start else "unknown"
+    attack = SpanAttack(source=source, start=start, n_images=n_images)
     plan = AttackPlan(attack=attack, n_attacks=1 if n_attacks is None else n_attacks)
     return _changed(plan, settings or {})
 
@@ -99,6 +102,7 @@ def planned(
     job: WeightsJob,
     *,
     method: Literal["kkt", "span"] = "kkt",
+    source: Source | Literal["auto"] = "auto",
     preset: str = DEFAULT_PRESET,
     condition: Condition | None = None,
     n_attacks: int | None = None,
@@ -106,19 +110,19 @@ def planned(
     n_iterations: int | None = None,
     settings: Mapping[str, str] | None = None,
 ) -> WeightsJob:
-    """The job with an attack that fits the network in its file.
+    """The job with an attack that fits the network in its file, and takes apart what gives most.
 
     Raises WeightsError for files and ValueError for settings that cannot be used.
     """
-    victim = read_victim(
-        job.weights, arch=job.arch, shape=job.shape, activation=job.activation, leak=job.leak,
-        dtype=job.dtype,
-    )  # fmt: skip
+    victim = victim_of(job)
     if method == "span":
-        start = job.initial is not None
+        if source == "auto":
+            source = best_source(victim, SpanAttack(n_images=n_images))
+        start = job.initial is not None and source == "weights"
         plan = span_plan(
-            known_start=start, n_attacks=n_attacks, n_images=n_images, settings=settings
-        )
+            source=source, known_start=start, n_attacks=n_attacks, n_images=n_images,
+            settings=settings,
+        )  # fmt: skip
     else:
         plan = attack_plan(
             preset, n_outputs=victim.architecture.n_outputs, condition=condition,
@@ -139,7 +143,10 @@ def prepared_by(
     if not prepared.preflight.stopped:
         return chosen, prepared, f"span. {prepared.preflight.verdict}"
     instead = prepared.preflight.reason
-    chosen = planned(replace(job, initial=None, attack=KKTAttack()), method="kkt", **plan)
+    alone = replace(
+        job, initial=None, optimizers=(), checkpoints=(), gradients=(), attack=KKTAttack()
+    )
+    chosen = planned(alone, method="kkt", **plan)
     return chosen, prepare_weights(chosen), f"kkt, since span cannot work here: {instead}"
 
 

@@ -16,10 +16,11 @@ Rows with biases end in these. Gradients are negated, so that they point where w
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -29,6 +30,8 @@ from recon_core.attacks.span.subspace import Subspace, subspace_of
 from recon_core.victims.network import Parameters
 
 Source = Literal["weights", "state", "gradients"]
+MOST_KEPT = 8
+_KEPT: dict[tuple[Any, ...], Subspace] = {}
 
 
 @dataclass(frozen=True)
@@ -51,11 +54,19 @@ class SpanRows:
         n_directions: int | None = None,
         surplus: float = 0.0,
     ) -> Subspace:
-        """Their span (`subspace_of`)."""
-        return subspace_of(
-            self.rows, self.start, n_joined=self.n_joined, shape=shape,
-            n_directions=n_directions, surplus=surplus,
-        )  # fmt: skip
+        """Their span (`subspace_of`); those of the last rows are kept, as they take seconds."""
+        given = [t for t in (self.rows, self.start) if t is not None]
+        digest = hashlib.sha256(b"".join(t.cpu().numpy().tobytes() for t in given)).digest()
+        options = (self.n_joined, shape, n_directions, surplus)
+        key = (digest, len(given), self.rows.dtype, self.rows.device, *options)
+        if key not in _KEPT:
+            _KEPT[key] = subspace_of(
+                self.rows, self.start, n_joined=self.n_joined, shape=shape,
+                n_directions=n_directions, surplus=surplus,
+            )  # fmt: skip
+            for old in list(_KEPT)[:-MOST_KEPT]:
+                _KEPT.pop(old, None)
+        return _KEPT[key]
 
     def less(self, shares: Sequence[float]) -> Float[Tensor, "m e"]:
         """The rows less these shares of their start."""
@@ -95,12 +106,16 @@ def gradient_rows(
 def joined(parts: Sequence[SpanRows]) -> SpanRows:
     """Rows of one source under each other, so that images of any part are in their span.
 
-    Parts are brought to one size, by powers of two, which round nothing. Raises ValueError for
-    parts of several sources or shapes, of which some have a start and others none, or none at all.
+    Parts are brought to one size, by powers of two, which round nothing; the same part twice counts
+    once. Raises ValueError for parts of several sources or shapes, of which some have a start and
+    others none, or none at all.
     """
     kinds = {(p.rows.shape, p.source, p.start is None, p.n_joined) for p in parts}
     if len(kinds) != 1:
         raise ValueError(f"rows of {len(kinds)} kinds cannot be joined; give rows of one source")
+    parts = [
+        p for i, p in enumerate(parts) if not any(torch.equal(p.rows, q.rows) for q in parts[:i])
+    ]
     scaled = [p.rows / _size(p.rows) for p in parts]
     starts = [p.start / _size(p.rows) for p in parts if p.start is not None]
     n_joined = sum(p.n_joined for p in parts)

@@ -69,7 +69,9 @@ class WeightsJob:
 
     `arch` and `shape` (c, h, w) are checked against the file, and inferred without. `pixel_order`
     and `channel_order` of its inputs are chw and rgb where neither is given. `initial`: a
-    file of the weights before training, which the span attack takes off the first layer. `data`,
+    file of the weights before training, which the span attack takes off the first layer.
+    `optimizers`, `checkpoints`, `gradients`: files of optimisers' states and of gradients, for the
+    span attack with that `source`. `data`,
     `decoys`, `mean`, `std` are what is known beside the weights (`attack_inputs`); they change how
     results are shown and scored, never the attack. `n_shown`: pictures on the contact sheet.
     `skip_corrupt`: pictures that cannot be read are left out, and are no error.
@@ -84,6 +86,9 @@ class WeightsJob:
     pixel_order: PixelOrder | None = None
     channel_order: ChannelOrder | None = None
     initial: Path | None = None
+    optimizers: tuple[Path, ...] = ()
+    checkpoints: tuple[Path, ...] = ()
+    gradients: tuple[Path, ...] = ()
     attack: KKTAttack | SpanAttack = field(default_factory=KKTAttack)
     n_attacks: int = 1
     data: str | None = None
@@ -101,13 +106,21 @@ class WeightsJob:
             raise ValueError(f"n_attacks={self.n_attacks} must be from 1 to {MAX_ATTACKS:,}")
         check_least(self, n_shown=1)
         check_std(self.std or ())
-        takes_off = isinstance(self.attack, SpanAttack) and self.attack.start == "known"
-        if takes_off and self.initial is None:
-            raise ValueError("attack.start='known' needs the weights before training: --initial")
-        if self.initial is not None and not takes_off:
+        span = self.attack if isinstance(self.attack, SpanAttack) else None
+        if span is not None and span.source == "weights":
+            if span.start == "known" and self.initial is None:
+                raise ValueError(
+                    "attack.start='known' needs the weights before training: --initial"
+                )
+            if self.initial is not None and span.start != "known":
+                raise ValueError(
+                    "--initial is taken off the first layer by the span attack with a known start; "
+                    "leave it out, or attack with attack.start=known"
+                )
+        if span is None and (self.initial or self.optimizers or self.checkpoints or self.gradients):
             raise ValueError(
-                "--initial is taken off the first layer by the span attack with a known start; "
-                "leave it out, or attack with --method span and attack.start=known"
+                "--initial, --optimizer, --checkpoint and --gradients are of the span attack; "
+                "leave them out, or attack with --method span"
             )
         if self.decoys is not None and self.data is None:
             raise ValueError("--decoys are compared with the training images; give --data, too")
@@ -141,7 +154,13 @@ def run_attacks(
 def description(job: WeightsJob, victim: Victim, device: str) -> dict[str, Any]:
     """Everything that the outcome of an attack depends on, beside its number."""
     network = victim.architecture.network
-    start = victim.start
+    beside: dict[str, Any] = {}
+    source = job.attack.source if isinstance(job.attack, SpanAttack) else "weights"
+    if source != "weights":
+        given = victim.states if source == "state" else victim.gradients
+        beside["rows"] = [part.sha256 for part in given]
+    elif victim.start is not None:
+        beside["initial"] = victim.start.file.sha256
     attack = json.loads(json.dumps(asdict(job.attack)))
     if attack["kind"] == "kkt":
         del attack["kind"]  # folders of before have none
@@ -154,7 +173,7 @@ def description(job: WeightsJob, victim: Victim, device: str) -> dict[str, Any]:
                 del attack[name]
     return {
         "weights": victim.file.sha256,
-        **({} if start is None else {"initial": start.file.sha256}),
+        **beside,
         "architecture": victim.layers.architecture,
         **({} if victim.order == InputOrder() else {"inputs": str(victim.order)}),
         "shape": list(victim.architecture.shape),
@@ -185,8 +204,6 @@ class _Runner:
         self.job, self.victim, self.device, self.cache = job, victim, device, cache
         self.on_progress = on_progress
         self.parameters = victim.parameters.map(lambda tensor: tensor.to(device))
-        start = victim.start
-        self.start = None if start is None else start.parameters.map(lambda t: t.to(device))
         self.fractions = dict.fromkeys(self.done(), 1.0)
         self.stop = threading.Event()
 
@@ -225,7 +242,7 @@ class _Runner:
             self.victim.architecture,
             self.parameters,
             [seeded_generator(self.job.seed, number, "attack")],
-            start=self.start,
+            rows=[self.victim.sources[attack.source].to(self.device)],
             progress=on_progress,
         )
         self._keep_sources(number, found[0], clock.seconds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import re
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from recon_core.attacks.span.input_order import ChannelOrder, InputOrder, PixelOrder
+from recon_core.attacks.span.rows import Source, SpanRows, joined, weight_rows
 from recon_core.sampling import binary_labels
 from recon_core.victims.network import (
     Activation,
@@ -39,6 +40,14 @@ from tasks.attack_file.pictures import (
     picture_folder,
     read_source,
 )
+from tasks.families.weights.first_layer import (
+    FirstLayer,
+    Given,
+    given_states,
+    in_images,
+    read_first_layer,
+    read_gradients,
+)
 
 GREY = 0.5
 """The mean that is assumed when nothing is known."""
@@ -48,27 +57,35 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 @dataclass(frozen=True)
-class Start:
-    """The first layer before training: `parameters` (R = 1) of that layer alone."""
-
-    file: WeightFile
-    parameters: Parameters
-
-
-@dataclass(frozen=True)
 class Victim:
     """A network to be attacked: `parameters` of R = 1, on the CPU, over flat images (c, h, w) in
     RGB, whatever the `order` of its inputs, and its start, if known. `own_mean` (c, h, w) and
-    `own_std` (c, 1, 1): constants in its file by which inputs are normalised."""
+    `own_std` (c, 1, 1): constants in its file by which inputs are normalised. `states`: what
+    optimisers remember of the first layer, `unused_state` why one in the file is of no use;
+    `gradients`: of batches, in the first layer."""
 
     file: WeightFile
     layers: Layers
     architecture: Architecture
     parameters: Parameters
-    start: Start | None = None
+    start: FirstLayer | None = None
     order: InputOrder = field(default_factory=InputOrder)
     own_mean: Tensor | None = None
     own_std: Tensor | None = None
+    states: tuple[Given, ...] = ()
+    unused_state: str = ""
+    gradients: tuple[Given, ...] = ()
+
+    @property
+    def sources(self) -> dict[Source, SpanRows]:
+        """What there is to be taken apart, the best first as a rule."""
+        beside: dict[Source, tuple[Given, ...]] = {
+            "gradients": self.gradients,
+            "state": self.states,
+        }
+        found = {name: joined([g.rows for g in given]) for name, given in beside.items() if given}
+        start = None if self.start is None else self.start.parameters
+        return {**found, "weights": weight_rows(self.parameters, start)}
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -89,6 +106,9 @@ class Victim:
             facts["leak"] = network.leak
         if self.start is not None:
             facts["start"] = str(self.start.file.path)
+        for name, given in (("optimiser's state", self.states), ("gradients", self.gradients)):
+            if given:
+                facts[name] = "; ".join(part.said for part in given)
         for name, own in (("mean", self.own_mean), ("std", self.own_std)):
             if own is not None:
                 numbers = ",".join(f"{v:.4g}" for v in own.mean((1, 2)).tolist())
@@ -107,14 +127,18 @@ def read_victim(
     leak: float,
     dtype: str,
     initial: Path | None = None,
+    optimizers: Sequence[Path] = (),
+    checkpoints: Sequence[Path] = (),
+    gradients: Sequence[Path] = (),
     order: InputOrder | None = None,
     pictures: str | None = None,
 ) -> Victim:
     """The network in a file; `arch` is checked against what the tensors say. `initial`: a file with
-    the first layer as training started from it. `order`: of its inputs. `pictures`: a source whose
-    pictures have the images' shape where `shape` is not given. Raises WeightsError if the
-    file or its layers cannot be used or are not what `arch` says, ValueError if `arch` or `leak`
-    cannot be read."""
+    the first layer as training started from it, or as it was earlier. `optimizers`, `checkpoints`:
+    files of optimisers' states (`given_states`); `gradients`: of batches. `order`: of its inputs.
+    `pictures`: a source whose pictures have the images' shape where `shape` is not given. Raises
+    WeightsError if a file or its layers cannot be used or are not what `arch` says, ValueError if
+    `arch` or `leak` cannot be read."""
     file = read_weights(weights)
     layers = find_layers(file, shape)
     text = layers.architecture
@@ -154,7 +178,16 @@ def read_victim(
     if initial is not None:
         fix = "as it was before this training: give the same network's first save"
         start = read_first_layer(initial, victim, "--initial", fix)
-    return replace(victim, parameters=_in_images(parameters, victim), start=start)
+    states: tuple[Given, ...] = ()
+    batches: tuple[Given, ...] = ()
+    unused_state = ""
+    if architecture.network.conv is None:
+        states, unused_state = given_states(victim, optimizers, checkpoints)
+        batches = read_gradients(gradients, victim)
+    return replace(
+        victim, parameters=in_images(parameters, victim), start=start, states=states,
+        unused_state=unused_state, gradients=batches,
+    )  # fmt: skip
 
 
 def _sized_by(architecture: Architecture, source: str, path: Path) -> Architecture:
@@ -184,14 +217,6 @@ def order_said(pixels: PixelOrder | None, channels: ChannelOrder | None) -> Inpu
     if pixels is None and channels is None:
         return None
     return InputOrder(pixels or "chw", channels or "rgb")
-
-
-def _in_images(parameters: Parameters, victim: Victim) -> Parameters:
-    """Parameters whose first layer is over images (c, h, w) in RGB."""
-    (c, h, w), conv = victim.architecture.shape, victim.architecture.network.conv
-    shape = (c, h, w) if conv is None else (c, conv.kernel, conv.kernel)
-    first = victim.order.to_images(parameters.weights[0], shape)
-    return Parameters((first, *parameters.weights[1:]), parameters.biases)
 
 
 def _constant(
@@ -226,42 +251,6 @@ def _check_classifies(path: Path, layers: Layers) -> None:
         f"palimpsest attack autoencoder --weights {path}; for a classifier of {n_outputs} classes, "
         f"give --arch {layers.architecture}"
     )
-
-
-def read_first_layer(path: Path, victim: Victim, option: str, fix: str) -> Start:
-    """The victim's first layer in a file of `option`: by its name, as the only tensor of its shape,
-    or as the first of the same network's layers. Raises WeightsError, of which `fix` is the end, if
-    there is none."""
-    file, first, parameters = read_weights(path, option), victim.layers.layers[0], victim.parameters
-    with suppress(WeightsError):
-        if first.weight not in file.tensors:
-            own = find_layers(file).layers[0]
-            if own.shape == first.shape:
-                names = {first.weight: own.weight, first.bias: own.bias}
-                file = replace(file, tensors={**file.tensors} | {
-                    str(name): file.tensors[found] for name, found in names.items() if found
-                })  # fmt: skip
-
-    def named(name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        found = file.tensors.get(name)
-        alike = [a for a in file.tensors.values() if a.shape == shape]
-        if found is None and len(alike) == 1:
-            found = alike[0]
-        if found is None or found.shape != shape:
-            what = "has none" if found is None else f"has {name} {found.shape}"
-            if found is None and len(alike) > 1:
-                what = f"has {len(alike)} tensors of that shape, none of them called {name}"
-            raise WeightsError(
-                f"{option} {path} {what}; expected the first layer's {name} {shape} {fix}"
-            )
-        return torch.from_numpy(found).to(like.dtype).clone().reshape(like.shape)
-
-    bias = parameters.biases[0]
-    weight = named(first.weight, first.shape, parameters.weights[0])
-    begun = None
-    if bias is not None and first.bias is not None:
-        begun = named(first.bias, first.shape[:1], bias)
-    return Start(file, _in_images(Parameters((weight,), (begun,)), victim))
 
 
 def read_pictures(

@@ -11,7 +11,6 @@ from torch import Tensor
 from recon_core.attacks.kkt.objective import Condition, KKTAttack
 from recon_core.attacks.kkt.span_coordinates import directions_of as coordinates_of
 from recon_core.attacks.span.preflight import span_preflight
-from recon_core.attacks.span.rows import weight_rows
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.attacks.span.subspace import Subspace
 from recon_core.victims.diagnostics import channel_scales
@@ -29,6 +28,7 @@ from tasks.families.weights.inputs import (
     read_std,
     read_victim,
 )
+from tasks.families.weights.sources import check_source, source_finding, source_record
 from tasks.families.weights.told import check_order, choose_mean, directions_of
 
 PER_CANDIDATE = 6
@@ -44,7 +44,8 @@ ONE_SCALE = 1.1
 @dataclass(frozen=True)
 class PreparedWeights:
     """Start of an attack, checked. `mean`, `std` and the pictures are None where they are not
-    known, `span` where no span attack is prepared, or none can be."""
+    known, `span` where no span attack is prepared, or none can be, `source` (`source_record`) where
+    none is prepared."""
 
     victim: Victim
     mean: Tensor | None
@@ -56,6 +57,7 @@ class PreparedWeights:
     labels: str
     method: Literal["kkt", "span"] = "kkt"
     span: Subspace | None = None
+    source: dict[str, Any] | None = None
 
     def spectrum(self) -> dict[str, Any] | None:
         """The first layer's singular values, and the edge of the noise, as JSON."""
@@ -73,6 +75,7 @@ class PreparedWeights:
         return chances(self.preflight) | {
             "numbers": self.preflight.numbers,
             "labels": self.labels,
+            "source": self.source,
             "victim": self.victim.facts,
         }
 
@@ -80,13 +83,13 @@ class PreparedWeights:
 def prepare_weights(job: WeightsJob) -> PreparedWeights:
     """Read and check the job's files, and look at the weights. Raises WeightsError or SourceError
     for files that cannot be used, ValueError for settings that do not fit together."""
-    victim = read_victim(
-        job.weights, arch=job.arch, shape=job.shape, activation=job.activation, leak=job.leak,
-        dtype=job.dtype, initial=job.initial, order=job.order, pictures=job.data,
-    )  # fmt: skip
+    victim = victim_of(job)
     shape = victim.architecture.shape
+    span_attack = job.attack if isinstance(job.attack, SpanAttack) else None
     if isinstance(job.attack, KKTAttack):
         _check_candidates(job.attack, victim, job.dtype)
+    else:
+        check_source(victim, job.attack.source)
     truth = (
         None if job.data is None else read_pictures(job.data, shape, skip_corrupt=job.skip_corrupt)
     )
@@ -99,7 +102,7 @@ def prepare_weights(job: WeightsJob) -> PreparedWeights:
         truth.check_disjoint(decoys, SHARED)
     std = read_std(job.std, shape)
     std = victim.own_std if std is None else std
-    directions = directions_of(victim)
+    directions = directions_of(victim, span_attack.source if span_attack else "weights")
     about_order = check_order(victim, truth, std, directions, said=job.order is not None)
     mean = choose_mean(job.mean, victim, (truth, decoys), std, directions)
     centred = images = None
@@ -111,10 +114,23 @@ def prepare_weights(job: WeightsJob) -> PreparedWeights:
         scale = _scale(victim, centred, std)
         more = [*about_order, mean.finding, *([] if scale is None else [scale])]
         found = replace(found, findings=(*found.findings, *more))
-    method: Literal["kkt", "span"] = "span" if isinstance(job.attack, SpanAttack) else "kkt"
+    source = None
+    if span_attack is not None and victim.architecture.network.conv is None:
+        source = source_record(victim, span_attack)
+        found = replace(found, findings=(source_finding(victim, source), *found.findings))
+    method: Literal["kkt", "span"] = "kkt" if span_attack is None else "span"
     return PreparedWeights(
-        victim, mean.shown, mean.source, std, truth, decoys, found, said, method, span
+        victim, mean.shown, mean.source, std, truth, decoys, found, said, method, span, source
     )
+
+
+def victim_of(job: WeightsJob) -> Victim:
+    """The job's network, with all that is given beside it."""
+    return read_victim(
+        job.weights, arch=job.arch, shape=job.shape, activation=job.activation, leak=job.leak,
+        dtype=job.dtype, initial=job.initial, optimizers=job.optimizers,
+        checkpoints=job.checkpoints, gradients=job.gradients, order=job.order, pictures=job.data,
+    )  # fmt: skip
 
 
 def _check_candidates(attack: KKTAttack, victim: Victim, dtype: str) -> None:
@@ -141,9 +157,7 @@ def _outlook(
             attack,
             victim.architecture,
             victim.parameters,
-            weight_rows(
-                victim.parameters, None if victim.start is None else victim.start.parameters
-            ),
+            victim.sources[attack.source],
             unknown_layers=unknown,
             images=images,
         )

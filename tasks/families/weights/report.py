@@ -19,6 +19,7 @@ from tasks.attack_file.pictures import Named
 from tasks.attack_file.report import STEPS, as_bytes, uri_of, write_arrays
 from tasks.families.weights.ranking import FALSE_SHARES, GOOD, Ranked
 from tasks.families.weights.results import Matches, Results
+from tasks.families.weights.sources import PUBLISH
 from tasks.page.axes import log_axis, rank_axis
 from tasks.page.charts import Panel, dots
 from tasks.page.files import page_html
@@ -121,6 +122,7 @@ def weights_page(
         "attack.html",
         {"lower_first": lambda text: text[:1].lower() + text[1:], "shown": uri_of},
         record=record,
+        publish=PUBLISH,
         results=results,
         truth=truth,
         decoys=decoys,

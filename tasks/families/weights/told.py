@@ -18,7 +18,8 @@ from recon_core.attacks.span.input_order import (
     shares_in_span,
     smoother_order,
 )
-from recon_core.attacks.span.subspace import NoSpanError, subspace_of
+from recon_core.attacks.span.rows import Source
+from recon_core.attacks.span.subspace import NoSpanError
 from recon_core.victims.evidence import Finding
 from recon_core.victims.network import Parameters
 from tasks.attack_file.pictures import Named
@@ -43,18 +44,17 @@ class Mean:
     finding: Finding
 
 
-def directions_of(victim: Victim) -> Float[Tensor, "k d"] | None:
+def directions_of(victim: Victim, source: Source = "weights") -> Float[Tensor, "k d"] | None:
     """Directions of the first layer that training made, over flat images; None without any."""
     if victim.architecture.network.conv is not None:
         return None
-    rows = victim.parameters.weights[0][0].double()
-    if victim.start is not None:
-        begun = victim.start.parameters.weights[0][0].double()
-        rows = rows - (rows * begun).sum() / begun.square().sum().clamp_min(1e-300) * begun
     try:
-        return subspace_of(rows).vectors
+        span = victim.sources[source].subspace(victim.architecture.shape)
     except NoSpanError:
         return None
+    pixels = span.vectors[:, : victim.architecture.d].double()
+    directions: Tensor = torch.linalg.qr(pixels.mT).Q.mT
+    return directions
 
 
 def check_order(

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from torch import nn
 
 from flows.families.weights.attack import attack_weights
 from flows.families.weights.attack_plan import planned
 from recon_core.victims.network import Conv, Network
+from storage.sources.pictures import read_picture
 from tasks.families.weights import attack as attack_module
 from tasks.families.weights.attack import WeightsJob
 from tests.flows.cli.test_attack_kkt import FILES
@@ -99,6 +101,55 @@ def test_from_weights_to_a_page(
     assert record["scores"]["images"]["n_good"] >= N_IMAGES - 1
 
 
+def checkpoint(files: VictimFiles, path: Path) -> nn.Module:
+    """A network of the same images from torch's start, by Adam, in a training script's file."""
+    torch.manual_seed(0)
+    paths = sorted(files.images.rglob("*.png"))
+    pixels = [torch.from_numpy(read_picture(path, SIDE)[0].copy()) for path in paths]
+    x = torch.stack(pixels).permute(0, 3, 1, 2).flatten(1) / 255
+    net = nn.Sequential(nn.Linear(3 * SIDE**2, 40), nn.ReLU(), nn.Linear(40, 2))
+    optimiser = torch.optim.Adam(net.parameters(), lr=1e-3)
+    for _ in range(40):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(net(x - 0.5), torch.arange(len(x)) % 2).backward()
+        optimiser.step()
+    torch.save({"model": net.state_dict(), "optimizer": optimiser.state_dict()}, path)
+    return net
+
+
+def test_a_checkpoint_gives_back_by_its_optimisers_state_what_its_weights_hide(
+    palimpsest, tmp_path: Path, files: VictimFiles, prefect_server
+) -> None:
+    net = checkpoint(files, tmp_path / "last.pt")
+    known = ["--data", f"folder:{files.images}", "--decoys", f"folder:{files.decoys}",
+             "--mean", "0.5", "--device", "cpu"]  # fmt: skip
+    given = ["attack", "weights", "--weights", str(tmp_path / "last.pt"), *known]
+    shown = " ".join(palimpsest.done(*given, "--out", str(tmp_path / "out")).split())
+    assert "8 directions that end sharply (exp_avg in" in shown
+    assert "Not used: the weights," in shown
+    assert shown.count("publish weights alone, without the optimiser's state") == 2
+    record = json.loads((tmp_path / "out" / "attack.json").read_bytes())
+    assert record["source"]["used"] == record["settings"]["attack"]["source"] == "state"
+    assert record["source"]["directions"]["state"] == {"n": N_IMAGES, "ends_sharply": True}
+    assert record["scores"]["images"]["n_good"] >= N_IMAGES - 1
+    page = Page(tmp_path / "out" / "report.html")
+    page.check()
+    assert "publish weights alone" in page.prose
+
+    alone = ["--source", "weights", "--preflight", "--force"]
+    shown = " ".join(palimpsest.done(*given, "--out", str(tmp_path / "b"), *alone).split())
+    assert "taken apart: the weights, " in shown
+    torch.save(net.state_dict(), tmp_path / "net.pt")
+    given[3] = str(tmp_path / "net.pt")
+    refused = " ".join(palimpsest.refused(*given, "--source", "state").split())
+    assert "--source state: " in refused
+    assert "comes without; give a checkpoint that holds one" in refused
+    beside = ["--optimizer", str(tmp_path / "last.pt"), "--preflight"]
+    shown = " ".join(palimpsest.done(*given, *beside).split())
+    assert "8 directions that end sharply" in shown
+    assert "publish" not in shown
+
+
 def span_job(files: VictimFiles, out: Path) -> WeightsJob:
     job = WeightsJob(weights=files.torch_file, out=out)
     return planned(job, method="span", n_attacks=2)
@@ -154,7 +205,7 @@ def test_a_convolution_is_left_to_the_other_attack(
     ("more", "said"),
     [
         (["--initial", "absent.pt"], "absent.pt does not exist"),
-        (["--method", "kkt", "--initial", "START"], "--initial is taken off the first layer by"),
+        (["--method", "kkt", "--initial", "START"], "are of the span attack"),
         (
             ["--initial", "OTHER"],
             "0.weight (40, 300); expected the first layer's 0.weight (40, 432)",
