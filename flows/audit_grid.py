@@ -41,6 +41,12 @@ def _defences() -> Iterator[Defence]:
         set={"training.optimiser": {"rule": "adam", "lr": 1e-3}},
     )
     yield made(
+        "momentum",
+        "Trained by SGD with momentum .9, at rate .01.",
+        kind="variant",
+        set={"training.optimiser": {"rule": "gd", "lr": 0.01, "momentum": 0.9}},
+    )
+    yield made(
         "small start (risky)",
         "The first layer starts at 1e-4, as in papers on reconstruction; torch starts it larger.",
         kind="variant",
@@ -107,6 +113,11 @@ def _defences() -> Iterator[Defence]:
         "Weights are given away in 255 steps a neuron.",
         group="precision",
         set={"released.precision": "int8"},
+    )
+    yield made(
+        "publish weights alone",
+        "The optimiser's state stays at home, in place of a whole checkpoint of training.",
+        set={"checkpoint": False},
     )
     yield made(
         "distillation",
@@ -241,7 +252,10 @@ def autoencoder() -> Audit:
 def given() -> Audit:
     """One network that is there: it is attacked as it is, and as it might be given away."""
     made = cpu()
-    some = tuple(d for d in made.defences if all(n.startswith("released.") for n in d.names))
+    some = tuple(
+        d for d in made.defences
+        if all(n.startswith("released.") or n == "checkpoint" for n in d.names)
+    )  # fmt: skip
     return replace(
         made,
         preset="given",

@@ -69,6 +69,11 @@ class Optimiser(Strict):
             )
 
     @property
+    def averages_gradients(self) -> bool:
+        """True if the first tensor of its state is an average of gradients, or a sum."""
+        return self.rule == "adam" or (self.rule == "gd" and self.momentum > 0)
+
+    @property
     def epsilon(self) -> float:
         return USUAL_EPS[self.rule] if self.eps is None else self.eps
 

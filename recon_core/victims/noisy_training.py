@@ -179,6 +179,13 @@ class _Stack:
     steppers: list[Stepper]
     generators: tuple[torch.Generator, ...]
 
+    def averages(self, layout: Parameters) -> list[Tensor]:
+        """What the optimiser remembers of the first layer's gradients, if anything."""
+        if not self.steppers[0].optimiser.averages_gradients:
+            return []
+        first = self.steppers[: 1 + (layout.biases[0] is not None)]
+        return [stepper.tensors()[0] for stepper in first]
+
     def without(self, ended: Bool[Tensor, " k"]) -> _Stack:
         keep = (~ended).nonzero().squeeze(1)
         values = [value[keep] for value in self.values]
@@ -198,7 +205,7 @@ class _Course:
     def __init__(self, rules: _Rules, stack: _Stack) -> None:
         self.rules, self.stack = rules, stack
         like, n_runs = stack.values[0], len(stack.runs)
-        self.final = [value.clone() for value in stack.values]
+        self.final = [v.clone() for v in (*stack.values, *stack.averages(rules.layout))]
         self.loss = like.new_full((n_runs,), torch.nan)
         self.margins = like.new_full(stack.y.shape, torch.nan)
         self.epochs_done = torch.zeros(n_runs, dtype=torch.int64, device=like.device)
@@ -217,7 +224,8 @@ class _Course:
         self.margins[stack.runs] = training.loss.margins(phi, stack.y)
         self.epochs_done[stack.runs] = epoch
         self.diverged[stack.runs] = diverged
-        for final, value in zip(self.final, stack.values, strict=True):
+        now = (*stack.values, *stack.averages(self.rules.layout))
+        for final, value in zip(self.final, now, strict=True):
             final[stack.runs] = value
         ended = diverged
         if training.stop_loss is not None:
@@ -227,7 +235,8 @@ class _Course:
 
     def trained(self) -> Trained:
         return Trained.ended(
-            self.rules.layout.like(self.final),
+            self.rules.layout.like(self.final[: len(self.stack.values)]),
+            averages=tuple(self.final[len(self.stack.values) :]),
             loss=self.loss,
             margins=self.margins,
             epochs_done=self.epochs_done,

@@ -145,6 +145,17 @@ class Stack:
                 gradient.add_(value, alpha=decay)
             stepper.step_(gradient)
 
+    def averages(self) -> tuple[Tensor, ...]:
+        """What the optimiser remembers of the gradients of the first layer's weights (k, h, d) and
+        biases (k, h); nothing where it averages none."""
+        if not self.problem.optimiser.averages_gradients:
+            return ()
+        with_bias = self.problem.layout.biases[0] is not None
+        kept = [stepper.tensors()[0] for stepper in self.steppers]
+        if self.problem.span is not None:
+            kept[0] = self.problem.span.rows(self.runs).layer(kept[0], kept[-1])
+        return tuple(kept[: 1 + with_bias])
+
     def outputs(self) -> Float[Tensor, "k n c"]:
         outputs = []
         for batch in self.batches:

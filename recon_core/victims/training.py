@@ -64,7 +64,8 @@ class Training(Strict):
 class Trained:
     """R trained victims and how they ended. `margins` are y phi(x), or phi_y - max of the others.
     `loss` is that of the outputs alone, whatever a defence has added to it. `diverged`: it was not
-    finite or above the limit. Such a victim keeps its last weights."""
+    finite or above the limit. Such a victim keeps its last weights. `averages`: what the optimiser
+    remembers of the first layer's gradients, weights (R, h, d) and biases (R, h), if anything."""
 
     parameters: Parameters
     loss: Float[Tensor, " r"]
@@ -73,6 +74,7 @@ class Trained:
     margins: Float[Tensor, "r n"]
     epochs_done: Int64[Tensor, " r"]
     diverged: Bool[Tensor, " r"]
+    averages: tuple[Tensor, ...] = ()
 
     @classmethod
     def ended(
@@ -83,6 +85,7 @@ class Trained:
         margins: Float[Tensor, "r n"],
         epochs_done: Int64[Tensor, " r"],
         diverged: Bool[Tensor, " r"],
+        averages: tuple[Tensor, ...] = (),
     ) -> Trained:
         """Victims of which loss and margins are known."""
         return cls(
@@ -93,11 +96,13 @@ class Trained:
             margins=margins,
             epochs_done=epochs_done,
             diverged=diverged,
+            averages=averages,
         )
 
     def tensors(self) -> dict[str, Tensor]:
         """As named tensors on the CPU, which safetensors can hold."""
         named = {f"parameters.{i}": t for i, t in enumerate(self.parameters.tensors())}
+        named |= {f"averages.{i}": t for i, t in enumerate(self.averages)}
         named |= {name: t for name, t in vars(self).items() if isinstance(t, Tensor)}
         return {name: tensor.cpu().clone() for name, tensor in named.items()}
 
@@ -109,7 +114,9 @@ class Trained:
         moved = {name: tensor.to(device) for name, tensor in named.items()}
         n_tensors = len(like.tensors())
         parameters = like.like([moved.pop(f"parameters.{i}") for i in range(n_tensors)])
-        return cls(parameters=parameters, **moved)
+        names = [name for name in ("averages.0", "averages.1") if name in moved]
+        averages = tuple(moved.pop(name) for name in names)
+        return cls(parameters=parameters, averages=averages, **moved)
 
 
 def train(
@@ -225,24 +232,43 @@ class _Course:
             ended = ended | (loss < self.training.stop_loss)
         if bool(ended.any()):
             for place in ended.nonzero().squeeze(1).tolist():
-                self.ended[int(stack.runs[place])] = tuple(v[place].clone() for v in stack.values)
+                own = (*stack.values, *stack.averages())
+                self.ended[int(stack.runs[place])] = tuple(v[place].clone() for v in own)
             self._go_on(stack.without(ended))
 
     def trained(self) -> Trained:
         values = []
-        for i, running in enumerate(self.stack.values):
+        for i, running in enumerate((*self.stack.values, *self.stack.averages())):
             value = running.new_empty(len(self.loss), *running.shape[1:])
             value[self.stack.runs] = running
             for run, ended in self.ended.items():
                 value[run] = ended[i]
             values.append(value)
         return Trained.ended(
-            self.problem.parameters(values),
+            self.problem.parameters(values[: len(self.stack.values)]),
+            averages=tuple(values[len(self.stack.values) :]),
             loss=self.loss,
             margins=self.margins,
             epochs_done=self.epochs_done,
             diverged=self.diverged,
         )
+
+
+def first_gradient(
+    architecture: Architecture,
+    parameters: Parameters,
+    x: Float[Tensor, "r n d"],
+    y: Shaped[Tensor, "r n"],
+    loss: Loss,
+) -> Parameters:
+    """Gradients of the loss of all images in the first layer alone, of R networks."""
+    layer = Parameters(parameters.weights[:1], parameters.biases[:1])
+    with torch.enable_grad():
+        own = layer.map(lambda t: t.detach().requires_grad_())
+        weights, biases = own.weights + parameters.weights[1:], own.biases + parameters.biases[1:]
+        phi = architecture.forward(Parameters(weights, biases), x).output
+        flow = loss.gradient(phi.detach(), y)
+        return own.like(torch.autograd.grad(phi, own.tensors(), flow))
 
 
 def check_victims(

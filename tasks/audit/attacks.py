@@ -27,6 +27,7 @@ from recon_core.attacks.autoencoder.many_starts import NoiseAware
 from recon_core.attacks.inversion.strong_inversion import StrongInversion, whiten
 from recon_core.attacks.kkt.attacks import Victim, attack_stack
 from recon_core.attacks.kkt.settings import Attack, span_of
+from recon_core.attacks.span.rows import SpanRows
 from recon_core.matching import best_per_target, fit_to_range, identified, min_max
 from recon_core.metrics import ssim_matrix, ssim_pairs
 from recon_core.restore.precision import float32_arithmetic
@@ -187,7 +188,12 @@ class AttackJob(Job):
         if not bool(parameters.isfinite()):
             return torch.empty(0, architecture.d)
         inputs = torch.empty(1, 0, architecture.d, device=device)
-        victim = Victim(architecture, parameters, start, inputs)
+        taken = None
+        if span is not None and span.source != "weights":
+            rows, *begun = (t[0] for t in _tensors(arrays, "rows", self.victim, device))
+            n_joined = len(rows) // self.recipe.victim.widths[0]
+            taken = (SpanRows(rows, begun[0] if begun else None, span.source, n_joined),)
+        victim = Victim(architecture, parameters, start, inputs, taken)
         drawn = seeded_generator(self.seed, self.victim, "audit attack")
         (left,) = attack_stack(self.attack, victim, [drawn], progress)
         return left.x[-1]

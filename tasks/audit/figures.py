@@ -30,8 +30,8 @@ from tasks.page.formats import number
 from tasks.page.study_page import Drawing, Figure, Row, figure_spec
 from tasks.page.tables import Table
 
-COLOURS = {"span": 2, "span_known": 3, "kkt": 5, "loss": 4, "likelihood_ratio": 6}
-OTHERS = (10, 11, 8, 7, 9)
+COLOURS = {"span": 2, "span_known": 3, "span_state": 10, "kkt": 5, "loss": 4, "likelihood_ratio": 6}
+OTHERS = (11, 8, 7, 9)
 BASE, FRONT, OTHER = Style(20, 4, 3), Style(21, 2, 0), Style(22, 1, 1)
 LEAK, MEMBERSHIP, ACCURACY = Style(30, 2, 0), Style(31, 6, 4), Style(32, 3, 1)
 PERCENTS = [(k / 4, f"{25 * k}") for k in range(5)]

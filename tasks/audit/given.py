@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from recon_core.attacks.span.rows import Source
 from recon_core.victims.losses import Loss
 from storage.sources.load import ImageSet, Split
 from tasks.attack_file.pictures import Named
 from tasks.attack_file.record import check_std
 from tasks.audit.images import AuditImages, Pictures
-from tasks.audit.plan import AuditPlan
+from tasks.audit.plan import ALONE, AuditPlan
+from tasks.audit.recipe import VictimRecipe
 from tasks.audit.settings import AttackName, Audit, Cell, Defence, GivenWeights
 from tasks.audit.victims import Given, VictimsJob
-from tasks.families.weights.first_layer import read_gradients
 from tasks.families.weights.inputs import (
     Victim,
     binary_signs,
@@ -62,8 +62,8 @@ class GivenPlan(AuditPlan):
         self.mean, self.mean_known = mean.shown, mean.finding.level == "ok"
         self.std = torch.ones(shape[0], 1, 1) if std is None else std
         self.has_labels, self.labels = self._labels()
-        self.gradient = self._gradient(weights)
-        if self.gradient:
+        self.gives_gradients = weights.gradients is not None
+        if self.gives_gradients:
             study = replace(study, attacks=("gradient",), defences=_about("gradients", study))
         elif study.recipe.cut is not None:
             study = replace(study, defences=_about("features", study))
@@ -82,7 +82,7 @@ class GivenPlan(AuditPlan):
 
     @property
     def subject(self) -> Literal["recipe", "weights", "gradients"]:
-        return "gradients" if self.gradient else "weights"
+        return "gradients" if self.gives_gradients else "weights"
 
     def why_not(self, cell: Cell, name: AttackName) -> str | None:
         if name == "likelihood_ratio":
@@ -93,6 +93,13 @@ class GivenPlan(AuditPlan):
             return NO_START
         return super().why_not(cell, name)
 
+    def check_state(self, recipe: VictimRecipe) -> None:
+        if not recipe.gives_state:
+            raise ValueError(ALONE)
+        if not self.victim.states:
+            why = f": {self.victim.unused_state}" if self.victim.unused_state else ""
+            raise ValueError(f"the file holds no optimiser's state of use{why}")
+
     def _job(self, cell: Cell) -> VictimsJob:
         pool, others = self._pictures
         everyone = Pictures(
@@ -101,7 +108,10 @@ class GivenPlan(AuditPlan):
             np.concatenate([pool.rows, others.rows]),
         )
         begun = self.victim.start
-        asked = self.has_labels and not self.gradient
+        asked = self.has_labels and not self.gives_gradients
+        source: Source = "gradients" if self.gives_gradients else "state"
+        taken = self.victim.sources.get(source)
+        parts = () if taken is None else (taken.rows, taken.start)
         tests = others if asked else others.some(np.zeros(0, np.int64))
         return VictimsJob(
             root=self.root,
@@ -119,7 +129,8 @@ class GivenPlan(AuditPlan):
                 mean=self.mean[None].numpy(),
                 std=self.std.numpy(),
                 mean_known=self.mean_known,
-                gradient=self.gradient,
+                rows=tuple(t[None].numpy() for t in parts if t is not None),
+                gives_gradients=self.gives_gradients,
             ),
         )
 
@@ -138,16 +149,6 @@ class GivenPlan(AuditPlan):
             rows = np.arange(len(images))
             found.append(Pictures(images.images, np.array(labels, np.int64), rows))
         return found[0], found[1]
-
-    def _gradient(self, weights: GivenWeights) -> tuple[npt.NDArray[np.float32], ...]:
-        """Gradients of a batch in the first layer; none where they are not given."""
-        if weights.gradients is None:
-            return ()
-        (found,) = read_gradients([Path(weights.gradients)], self.victim)
-        d = self.victim.architecture.d
-        rows = -found.rows.rows
-        tensors = (rows[None, :, :d], *((rows[None, :, d],) if rows.shape[1] > d else ()))
-        return tuple(t.contiguous().numpy() for t in tensors)
 
     def _labels(self) -> tuple[bool, tuple[list[int], list[int]]]:
         """Labels as the network has them, of its images and of the decoys; zeros where the folders
@@ -185,6 +186,7 @@ def read_given(weights: GivenWeights, data: str) -> Victim:
         Path(weights.file), arch=weights.arch, shape=weights.shape, activation=weights.activation,
         leak=weights.leak, dtype="float32",
         initial=None if weights.initial is None else Path(weights.initial),
+        gradients=() if weights.gradients is None else (Path(weights.gradients),),
         order=order_said(weights.pixel_order, weights.channel_order), pictures=data,
     )  # fmt: skip
 

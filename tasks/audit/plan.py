@@ -18,6 +18,7 @@ from recon_core.attacks.kkt.span_coordinates import check_dense_first
 from tasks.audit.attacks import AnyAttack, AttackJob
 from tasks.audit.images import AuditImages, members_of, pool_of, public_of, tests_of
 from tasks.audit.privacy import noise_multiplier_of
+from tasks.audit.recipe import VictimRecipe
 from tasks.audit.settings import RECONSTRUCTION, AttackName, Audit, Cell
 from tasks.audit.victims import VictimsJob, shape_of
 from tasks.study.executor import Unit
@@ -29,6 +30,8 @@ NEEDS = {
     "features": "no features are given away: set recipe.cut, the hidden layer that clients send",
     "autoencoder": "the network is no autoencoder: set recipe.autoencoder",
 }
+NO_STATE = "its optimiser keeps no average of gradients, as Adam and SGD with momentum do"
+ALONE = "weights are given away alone, without the optimiser's state"
 TRAINING = "train "
 NO_CLASSIFIER = "it is an attack on classifiers, and this is an autoencoder"
 
@@ -169,9 +172,18 @@ class AuditPlan:
             if span_of(attack) is not None:
                 check_dense_first(recipe.victim.conv)
                 check_pictures(attack, len(job.pool) // 2, shape_of(job.pool))
+            if name == "span_state":
+                self.check_state(recipe)
         except ValueError as error:
             return str(error)
         return None
+
+    def check_state(self, recipe: VictimRecipe) -> None:
+        """ValueError where no optimiser's state is given away."""
+        if not recipe.gives_state:
+            raise ValueError(ALONE)
+        if not recipe.training.optimiser.averages_gradients:
+            raise ValueError(NO_STATE)
 
     def _check_limits(self) -> None:
         """Raises ValueError for a limit that no attack on the base could be held against."""

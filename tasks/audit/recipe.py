@@ -63,7 +63,8 @@ class VictimRecipe(Strict):
     `views`: every image is learned in so many views, itself and others mirrored and moved by up to
     `moved` pixels. `dropout`, `private`: noise in training. `distilled`: what is given away is a
     student, which learned the network's answers on public images and nothing else. `released`: in
-    which precision, or with how much noise, weights are given away.
+    which precision, or with how much noise, weights are given away. `checkpoint`: weights that are
+    given away as they were trained come with the optimiser's state, as checkpoints of training do.
     `cut`: clients compute the network up to its hidden layer of that number, from 1, and send what
     comes out of it; `released` is then about these features. `mixcon`: a loss on them, or without a
     cut on the last hidden layer's (MixCon paper, eq. 1). `autoencoder`: what is trained in place
@@ -88,6 +89,7 @@ class VictimRecipe(Strict):
     private: Private | None = None
     distilled: bool = False
     released: Released = field(default_factory=Released)
+    checkpoint: bool = True
     cut: int | None = None
     mixcon: MixCon | None = None
     autoencoder: AutoencoderRecipe | None = None
@@ -142,13 +144,18 @@ class VictimRecipe(Strict):
         """The recipe up to the end of its training: how networks are given away, and by whom their
         answers are learned, is all that it leaves out."""
         cut = None if self.mixcon is None else self.cut
-        return replace(self, released=Released(), distilled=False, cut=cut)
+        return replace(self, released=Released(), distilled=False, cut=cut, checkpoint=True)
 
     @property
     def gives_all(self) -> bool:
         """True where weights are given away as they were trained."""
         exact = self.released == Released() or self.cut is not None
         return exact and not self.distilled
+
+    @property
+    def gives_state(self) -> bool:
+        """True where the optimiser's state is given away beside the weights."""
+        return self.checkpoint and self.released == Released() and self.cut is None
 
     @property
     def described(self) -> dict[str, Any]:

@@ -21,20 +21,33 @@ from recon_core.attacks.inversion.strong_inversion import StrongInversion
 from recon_core.attacks.kkt.objective import KKTAttack
 from recon_core.attacks.kkt.settings import Attack
 from recon_core.attacks.span.input_order import ChannelOrder, PixelOrder
+from recon_core.attacks.span.rows import Source
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.strict import Strict
 from recon_core.victims.network import Activation
 from tasks.audit.recipe import VictimRecipe
 
 AttackName = Literal[
-    "span", "span_known", "kkt", "gradient", "features", "autoencoder", "loss", "likelihood_ratio"
+    "span",
+    "span_known",
+    "span_state",
+    "kkt",
+    "gradient",
+    "features",
+    "autoencoder",
+    "loss",
+    "likelihood_ratio",
 ]
-ON_WEIGHTS: tuple[AttackName, ...] = ("span", "span_known", "kkt")
+ON_WEIGHTS: tuple[AttackName, ...] = ("span", "span_known", "span_state", "kkt")
 RECONSTRUCTION: tuple[AttackName, ...] = (*ON_WEIGHTS, "gradient", "features", "autoencoder")
 MEMBERSHIP: tuple[AttackName, ...] = ("loss", "likelihood_ratio")
 TITLES: dict[AttackName, tuple[str, str]] = {
     "span": ("span, start unknown", "the weights"),
     "span_known": ("span, start known", "the weights, and those that training started from"),
+    "span_state": (
+        "span, optimiser's state",
+        "a checkpoint: the weights and the optimiser's state",
+    ),
     "kkt": ("KKT", "the weights"),
     "gradient": ("gradients of a batch", "the batch's gradients, and the weights they are of"),
     "features": ("split features", "the features of an image, and the layers that made them"),
@@ -46,10 +59,11 @@ TITLES: dict[AttackName, tuple[str, str]] = {
     ),
 }
 """Title of each attack, and what its attacker has."""
-START: dict[AttackName, Literal["known", "unknown"]] = {
-    "span": "unknown", "span_known": "known", "kkt": "unknown",
+START: dict[AttackName, Literal["known", "unknown", "state"]] = {
+    "span": "unknown", "span_known": "known", "span_state": "state", "kkt": "unknown",
 }  # fmt: skip
-"""Threat models of attacks on weights: whether the weights before training are known."""
+"""Threat models of attacks on weights: whether the weights before training are known, or the
+optimiser's state."""
 ENOUGH_TESTS = 100
 """Held-out images without which no price in accuracy is stated."""
 RATES = (0.0, 0.001, 0.01, 0.05)
@@ -58,7 +72,7 @@ FEWEST = 2
 """Images of a label that a victim needs."""
 MOST_CANDIDATES = 400
 """Candidates of a KKT attack, of which there are else twice as many as images."""
-_RELEASED = ("released.noise", "released.precision")
+_RELEASED = ("released.noise", "released.precision", "checkpoint")
 _CONDITION = re.compile(r"(good|found)>(\d*\.?\d+)@fpr=(\d*\.?\d+)")
 
 T = TypeVar("T")
@@ -235,13 +249,13 @@ class Audit(Strict):
             raise ValueError(
                 f"weights of one network that is given, with n_victims={self.n_victims} and "
                 f"defences {trained}, which need training; set n_victims to 1, and leave out "
-                "defences that set anything but released.noise and released.precision"
+                f"defences that set anything but {', '.join(_RELEASED)}"
             )
 
     @property
     def cells(self) -> tuple[Cell, ...]:
         """The recipe as it is, then one cell a variant and defence; a variant that is the recipe
-        itself is left out."""
+        itself is left out, and publishing weights alone where the optimiser keeps nothing."""
         base = Cell(
             number=0,
             name="as it is",
@@ -251,8 +265,11 @@ class Audit(Strict):
             recipe=self.recipe,
         )
         cells = [base]
+        keeps = self.weights is not None or self.recipe.training.optimiser.averages_gradients
         for d in self.defences:
             recipe = d.of(self.recipe)
+            if d.names == ("checkpoint",) and not keeps:
+                continue  # there is no state to be left out
             if d.kind == "defence" or recipe != self.recipe:
                 cells.append(
                     Cell(
@@ -278,9 +295,12 @@ class Audit(Strict):
         if name == "kkt":
             n_candidates = min(2 * n_images, MOST_CANDIDATES)
             return replace(self.kkt, condition=recipe.condition, n_candidates=n_candidates)
-        if name == "span":
-            return replace(self.span, start="unknown", n_fine=0)
-        return replace(self.span, start="known")
+        if name == "span_known":
+            return replace(self.span, start="known")
+        source: Source = "weights"
+        if name != "span":
+            source = "state" if name == "span_state" else "gradients"
+        return replace(self.span, source=source, start="unknown", n_fine=0)
 
 
 def limit_of(text: str) -> Limit:

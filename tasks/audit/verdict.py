@@ -12,6 +12,7 @@ Record = Mapping[str, Any]
 _FROM = {
     "span": "the weights alone",
     "span_known": "the weights and those that training began with",
+    "span_state": "the weights and the optimiser's state",
     "kkt": "the weights alone",
     "gradient": "its gradients and the weights",
     "features": "the features that clients send of them",
@@ -101,9 +102,14 @@ def _alike(record: Record, attack: Record) -> str:
 
 
 def _alone(record: Record) -> str:
-    """Result of attacks that do not know the start, where one that does is the worst."""
-    said = _start_unknown(record, record["cells"][0])
-    return f"From the weights alone, with the start unknown: {said}." if said else ""
+    """Result of attacks that do not know the start, where one that does is the worst, and advice
+    where it is the optimiser's state that shows the images."""
+    base = record["cells"][0]
+    said = _start_unknown(record, base)
+    alone = f"From the weights alone, with the start unknown: {said}." if said else ""
+    if base["leak"]["attack"] == "span_state":
+        alone += " Publish weights alone, without the optimiser's state."
+    return alone.strip()
 
 
 def _start_unknown(record: Record, cell: Record) -> str:
@@ -111,7 +117,7 @@ def _start_unknown(record: Record, cell: Record) -> str:
     attack is such a one, or none was made."""
     attacks = {a["name"]: a for a in record["attacks"]}
     rate = key_of(record["rate"])
-    if attacks[cell["leak"]["attack"]].get("start") != "known":
+    if attacks[cell["leak"]["attack"]].get("start") not in ("known", "state"):
         return ""
     ran = [cell["attacks"][name]["good_at"][rate] for name, a in attacks.items()
            if a.get("start") == "unknown" and attacked(cell, name)]  # fmt: skip
@@ -131,6 +137,8 @@ def _variants(record: Record) -> str:
             continue
         alone = _start_unknown(record, cell)
         alone = f", with the start unknown {alone}" if alone else ""
+        if cell["leak"]["attack"] == "span_state":
+            alone = f" by the optimiser's state{alone}"
         found.append(f"{cell['name']}: {share(cell['leak']['mean'])}{alone}")
     return f"Trained in other ways: {'; '.join(found)}." if found else ""
 
@@ -220,6 +228,11 @@ def does_not_cover(record: Record) -> list[str]:
     if "span_known" in ran:
         words.append(
             "The start known is the worst case: it holds for a public checkpoint or a fixed seed."
+        )
+    if "span_state" in ran:
+        words.append(
+            "Releases without the optimiser's state, which checkpoints of training hold: where "
+            "weights are published alone that attack cannot be made."
         )
     if record["no_price"]:
         words.append(f"The price of defences in {record['price']}: {record['no_price']}.")

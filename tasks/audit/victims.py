@@ -1,9 +1,10 @@
 """Victims of an audit: those of a cell are trained at once.
 
 Of a cell's victims `weights/K` are tensors (victims, ...) as they are released, `start/K` those of
-the first layer that training began with; `confidence` (victims, pool) is how sure the released
-network is of each image's label, `correct` (victims, tests) whether it is right, or of an
-autoencoder the share of the variance that it explains.
+the first layer that training began with; `rows/K` (victims, m, e) what a span attack takes apart in
+place of weights, an optimiser's state or gradients, and the weights in it, if any; `confidence`
+(victims, pool) is how sure the released network is of each image's label, `correct` (victims,
+tests) whether it is right, or of an autoencoder the share of the variance that it explains.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from recon_core.attacks.span.rows import state_rows
 from recon_core.membership import confidence
 from recon_core.restore.precision import float32_arithmetic
 from recon_core.threads import share_of
 from recon_core.types import Progress, seeded_generator
 from recon_core.victims.network import Architecture, Parameters
 from recon_core.victims.noisy_training import train_with_noise
-from recon_core.victims.training import train
+from recon_core.victims.training import Trained, train
 from tasks.audit.autoencoders import answers, released_weights, trained_autoencoders
 from tasks.audit.images import Members, Pictures
 from tasks.audit.recipe import AutoencoderRecipe, VictimRecipe
@@ -40,16 +42,16 @@ T = TypeVar("T")
 class Given:
     """A network that is there already: its tensors (1, ...), those of the first layer that training
     began with, if known, what was subtracted from its images (1, c, h, w), and what they were then
-    divided by (c, 1, 1). `mean_known`: false where nobody said what was subtracted. `gradient`:
-    those of a batch in the first layer, which are what is given away; its start is then the layer
-    itself."""
+    divided by (c, 1, 1). `mean_known`: false where nobody said what was subtracted. `rows` (1, m,
+    e) of an optimiser's state, or of gradients if it `gives_gradients`, and the weights in them."""
 
     weights: tuple[npt.NDArray[np.float32], ...]
     start: tuple[npt.NDArray[np.float32], ...]
     mean: npt.NDArray[np.float32]
     std: npt.NDArray[np.float32]
     mean_known: bool = True
-    gradient: tuple[npt.NDArray[np.float32], ...] = ()
+    rows: tuple[npt.NDArray[np.float32], ...] = ()
+    gives_gradients: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,11 +79,11 @@ class VictimsJob(Job):
         images = [hash_of(p.images, p.labels) for p in (self.pool, self.tests)]
         public = None if self.public is None else hash_of(self.public.images, self.public.labels)
         recipe, members = self.recipe.described, hash_of(self.members)
-        body = ["audit victims", recipe, images, public, members, self.noise, self.seed]
+        body = ["audit victims with states", recipe, images, public, members, self.noise, self.seed]
         if self.recipe.private is not None:
             body.append("centred by the tests' mean")
         if (given := self.given) is not None:
-            tensors = (*given.weights, *given.start, *given.gradient)
+            tensors = (*given.weights, *given.start, *given.rows)
             body += [hash_of(*tensors, given.mean, given.std), given.mean_known]
         return key_of(body)
 
@@ -112,10 +114,15 @@ class VictimsJob(Job):
 
     def _classifiers(self, device: torch.device, progress: Progress) -> dict[str, Tensor]:
         made = self._made(device, progress) if self.given is None else self._read(device)
-        given = made.parameters
-        if self.recipe.cut is None and (self.given is None or not self.given.gradient):
-            given = self.recipe.released.of(given, self._drawn("released weights"))
+        given, rows, drawn = made.parameters, made.rows, self._drawn("released weights")
+        if self.given is not None and self.given.gives_gradients:
+            (gradients,) = rows  # which are given away, and not the weights
+            rows = self.recipe.released.of(Parameters((gradients,), (None,)), drawn).weights
+        elif self.recipe.cut is None:
+            given = self.recipe.released.of(given, drawn)
+            rows = rows if self.recipe.gives_state else ()
         arrays = {f"weights/{k}": t for k, t in enumerate(given.tensors())}
+        arrays |= {f"rows/{k}": t for k, t in enumerate(rows)}
         arrays |= {f"start/{k}": t for k, t in enumerate(made.start)}
         arrays |= {"mean": made.mean, "diverged": made.diverged}
         return arrays | self._asked(given, made.mean)
@@ -160,22 +167,20 @@ class VictimsJob(Job):
         if found is None:
             return None
         like = self.architecture.initial([torch.Generator()], dtype=torch.float32)
-        weights, start = (numbered(found, name) for name in ("weights", "start"))
-        return Made(like.like(weights), tuple(start), found["mean"].cpu(), found["diverged"])
+        weights, start, rows = (numbered(found, name) for name in ("weights", "start", "rows"))
+        mean, diverged = found["mean"].cpu(), found["diverged"]
+        return Made(like.like(weights), tuple(start), mean, diverged, tuple(rows))
 
     def _read(self, device: torch.device) -> Made:
         assert self.given is not None
         weights = [torch.from_numpy(a.copy()).to(device) for a in self.given.weights]
-        start = tuple(torch.from_numpy(a.copy()).to(device) for a in self.given.start)
+        start, rows = (
+            tuple(torch.from_numpy(a.copy()).to(device) for a in arrays)
+            for arrays in (self.given.start, self.given.rows)
+        )
         like = self.architecture.initial([torch.Generator()], dtype=torch.float32)
         mean, diverged = torch.from_numpy(self.given.mean.copy()), torch.tensor([False])
-        if gradient := [torch.from_numpy(a.copy()).to(device) for a in self.given.gradient]:
-            given = self.recipe.released.of(
-                first_layer(like).like(gradient), self._drawn("released weights")
-            )
-            start = tuple(weights[: len(gradient)])
-            weights[: len(gradient)] = _stepped(start, given.tensors())
-        return Made(like.like(weights), start, mean, diverged)
+        return Made(like.like(weights), start, mean, diverged, rows)
 
     @property
     def std(self) -> Float[Tensor, "c 1 1"] | float:
@@ -225,7 +230,20 @@ class VictimsJob(Job):
                 progress=progress, defence=recipe.mixcon, defence_layer=recipe.cut, all_pairs=True,
             )  # fmt: skip
         begun = first_layer(self._start(role, device)).tensors()
-        return Made(trained.parameters, begun, mean, trained.diverged)
+        return Made(trained.parameters, begun, mean, trained.diverged, self._rows(trained))
+
+    def _rows(self, trained: Trained) -> tuple[Tensor, ...]:
+        """What the optimiser remembers of the first layer, and the weights in it, if any."""
+        if not trained.averages or self.recipe.victim.conv is not None:
+            return ()
+        decay, every = self.recipe.training.weight_decay, []
+        for v in range(len(self.members)):
+            own, weights = slice(v, v + 1), trained.parameters.rows(slice(v, v + 1))
+            averages = [t[own] for t in trained.averages]
+            every.append(state_rows(averages, weights, weight_decay=decay))
+        starts = [rows.start for rows in every if rows.start is not None]
+        stacked = (torch.stack([rows.rows for rows in every]),)
+        return (*stacked, torch.stack(starts)) if starts else stacked
 
     def _students(self, teachers: Made, progress: Progress) -> Made:
         """Networks that learn the teachers' answers on public images."""
@@ -289,12 +307,14 @@ class VictimsJob(Job):
 
 @dataclass(frozen=True)
 class Made:
-    """Victims before they are given away: the first layer's `start`, none where it is not known."""
+    """Victims before they are given away: the first layer's `start`, none where it is not known,
+    and `rows` for a span attack on other things than weights."""
 
     parameters: Parameters
     start: tuple[Tensor, ...]
     mean: Float[Tensor, "r c h w"]
     diverged: Tensor
+    rows: tuple[Tensor, ...] = ()
 
 
 def sent_features(
@@ -307,14 +327,6 @@ def sent_features(
 def first_layer(parameters: Parameters) -> Parameters:
     """The first layer alone."""
     return Parameters(parameters.weights[:1], parameters.biases[:1])
-
-
-def _stepped(weights: Sequence[Tensor], gradient: Sequence[Tensor]) -> list[Tensor]:
-    """Weights after a step along a gradient that is as large as they are: a start and an end whose
-    difference is the gradient to float32, however small it was."""
-    sizes = [torch.cat([t.flatten() for t in some]).norm() for some in (weights, gradient)]
-    scale = sizes[0] / sizes[1].clamp_min(torch.finfo(torch.float32).tiny)
-    return [w + scale * g for w, g in zip(weights, gradient, strict=True)]
 
 
 def unit_pictures(some: Pictures) -> Float[Tensor, "n c h w"]:

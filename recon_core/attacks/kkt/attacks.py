@@ -32,6 +32,7 @@ from recon_core.attacks.kkt.span_coordinates import directions_of, orthonormal, 
 from recon_core.attacks.span import guests
 from recon_core.attacks.span.attack import Separated, SpanAttack, separate
 from recon_core.attacks.span.features import shipped_model
+from recon_core.attacks.span.rows import SpanRows
 from recon_core.attacks.span.search import thinned, views_of
 from recon_core.attacks.span.subspace import NoSpanError
 from recon_core.ncc import ncc_matrix
@@ -99,19 +100,22 @@ def check_pictures(attack: Attack, n_images: int, shape: Shape) -> None:
 @dataclass(frozen=True)
 class Victim:
     """Inputs of a stack of Q attacks: the weights of Q victims, or of one; those they started from,
-    for a span attack that knows them; and the images, for the authors' stopping rule."""
+    for a span attack that knows them; the images, for the authors' stopping rule; and what a span
+    attack takes apart in place of weights."""
 
     architecture: Architecture
     parameters: Parameters
     start: Parameters | None
     inputs: Float[Tensor, "r n d"]
+    taken: tuple[SpanRows, ...] | None = None
 
     def rows(self, index: Tensor) -> Victim:
         if len(self.inputs) == 1:
             return self
         start = None if self.start is None else self.start.rows(index)
         parameters = self.parameters.rows(index)
-        return Victim(self.architecture, parameters, start, self.inputs[index])
+        taken = None if self.taken is None else tuple(self.taken[i] for i in index.tolist())
+        return Victim(self.architecture, parameters, start, self.inputs[index], taken)
 
 
 def attack_stack(
@@ -260,6 +264,7 @@ def _separated(
             victim.parameters.rows(rows[some]),
             generators[some],
             start=None if victim.start is None else victim.start.rows(rows[some]),
+            rows=victim.taken and [victim.taken[r] for r in rows[some].tolist()],
             progress=part,
         )
 

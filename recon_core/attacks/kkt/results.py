@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Float32, Int64, UInt8
@@ -38,7 +39,8 @@ class KnownVictim:
         found = []
         for i, own in enumerate(mean):
             rows = slice(i, i + 1)
-            ended = {name: tensor[rows] for name, tensor in tensors.items()}
+            ended: dict[str, Any] = {name: tensor[rows] for name, tensor in tensors.items()}
+            ended["averages"] = tuple(tensor[rows] for tensor in trained.averages)
             one = replace(trained, parameters=trained.parameters.rows(rows), **ended)
             found.append(cls(architecture, one, own))
         return found

@@ -43,12 +43,13 @@ from recon_core.attacks.kkt.settings import (
 )
 from recon_core.attacks.span.attack import check_victim
 from recon_core.attacks.span.restoration import InSpan, in_span
+from recon_core.attacks.span.rows import SpanRows, gradient_rows, state_rows
 from recon_core.precision import matmul_precision
 from recon_core.threads import AtOnce, one_after_another, share_of, side_by_side
 from recon_core.types import Progress, RunResult, RunSpec
 from recon_core.victims.feature_defence import hidden_layer
 from recon_core.victims.network import Parameters, Shape
-from recon_core.victims.training import Trained, train
+from recon_core.victims.training import Trained, first_gradient, train
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +154,35 @@ class KKT(KKTSettings, TrainedRun[Learned, KnownVictim]):
         specs: Sequence[RunSpec],
         inputs: Float[Tensor, "r n d"],
     ) -> Victim:
-        return Victim(victims[0].architecture, *self._given(victims, specs), inputs)
+        parameters, start = self._given(victims, specs)
+        taken = self._taken(victims, specs, inputs)
+        return Victim(victims[0].architecture, parameters, start, inputs, taken)
+
+    def _taken(
+        self,
+        victims: Sequence[KnownVictim],
+        specs: Sequence[RunSpec],
+        inputs: Float[Tensor, "r n d"],
+    ) -> tuple[SpanRows, ...] | None:
+        """Rows for a span attack on other things than weights: what the optimiser remembers, or the
+        gradients of all images at the end."""
+        span, decay = span_of(self.attack), self.training.weight_decay
+        if span is None or span.source == "weights":
+            return None
+        taken = []
+        for victim, spec, x in zip(victims, specs, inputs, strict=True):
+            trained = victim.trained
+            if span.source == "state":
+                rows = state_rows(trained.averages, trained.parameters, weight_decay=decay)
+            else:
+                labels = torch.tensor([spec.labels], device=x.device)
+                y = labels if self.n_outputs > 1 else labels.to(x.dtype) * 2 - 1
+                gradient = first_gradient(
+                    victim.architecture, trained.parameters, x[None], y, self.training.loss
+                )
+                rows = gradient_rows(gradient, "gradients")
+            taken.append(rows)
+        return tuple(taken)
 
     def _given(
         self, victims: Sequence[KnownVictim], specs: Sequence[RunSpec]

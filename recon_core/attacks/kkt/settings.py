@@ -143,10 +143,11 @@ class KKTSettings(FamilyRun):
                 f"of {conv.kernel}x{conv.kernel}: its weights span patches, not images; use "
                 "attack.kind=kkt, or set victim.conv to null"
             )
-        if span is not None and span.source != "weights":
+        optimiser = self.training.optimiser
+        if span is not None and span.source == "state" and not optimiser.averages_gradients:
             raise ValueError(
-                f"attack.source={span.source!r}: of victims that are trained only weights are "
-                "given away; use attack.source='weights'"
+                f"attack.source='state' with training.optimiser.rule={optimiser.rule!r}, which "
+                "keeps no average of gradients; use adam, or gd with momentum"
             )
         width = self.victim.widths[0]
         if span is not None and span.n_images is not None and span.n_images > width:

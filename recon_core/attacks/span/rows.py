@@ -103,6 +103,14 @@ def gradient_rows(
     return SpanRows(rows, weights * _size(rows) / _size(weights), source)
 
 
+def state_rows(averages: Sequence[Tensor], weights: Parameters, *, weight_decay: float) -> SpanRows:
+    """What an optimiser remembers of one network's first layer (`Trained.averages`), in whose
+    gradients `weight_decay` times the weights are."""
+    bias = averages[1] if len(averages) > 1 else None
+    gradient = Parameters((averages[0],), (bias,))
+    return gradient_rows(gradient, "state", weights if weight_decay else None)
+
+
 def joined(parts: Sequence[SpanRows]) -> SpanRows:
     """Rows of one source under each other, so that images of any part are in their span.
 

@@ -19,11 +19,12 @@ WIDTH = 48
 @dataclass(frozen=True)
 class Files:
     """Files of weights before and after training, of gradients of the same images before training,
-    and sources of the images and of decoys."""
+    of a checkpoint of Adam, and sources of the images and of decoys."""
 
     weights: Path
     initial: Path
     gradients: Path
+    checkpoint: Path
     data: str
     decoys: str
 
@@ -56,7 +57,19 @@ def trained(folder: Path) -> Files:
     for name, tensors in files.items():
         save_file(tensors, folder / f"{name}.safetensors")
     paths = {name: folder / f"{name}.safetensors" for name in files}
-    return Files(**paths, data=f"folder:{folder / 'images'}", decoys=f"folder:{folder / 'decoys'}")
+    net.load_state_dict(before)
+    adam = torch.optim.Adam(net.parameters(), lr=1e-3)
+    for _ in range(60):
+        _gradients(net, x, y)
+        adam.step()
+    checkpoint = folder / "last.pt"
+    torch.save({"model": net.state_dict(), "optimizer": adam.state_dict()}, checkpoint)
+    return Files(
+        **paths,
+        checkpoint=checkpoint,
+        data=f"folder:{folder / 'images'}",
+        decoys=f"folder:{folder / 'decoys'}",
+    )
 
 
 def _gradients(net: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:

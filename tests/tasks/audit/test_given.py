@@ -15,9 +15,9 @@ from recon_core.attacks.inversion.feature_matching import Inverted
 from recon_core.attacks.inversion.strong_inversion import StrongInversion
 from storage.errors import StorageError
 from tasks.audit.given import NO_LABELS, NO_START, SHADOWS, GivenPlan
+from tasks.audit.plan import ALONE
 from tasks.audit.record import describe_audit
 from tasks.audit.settings import Audit, GivenWeights
-from tasks.audit.victims import _stepped
 from tasks.study.executor import Outcome
 from tests.tasks.audit.networks import Files, N, trained
 
@@ -128,13 +128,29 @@ def test_features_of_a_given_network_are_those_of_its_layer(
     assert "the features that clients send" in record["verdict"]["sentence"]
 
 
-def test_a_small_gradient_is_not_lost_to_rounding() -> None:
-    generator = torch.Generator().manual_seed(0)
-    weight, gradient = (torch.randn(1, 20, 30, generator=generator) for _ in range(2))
-    (stepped,) = _stepped([weight], [1e-9 * gradient])
-    difference = (stepped - weight).double().flatten()
-    alike = torch.nn.functional.cosine_similarity(difference, gradient.double().flatten(), dim=0)
-    assert float(alike) > 1 - 1e-9
+def test_a_checkpoint_gives_back_by_its_state_what_its_weights_hide(
+    files: Files, tmp_path: Path
+) -> None:
+    made = audit_of(files, file=str(files.checkpoint), attacks=("span", "span_state"))
+    alone = [d for d in given().defences if d.name == "publish weights alone"]
+    made = dataclasses.replace(made, defences=(made.defences[0], *alone))
+    plan = GivenPlan(made, tmp_path, device="cpu")
+    record = described(plan)
+    base, noisy, weights_alone = record["cells"]
+    found = base["attacks"]["span_state"]
+    assert found["good_at"]["0.01"]["mean"] > 0.8
+    assert found["identified"]["mean"] > 0.8
+    assert base["attacks"]["span"]["good_at"]["0.01"]["mean"] <= 3 / N
+    assert base["leak"]["attack"] == "span_state"
+    sentence = record["verdict"]["sentence"]
+    assert "from the weights and the optimiser's state" in sentence
+    assert "From the weights alone, with the start unknown" in sentence
+    assert "Publish weights alone, without the optimiser's state." in sentence
+    assert weights_alone["name"] == "publish weights alone"
+    assert weights_alone["leak"]["mean"] <= 3 / N
+    for cell in (noisy, weights_alone):
+        assert cell["attacks"]["span_state"] == {"status": "refused", "why": ALONE}
+    assert any("without the optimiser's state" in text for text in record["does_not_cover"])
 
 
 def test_attacks_that_cannot_be_made_say_why(files: Files, tmp_path: Path) -> None:
@@ -142,6 +158,7 @@ def test_attacks_that_cannot_be_made_say_why(files: Files, tmp_path: Path) -> No
     (base, *_others) = plan.study.cells
     assert plan.why_not(base, "likelihood_ratio") == SHADOWS
     assert plan.why_not(base, "span_known") == NO_START
+    assert "no optimiser's state" in str(plan.why_not(base, "span_state"))
     assert plan.why_not(base, "loss") is None
 
 

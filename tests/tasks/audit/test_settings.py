@@ -23,6 +23,7 @@ PLAIN = VictimRecipe()
 CE = Training(epochs=10, loss=Loss(kind="ce"))
 EXPECTED: dict[str, dict[str, Any]] = {
     "Adam": {"training.optimiser.rule": "adam", "training.optimiser.lr": 1e-3},
+    "momentum": {"training.optimiser.lr": 0.01, "training.optimiser.momentum": 0.9},
     "small start (risky)": {"victim.init_std_first": 1e-4},
     "a tenth of the epochs": {"training.epochs": 60},
     "a hundredth of the epochs": {"training.epochs": 6},
@@ -43,6 +44,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
     "noise of 50 % on the weights": {"released.noise": 0.5},
     "weights in float16": {"released.precision": "float16"},
     "weights in int8": {"released.precision": "int8"},
+    "publish weights alone": {"checkpoint": False},
     "distillation": {"distilled": True},
 }  # fmt: skip
 """Every value of the grid, for a recipe of 24 images."""
@@ -140,7 +142,10 @@ def test_a_defence_that_cannot_be_is_refused_by_its_name(changes: Any, said: str
         ({"n_victims": 5}, "n_victims=5 must be even"),
         ({"n_victims": 2}, "at least 4, since the others are shadows"),
         ({"rate": 0.02}, "rate=0.02 is none of [0.0, 0.001, 0.01, 0.05]"),
-        ({"attacks": ()}, "attacks is empty; name some of ['span', 'span_known', 'kkt'"),
+        (
+            {"attacks": ()},
+            "attacks is empty; name some of ['span', 'span_known', 'span_state', 'kkt'",
+        ),
         ({"attacks": ("span", "loss", "span")}, "['span', 'loss', 'span'] names one twice"),
         ({"defences": (defence("a"), defence("a"))}, "two defences are named 'a'"),
         ({"defences": (defence("as it is"),)}, "two defences are named 'as it is'"),

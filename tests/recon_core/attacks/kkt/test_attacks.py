@@ -17,6 +17,7 @@ from recon_core.attacks.kkt.settings import SpanThenKKT, most_candidates
 from recon_core.attacks.kkt.solver import reconstruct
 from recon_core.attacks.span.attack import SpanAttack
 from recon_core.attacks.span.guests import OPERATIONS
+from recon_core.attacks.span.rows import SpanRows
 from recon_core.attacks.span.subspace import NoSpanError
 from recon_core.optimisers import Optimiser
 from recon_core.types import Outcome, RunSpec
@@ -117,9 +118,45 @@ def test_the_start_that_a_span_attack_knows_is_the_one_that_was_trained(
     assert not torch.equal(told[0], told[1])
 
 
-def test_attacks_of_a_sweep_know_the_start_of_a_kept_victim() -> None:
+@pytest.mark.parametrize("source", ["state", "gradients"])
+def test_what_is_taken_apart_of_trained_victims_spans_their_images(
+    source: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[SpanRows] = []
+    inputs: list[Tensor] = []
+    separate, attacked = kkt_attacks.separate, kkt_run.KKT._attacked
+
+    def spied_separate(*given: Any, **named: Any) -> Any:
+        taken.extend(named["rows"])
+        return separate(*given, **named)
+
+    def spied_attacked(self: Any, victims: Any, some: Any, x: Tensor) -> Any:
+        inputs.extend(x)
+        return attacked(self, victims, some, x)
+
+    monkeypatch.setattr(kkt_attacks, "separate", spied_separate)
+    monkeypatch.setattr(kkt_run.KKT, "_attacked", spied_attacked)
+    adam = replace(SEPARATED.training, optimiser=Optimiser(rule="adam", lr=1e-3), weight_decay=0.0)
+    run(replace(SEPARATED, attack=replace(SHORT, source=source), training=adam, dtype="float64"))
+    assert len(taken) == len(inputs) == len(specs())
+    for rows, x in zip(taken, inputs, strict=True):
+        assert (rows.source, rows.start) == (source, None)
+        basis = torch.linalg.svd(rows.rows[:, : x.shape[1]], full_matrices=False)
+        kept = basis.Vh[1e-9 * basis.S[0] < basis.S]
+        outside = x - (x @ kept.mT) @ kept
+        assert float(outside.norm() / x.norm()) < 1e-6
+    plain = replace(adam, optimiser=Optimiser(rule="gd"))
+    with pytest.raises(ValueError, match=r"source='state' with training.optimiser.rule='gd'"):
+        replace(SEPARATED, attack=replace(SHORT, source="state"), training=plain)
+
+
+@pytest.mark.parametrize("attack", [KNOWN, replace(SHORT, source="state")])
+def test_attacks_of_a_sweep_are_given_what_is_kept_of_a_victim(attack: SpanAttack) -> None:
     sweep = [replace(spec, victim=0, image_ids=specs()[0].image_ids) for spec in specs()]
-    experiment, kept = replace(SEPARATED, attack=KNOWN), Kept()
+    training = SEPARATED.training
+    if attack.source == "state":
+        training = replace(training, optimiser=Optimiser(rule="gd", lr=0.01, momentum=0.9))
+    experiment, kept = replace(SEPARATED, attack=attack, training=training), Kept()
     given = images(sweep)
     device = torch.device("cpu")
     once = experiment.run_batch(sweep, given, device=device, victims=kept)

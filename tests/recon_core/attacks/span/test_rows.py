@@ -10,10 +10,19 @@ import torch
 from torch import Tensor, nn
 
 from recon_core.attacks.span.attack import separate
-from recon_core.attacks.span.rows import SpanRows, first_rows, gradient_rows, joined, weight_rows
+from recon_core.attacks.span.rows import (
+    SpanRows,
+    first_rows,
+    gradient_rows,
+    joined,
+    state_rows,
+    weight_rows,
+)
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.attacks.span.subspace import Subspace
+from recon_core.optimisers import Optimiser
 from recon_core.victims.network import Network, Parameters
+from recon_core.victims.training import Trained, Training, first_gradient, train
 from tests.recon_core.drawing import generator
 from tests.recon_core.tiles import photograph_tiles
 
@@ -31,7 +40,7 @@ def _first(weight: Tensor, bias: Tensor | None) -> Parameters:
 
 
 @dataclass
-class Trained:
+class Midway:
     """A network in the middle of its training."""
 
     x: Tensor
@@ -80,13 +89,13 @@ class Trained:
 Make = Callable[..., torch.optim.Optimizer]
 
 
-def _trained(make: Make, *, bias: bool, images: Tensor | None = None, **settings: float) -> Trained:
+def _trained(make: Make, *, bias: bool, images: Tensor | None = None, **settings: float) -> Midway:
     torch.manual_seed(0)
     x = _images() if images is None else images
     net = nn.Sequential(
         nn.Linear(x.shape[1], WIDTH, bias=bias), nn.ReLU(), nn.Linear(WIDTH, 4, bias=bias)
     )
-    return Trained(x, net, make(net.parameters(), **settings))
+    return Midway(x, net, make(net.parameters(), **settings))
 
 
 def _outside(span: Subspace, x: Tensor) -> float:
@@ -193,6 +202,40 @@ def test_signs_and_labels_are_those_of_the_images_without_biases(source: str) ->
     assert float((signed[good] > 0).float().mean()) > 0.8
     right = sources.label[row] == torch.arange(12) % 4
     assert float(right[good].float().mean()) > 0.8
+
+
+@pytest.mark.parametrize("bias", ["none", "all"])
+@pytest.mark.parametrize(
+    ("rule", "decay", "span"),
+    [("adam", 0.0, False), ("gd", 0.0, True), ("gd", 5e-4, True), ("gd", 5e-4, False)],
+)
+def test_training_keeps_what_its_optimiser_remembers(
+    rule: str, decay: float, span: bool, bias: str
+) -> None:
+    """In the span of the images or not, and of victims that end before others."""
+    architecture = Network(widths=(WIDTH,), bias=bias).on(SHAPE)  # type: ignore[arg-type]
+    x = torch.stack([_images(), _images().flip(1)]).double()
+    y = torch.tensor([1.0, -1.0]).double().repeat(N // 2).expand(2, -1)
+    start = architecture.initial([generator(0), generator(1)], dtype=torch.float64)
+    momentum = 0.9 if rule == "gd" else 0.0
+    optimiser = Optimiser(rule=rule, lr=1e-3, momentum=momentum)  # type: ignore[arg-type]
+    training = Training(epochs=1, optimiser=optimiser, weight_decay=decay, span=span)
+    one = train(architecture, start, x, y, training=training)
+    gradient = first_gradient(architecture, start, x, y, training.loss)
+    factor = 0.1 if rule == "adam" else 1.0
+    for kept, g, begun in zip(one.averages, gradient.tensors(), start.tensors(), strict=False):
+        torch.testing.assert_close(kept, factor * (g + decay * begun), rtol=1e-9, atol=1e-15)
+    assert len(one.averages) == len(gradient.tensors())
+    longer = replace(training, epochs=60, batch_size=8, stop_every=5, stop_loss=0.6)
+    drawn = [generator(0), generator(1)]
+    trained = train(architecture, start, x, y, training=longer, generators=drawn)
+    again = Trained.from_tensors(trained.tensors(), start, torch.device("cpu"))
+    for r, own in enumerate(x):
+        averages = [t[r : r + 1] for t in again.averages]
+        weights = again.parameters.rows(slice(r, r + 1))
+        found = state_rows(averages, weights, weight_decay=decay).subspace(SHAPE)
+        assert (found.n_signal, found.ends_sharply) == (N, True)
+        assert _outside(found, own.float()) < 1e-6
 
 
 def test_rows_that_do_not_belong_together_are_refused() -> None:

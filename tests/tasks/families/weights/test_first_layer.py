@@ -115,7 +115,9 @@ def test_gradients_come_first(tmp_path: Path) -> None:
     _saved(tmp_path / "last.pt")
     for seed, name in enumerate("ab"):
         net = _network()
-        net(torch.rand(5, D, generator=torch.Generator().manual_seed(seed))).square().sum().backward()
+        net(
+            torch.rand(5, D, generator=torch.Generator().manual_seed(seed))
+        ).square().sum().backward()
         gradients = {name: p.grad for name, p in net.named_parameters()}
         torch.save(gradients, tmp_path / f"{name}.pt")
     victim = _read(tmp_path / "last.pt", gradients=[tmp_path / f"{name}.pt" for name in "aab"])
