@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from recon_core.attacks.span.preflight import FULL
 from recon_core.attacks.span.rows import Source
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.attacks.span.subspace import Subspace
@@ -44,13 +45,21 @@ def spans_of(victim: Victim, attack: SpanAttack) -> dict[Source, Subspace | str]
 
 def best_source(victim: Victim, attack: SpanAttack) -> Source:
     """The source with most directions of those whose spans end sharply; gradients if there are any,
-    since they are given to be attacked. Without a sharp end the first that has a span."""
+    since they are given to be attacked. Without a sharp end the first that has a span.
+
+    An end behind nearly as many directions as there are neurons is none: Adam's weights have one
+    where neurons that hardly moved begin."""
     if victim.architecture.network.conv is not None or len(victim.sources) == 1:
         return "weights"
     if victim.gradients:
         return "gradients"
+    rows = victim.sources
     spans = {s: span for s, span in spans_of(victim, attack).items() if isinstance(span, Subspace)}
-    sharp = [source for source, span in spans.items() if span.ends_sharply]
+    sharp = [
+        source
+        for source, span in spans.items()
+        if span.ends_sharply and span.n_signal < FULL * len(rows[source].rows)
+    ]
     if sharp:
         return max(sharp, key=lambda source: spans[source].n_signal)
     return next(iter(spans), "weights")

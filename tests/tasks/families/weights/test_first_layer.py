@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 from recon_core.attacks.span.input_order import InputOrder
 from recon_core.attacks.span.settings import SpanAttack
+from recon_core.attacks.span.subspace import Subspace
 from storage.weights import WeightsError
+from tasks.families.weights import sources as sources_module
 from tasks.families.weights.inputs import Victim, read_victim
 from tasks.families.weights.sources import (
     best_source,
@@ -128,6 +130,34 @@ def test_gradients_come_first(tmp_path: Path) -> None:
     torch.save({name: torch.zeros_like(g) for name, g in gradients.items()}, tmp_path / "0.pt")
     with pytest.raises(ValueError, match=r"0.pt: those of the first layer are zero"):
         _read(tmp_path / "last.pt", gradients=[tmp_path / "0.pt"])
+
+
+@pytest.mark.parametrize(
+    ("state", "weights", "chosen"),
+    [
+        ((8, True), (8, True), "state"),
+        ((6, True), (8, True), "weights"),
+        ((6, True), (19, True), "state"),  # where neurons that hardly moved begin
+        ((6, True), (12, False), "state"),
+        ((6, False), (8, True), "weights"),
+        ((6, False), (8, False), "state"),
+        (None, (8, False), "weights"),
+    ],
+)
+def test_the_source_that_shows_most_images_is_taken(
+    state: tuple[int, bool] | None,
+    weights: tuple[int, bool],
+    chosen: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def span(n: int, is_sharp: bool) -> Subspace:
+        return Subspace(torch.eye(D)[:n], torch.ones(n).double(), n, 0.0, 0.0, (), is_sharp)
+
+    _saved(tmp_path / "last.pt")
+    found = {"state": "nothing" if state is None else span(*state), "weights": span(*weights)}
+    monkeypatch.setattr(sources_module, "spans_of", lambda *_given: found)
+    assert best_source(_read(tmp_path / "last.pt"), SpanAttack()) == chosen
 
 
 def test_a_state_that_does_not_fit_is_said_and_not_used(tmp_path: Path) -> None:
