@@ -232,9 +232,9 @@ def span_pairs() -> Recipe:
         training=VictimTraining(epochs=100, optimiser=gradient_descent(0.5), span="auto"),
         attack=SpanAttack(
             sources="independent",
+            stride=3,
             scales=(1.0, 0.5),
             n_rotations=(40, 40),
-            thinned=3,
             n_grouped=20,
             n_likelihood=20,
         ),

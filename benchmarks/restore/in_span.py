@@ -1,20 +1,17 @@
-"""Restoration inside the span: a separation that models of images go on with.
+"""Restoration inside the span: a separation by a network that knows images.
 
     python -m benchmarks.restore.in_span --images folder:cifar10 --store DIR [--n 400 ...]
-        [--victims 12] [--controls 1] [--fine 800] [--device cpu] [--quick]
-        [--json FILE] [--sheet FILE]
+        [--victims 12] [--device cpu] [--quick] [--json FILE] [--sheet FILE]
 
 Victims 3072-1000-1000-1 learn n held-out images by gradient descent; their start is known, so that
 the span is known to float32. "Before" is the attack alone, which knows of images only that their
-derivatives are sparse (`independent`); "learned" the separation with the rough and the coarse model
-of images (`learned`, 600 iterations), and "after" that by the network that knows the other images
-in a picture (`network`), every picture a row of the unmixing matrix and so in the span; few images
-are left to sparse derivatives, as by `auto` in the attack. Beside them on the same victims: what
-the classical denoisers make of the attack's pictures, projected on the span; `--fine` more
-iterations of "learned" with the finer model (`--controls` victims); and the oracle, the images' own
-projections. "Good" is an SSIM above .4, decoys are as many images that no victim saw. Intervals
-resample victims. One finished victim is one file of DIR, and is not computed again: run it in goes,
-or with --only on many machines; the lines are of all victims that are there.
+derivatives are sparse (`independent`); "after" the separation by the network that knows the other
+images in a picture (`network`), every picture a row of the unmixing matrix and so in the span; few
+images are left to sparse derivatives, as by `auto` in the attack. Beside them on the same victims:
+what the classical denoisers make of the attack's pictures, projected on the span; and the oracle,
+the images' own projections. "Good" is an SSIM above .4, decoys are as many images that no victim
+saw. Intervals resample victims. One finished victim is one file of DIR, and is not computed again:
+run it in goes, or with --only on many machines; the lines are of all victims that are there.
 """
 
 from __future__ import annotations
@@ -38,7 +35,7 @@ from benchmarks.record import Claim, Measurement, checked_json, measured, said
 from benchmarks.span.speed import GOOD, HIGH, LOW, drawn, ratio_of_sums
 from flows.papers import gradient_descent
 from recon_core.attacks.span.attack import Separated, SpanAttack, separate
-from recon_core.attacks.span.search import continued, sources_for
+from recon_core.attacks.span.search import sources_for
 from recon_core.matching import fit_to_range
 from recon_core.metrics import ssim_matrix
 from recon_core.restore.generic import GENERIC_RESTORERS
@@ -59,13 +56,11 @@ FALSE_POSITIVES = 0.01
 TRAINING = Training(epochs=3000, optimiser=gradient_descent(0.2), span="auto")
 NETWORK = Network()
 ATTACK = SpanAttack(start="known")
-N_FINE = 800
 N_SHOWN = 20
 ROOM = 0.9
 """Share of good images before up to which there is something to restore."""
 RISES = "good after over good before"
 BEYOND = "good less good decoys, after over before"
-LEARNED = "learned"
 CLOSED = "share of the headroom in SSIM closed"
 SSIM_OVER = "mean SSIM after over that of"
 SHARE_WORSE = "share of images worse by more than"
@@ -89,12 +84,11 @@ class Restored:
 
     n: int
     seed: int
-    n_fine: int
     methods: dict[str, Scored]
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
-        if lacking := {"before", LEARNED, "after", "oracle"} - self.methods.keys():
+        if lacking := {"before", "after", "oracle"} - self.methods.keys():
             raise ValueError(
                 f"methods lack {', '.join(sorted(lacking))}, as those of older versions do: remove "
                 "the file"
@@ -106,10 +100,8 @@ def restored(
     n: int,
     seed: int,
     *,
-    control: bool,
     device: str,
     quick: bool,
-    n_fine: int,
     sheet: Path | None = None,
 ) -> Restored:
     """Everything on one victim; seconds of "oracle" are the victim's training. Images with their
@@ -119,7 +111,7 @@ def restored(
     assert len(shape) == 3
     x = (seen - mean).flatten(1)
     network = replace(NETWORK, widths=(2 * n, 2 * n)) if quick else NETWORK
-    attack = replace(ATTACK, n_learned=30, n_network=3) if quick else ATTACK
+    attack = replace(ATTACK, n_network=3) if quick else ATTACK
     architecture = network.on(shape, 1)
     generator = seeded_generator(seed, 0, "dense")
     start = architecture.initial([generator], dtype=torch.float32).map(lambda t: t.to(device))
@@ -143,23 +135,12 @@ def restored(
         inside = ((clean - mean).flatten(1) @ vectors.mT) @ vectors
         methods[f"{name}, projected"] = scored(inside, clock.lap())
     chosen = sources_for(attack, found.subspace, shape)
-    model = replace(attack, sources="learned")
-    few = chosen.sources != "network"
-    learned = given if few else attacked(model).sources.x
-    methods[LEARNED] = scored(learned, clock.lap())
-    after = given if few else attacked(chosen).sources.x
+    after = attacked(chosen).sources.x if chosen.sources == "network" else given
     methods["after"] = scored(after, clock.lap())
     if sheet is not None:
-        shown = {"before": given, LEARNED: learned, "after": after}
-        write_file(sheet, _sheet(shown, mean, seen))
-    if control and not few:
-        _ = clock.lap()
-        finer, begun = replace(model, n_fine=n_fine), (learned @ vectors.mT)[None]
-        rows = continued(finer, begun, vectors.unflatten(1, shape)[None], _unheard)
-        told = f"{LEARNED}, {n_fine:,} more iterations with the finer model"
-        methods[told] = scored(rows[0] @ vectors, clock.lap())
+        write_file(sheet, _sheet({"before": given, "after": after}, mean, seen))
     methods["oracle"] = scored((x @ vectors.mT) @ vectors, training)
-    return Restored(n=n, seed=seed, n_fine=n_fine, methods=methods)
+    return Restored(n=n, seed=seed, methods=methods)
 
 
 def sparse_attack(quick: bool) -> SpanAttack:
@@ -191,10 +172,9 @@ def lines(found: Sequence[Restored]) -> Iterator[Measurement]:
             float(np.median([some.methods[name].seconds for some in there])),
             "s of training" if name == "oracle" else "s",
         )
-    good = {name: (_values(found, name) > GOOD).sum(1) for name in ("before", LEARNED, "after")}
+    good = {name: (_values(found, name) > GOOD).sum(1) for name in ("before", "after")}
     excess = {name: n - (_values(found, name, "decoys") > GOOD).sum(1) for name, n in good.items()}
     yield from ratio_of_sums(line, case, RISES, good["after"], good["before"])
-    yield from ratio_of_sums(line, case, f"{RISES}, {LEARNED}", good["after"], good[LEARNED])
     yield from ratio_of_sums(line, case, BEYOND, excess["after"], excess["before"])
     for name in GENERIC_RESTORERS:
         generic = _values(found, f"{name}, projected")
@@ -205,16 +185,13 @@ def lines(found: Sequence[Restored]) -> Iterator[Measurement]:
             line, case, f"SSIM of {name}, projected, over before", generic.sum(1), before.sum(1)
         )
     yield from ratio_of_sums(line, case, f"{SSIM_OVER} before", after.sum(1), before.sum(1))
-    for begun, told in (("before", ""), (LEARNED, f", after over {LEARNED}")):
-        given = _values(found, begun)
-        gained, room = float((after - given).mean()), float((oracle - given).mean())
-        closed = max(0.0, gained / room) if room > 0 else 0.0  # where nothing was gained, none
-        yield line(case, closed, f"{CLOSED}{told}")
-        for least in (NOTICEABLE, WORSE):
-            worse, better = after < given - least, after > given + least
-            yield line(case, float(worse.mean()), f"{SHARE_WORSE} {least:g}{told}")
-            more = f"share of images better by more than {least:g}{told}"
-            yield line(case, float(better.mean()), more)
+    gained, room = float((after - before).mean()), float((oracle - before).mean())
+    closed = max(0.0, gained / room) if room > 0 else 0.0  # where nothing was gained, none
+    yield line(case, closed, CLOSED)
+    for least in (NOTICEABLE, WORSE):
+        worse, better = after < before - least, after > before + least
+        yield line(case, float(worse.mean()), f"{SHARE_WORSE} {least:g}")
+        yield line(case, float(better.mean()), f"share of images better by more than {least:g}")
     yield line(case, victims, "victims")
 
 
@@ -366,9 +343,6 @@ class _Clock:
         return self.at - before
 
 
-def _unheard(_n: int) -> None: ...
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -377,8 +351,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--n", type=int, nargs="+", default=[400], help="images of a victim, even")
     parser.add_argument("--victims", type=int, default=12)
     parser.add_argument("--only", type=int, nargs="*", help="of these victims, from 0")
-    parser.add_argument("--controls", type=int, default=1, help="victims with the control")
-    parser.add_argument("--fine", type=int, help="iterations; default: 800, 20 if quick")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--quick", action="store_true", help="few iterations")
     parser.add_argument("--json", type=Path, help="also write the lines to this file")
@@ -386,18 +358,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     images = load_images(options.images, split="heldout")
     options.store.mkdir(parents=True, exist_ok=True)
-    sheet, n_fine = options.sheet, options.fine
-    if n_fine is None:
-        n_fine = 20 if options.quick else N_FINE
+    sheet = options.sheet
     for n in options.n:
         for seed in range(options.victims) if options.only is None else options.only:
             part = options.store / f"{n}-{seed}.json"
             if not part.exists():
-                control = seed < options.controls
                 found = restored(
-                    images, n, seed, control=control, device=options.device, quick=options.quick,
-                    n_fine=n_fine, sheet=sheet,
-                )  # fmt: skip
+                    images, n, seed, device=options.device, quick=options.quick, sheet=sheet
+                )
                 sheet = None
                 write_json(part, asdict(found))
     adapter = TypeAdapter(Restored)
@@ -406,11 +374,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         every = [checked_json(adapter, part.read_text(), str(part)) for part in there]
     except ValueError as error:
         raise SystemExit(str(error)) from error
-    if other := sorted({some.n_fine for some in every} - {n_fine}):
-        raise SystemExit(
-            f"{options.store} has victims of --fine {other[0]}, not {n_fine}; use another --store "
-            "for each"
-        )
     by_size = ([some for some in every if some.n == n] for n in sorted({e.n for e in every}))
     for _ in said((line for some in by_size for line in lines(some)), options.json):
         pass

@@ -32,11 +32,12 @@ from flows.cli.attack_file import (
     numbers,
     parse_shape,
 )
-from flows.cli.options import command, out
+from flows.cli.options import SeparatorFile, command, out
 
 weights_app = typer.Typer()
 Weights = Annotated[Path, "safetensors, or a state dict of torch.save."]
 Attacks = Annotated[int | None, "--attacks", "How many."]
+SEPARATOR = "attack.separator"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +91,7 @@ def attack_weights(
         Literal["auto", "span", "kkt"],
         "span: takes the first layer apart, in seconds; kkt: minutes to hours.",
     ] = "auto",
+    separator: SeparatorFile = None,
     classifier: Classifier,
     n_attacks: Attacks = None,
     n_images: Annotated[
@@ -113,11 +115,11 @@ def attack_weights(
     span = SpanAttack(start="unknown" if initial is None else "known")
     beside = {"optimizers": optimizer, "checkpoints": checkpoint, "gradients": gradients}
     given = {name: tuple(paths or ()) for name, paths in beside.items()}
+    changed = assignments(settings) | ({} if separator is None else {SEPARATOR: separator})
     job = _job(weights, classifier, known, initial=initial, **given, attack=span)
     chosen, prepared, why = prepared_by(
-        job, method, source=source, n_attacks=n_attacks, n_images=n_images,
-        settings=assignments(settings),
-    )  # fmt: skip
+        job, method, source=source, n_attacks=n_attacks, n_images=n_images, settings=changed
+    )
     if why:
         out.print(f"Method: {why}", markup=False)
     _attack(chosen, prepared, attempt)

@@ -23,7 +23,16 @@ from flows.cli.attack_file import (
     numbers,
     parse_shape,
 )
-from flows.cli.options import Computed, Data, FreshStore, SkipFiles, command, out, start_over
+from flows.cli.options import (
+    Computed,
+    Data,
+    FreshStore,
+    SeparatorFile,
+    SkipFiles,
+    command,
+    out,
+    start_over,
+)
 from flows.cli.study import show_costs, show_rows
 
 audit_app = typer.Typer()
@@ -84,6 +93,7 @@ def audit(
         list[str] | None,
         "Exit code 3 above a limit, e.g. good>0.05@fpr=0.01; repeatable.",
     ] = None,
+    separator: SeparatorFile = None,
     only: Annotated[str, "Just the defences whose name contains this."] = "",
     skip_corrupt: SkipFiles = False,
     settings: Annotated[
@@ -105,6 +115,7 @@ def audit(
     """
     from flows.audit import AUDIT, recipe_settings
     from flows.settings import parse_assignments
+    from recon_core.attacks.span.separator import SHIPPED
 
     chosen: dict[str, Any] = {} if data is None else {"data": data}
     if skip_corrupt:
@@ -115,6 +126,9 @@ def audit(
         chosen |= recipe_settings(recipe)
     chosen |= given.settings(data)
     chosen |= parse_assignments(settings or [])
+    if separator is not None:
+        own = separator if separator in SHIPPED else str(Path(separator).absolute())
+        chosen["span.separator"] = own
     size: str | None = "quick" if quick else preset
     if given.weights is not None:
         size = _size_of_given(size, recipe)

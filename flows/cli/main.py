@@ -44,6 +44,7 @@ from flows.cli.options import (
     start_over,
 )
 from flows.cli.restore import restore_app
+from flows.cli.separator import train_app
 from flows.cli.study import study_app
 from flows.failures import commands_known, expected_line
 from storage.errors import SourceError, StorageError, StoreMismatchError, shown
@@ -89,6 +90,7 @@ app.add_typer(top_up_app)
 app.add_typer(restore_app)
 compare_app = typer.Typer()
 app.add_typer(compare_app)
+app.add_typer(train_app, name="train")
 app.add_typer(study_app)
 app.add_typer(audit_app)
 
@@ -193,7 +195,7 @@ def curate(
     show_facts(out, "Curation", facts)
 
 
-@command(app, "train")
+@command(train_app, None)
 def train(
     *,
     store: Store = DEFAULT_STORE,

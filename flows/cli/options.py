@@ -32,9 +32,9 @@ FAILED = 1
 DEFAULT_STORE = Path("palimpsest-runs/demo")
 
 
-def command(app: typer.Typer, name: str) -> Callable[[Function], Function]:
-    """Makes a function a command of `app`; a last paragraph of its docstring with examples ends its
-    help.
+def command(app: typer.Typer, name: str | None) -> Callable[[Function], Function]:
+    """Makes a function a command of `app`, or of no name what `app` itself does when none of its
+    commands is given; a last paragraph of its docstring with examples ends its help.
 
     A parameter `size: Annotated[int, "Help."]` is the option `--size`; another name of it, as in
     `Annotated[int, "--side", "Help."]`, stands before its help. A parameter whose type is a group,
@@ -53,14 +53,23 @@ def command(app: typer.Typer, name: str) -> Callable[[Function], Function]:
                 options.append(_option(given.name, group, given.default))
 
         @functools.wraps(function)
-        def run(**options: Any) -> None:
+        def run(*, context: typer.Context | None = None, **options: Any) -> None:
+            if context is not None and context.invoked_subcommand is not None:
+                return
             for parameter, group in groups.items():
                 options[parameter] = group(**{f.name: options.pop(f.name) for f in fields(group)})
             function(**options)
 
+        if name is None:
+            place = inspect.Parameter.KEYWORD_ONLY
+            options.append(inspect.Parameter("context", place, annotation=typer.Context))
         vars(run)["__signature__"] = inspect.Signature(options)
         about, example, examples = (inspect.getdoc(function) or "").partition("\n\nExample")
-        app.command(name, help=about, epilog=" ".join((example + examples).split()))(run)
+        epilog = " ".join((example + examples).split())
+        if name is None:
+            app.callback(invoke_without_command=True, help=about, epilog=epilog)(run)
+        else:
+            app.command(name, help=about, epilog=epilog)(run)
         return function
 
     return made
@@ -92,6 +101,9 @@ Settings = Annotated[
 Store = Annotated[Path, "Folder of the job's products."]
 Split = Annotated[Literal["train", "heldout"], "Which store of a job's folder."]
 Device = Literal["auto", "cpu", "cuda"]
+SeparatorFile = Annotated[
+    str | None, "--separator", "File of `palimpsest train separator`, or cifar | digits."
+]
 FreshStore = Annotated[bool, "Delete the store's products first."]
 Json = Annotated[bool, "--json", "One JSON object, for programs."]
 

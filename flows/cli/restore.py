@@ -97,7 +97,7 @@ def restore(
     denoised --limit 100` · `palimpsest restore --weights span --span victim.pt --initial
     epoch0.pt --input attack --out restored`
     """
-    from recon_core.attacks.span.search import FEWEST_LEARNED
+    from recon_core.attacks.span.search import FEWEST
     from storage.sources.picture_files import facts_of
     from tasks.restoring.folder import SHEET
     from tasks.restoring.in_span import open_span
@@ -118,7 +118,7 @@ def restore(
     show_facts(out, str(at), facts_of(len(inputs), (), reading))
     if allowed is not None and not allowed.exact:
         say(err, f"{in_span.span}: {BLURRED}")
-    if allowed is not None and weights == "span" and allowed.n_directions < FEWEST_LEARNED:
+    if allowed is not None and weights == "span" and allowed.n_directions < FEWEST:
         say(err, f"{in_span.span}: {FEW}")
     from flows import restore as flow  # Prefect, after all that may be refused
 

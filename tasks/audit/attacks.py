@@ -45,6 +45,7 @@ from tasks.audit.victims import (
     under,
     unit_pictures,
 )
+from tasks.families.weights.separators import given_separator
 from tasks.study.products import Arrays, Job, key_of
 
 AnyAttack = Attack | StrongInversion | NoiseAware
@@ -195,7 +196,9 @@ class AttackJob(Job):
             taken = (SpanRows(rows, begun[0] if begun else None, span.source, n_joined),)
         victim = Victim(architecture, parameters, start, inputs, taken)
         drawn = seeded_generator(self.seed, self.victim, "audit attack")
-        (left,) = attack_stack(self.attack, victim, [drawn], progress)
+        given = given_separator(span)
+        separator = None if given is None else given[0].to(device)
+        (left,) = attack_stack(self.attack, victim, [drawn], progress, separator=separator)
         return left.x[-1]
 
 

@@ -300,7 +300,7 @@ class Audit(Strict):
         source: Source = "weights"
         if name != "span":
             source = "state" if name == "span_state" else "gradients"
-        return replace(self.span, source=source, start="unknown", n_fine=0)
+        return replace(self.span, source=source, start="unknown")
 
 
 def limit_of(text: str) -> Limit:

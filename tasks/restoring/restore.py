@@ -24,8 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recon_core.attacks.span.features import shipped_model
 from recon_core.attacks.span.restoration import InSpan
+from recon_core.attacks.span.search import separator_for
 from recon_core.restore import EDM, BFDnCNN, RegressionUNet
 from recon_core.restore.edm import Constraint
 from recon_core.restore.generic import GENERIC_RESTORERS, need_wavelets
@@ -305,13 +305,8 @@ def _in_span(
     """The restorer with its answers in the span."""
     sides = (int(span.allowed.mean.shape[1]), int(span.allowed.mean.shape[2]))
     if str(weights) == SPAN:
-        known = tuple(shipped_model("fine").spectrum.shape)
-        if known != tuple(span.allowed.mean.shape):
-            raise ValueError(
-                f"--weights span knows images of {known[1]}x{known[2]} in colour, and the network "
-                f"of --span takes {sides[0]}x{sides[1]}; use another restorer with --span"
-            )
         again = SpanRestorer(span.allowed)
+        _ = separator_for(again.attack, (span.allowed.mean.shape[0], *sides))  # refuses others
         settings = {"attack": asdict(again.attack), "span": span.facts}
         return OpenRestorer(
             restorer=again,

@@ -110,7 +110,7 @@ def test_presets_are_the_sizes_that_they_say(name: str) -> None:
         {"defences": OWN},
         {"defences": []},
         {"defences.0.name": "it's new", "defences.1.about": "Another one."},
-        {"attacks": "span,kkt", "kkt.save_at": "20,40", "kkt.alpha": "3.5", "span.n_learned": "9"},
+        {"attacks": "span,kkt", "kkt.save_at": "20,40", "kkt.alpha": "3.5", "span.n_network": "9"},
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("preset", ["quick", "cpu"])

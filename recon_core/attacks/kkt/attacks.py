@@ -29,11 +29,10 @@ from recon_core.attacks.kkt.results import Left, left_by
 from recon_core.attacks.kkt.settings import Attack, span_of
 from recon_core.attacks.kkt.solver import Judge, reconstruct
 from recon_core.attacks.kkt.span_coordinates import directions_of, orthonormal, stacked
-from recon_core.attacks.span import guests
 from recon_core.attacks.span.attack import Separated, SpanAttack, separate
-from recon_core.attacks.span.features import shipped_model
 from recon_core.attacks.span.rows import SpanRows
-from recon_core.attacks.span.search import thinned, views_of
+from recon_core.attacks.span.search import separator_for, views_of
+from recon_core.attacks.span.separator import SHIPPED, Separator
 from recon_core.attacks.span.subspace import NoSpanError
 from recon_core.ncc import ncc_matrix
 from recon_core.threads import share_of
@@ -43,8 +42,8 @@ from recon_core.victims.network import Architecture, Parameters, Shape
 N_BEST = 10
 """Distances that the authors' stopping rule averages."""
 IN_THE_METRIC = 4
-"""Directions, sources, their guests and scores: numbers of pictures that a network's separation
-holds for each source."""
+"""Directions, sources, their interference and scores: numbers of pictures that a network's
+separation holds for each source."""
 ROWS_AT_ONCE = 1 << 14
 """Candidates of one stack of attacks on the same victim; bounds memory, 200 MB per buffer."""
 
@@ -55,12 +54,8 @@ def features_of(span: SpanAttack, shape: Shape) -> int:
     if span.sources in ("auto", "independent"):
         n_filters = (span.filter_size**2 - 1) * (shape[0] if span.colours else 1)
         counts.append(n_filters * _places(shape, span.filter_size, span.stride))
-    if span.sources in ("auto", "network") and shape == guests.SHAPE:
+    if _by_network(span, shape) is not None:
         counts.append(IN_THE_METRIC * math.prod(shape))
-    model = shipped_model()
-    if span.sources == "learned" and tuple(model.spectrum.shape) == shape:
-        n_filters, _channels, side, _side = model.filters.shape
-        counts.append(n_filters * _places(shape, side, model.stride))
     return max(counts)
 
 
@@ -71,17 +66,19 @@ def separation_operations(span: SpanAttack, n_directions: int, shape: Shape) -> 
     which it mostly is."""
     k, counts = n_directions, [0]
     if span.sources in ("auto", "independent"):
-        alone = replace(span, sources="independent", n_fine=0)
+        alone = replace(span, sources="independent")
         counts.append(6 * k * span.n_sources(k) * features_of(alone, shape))
-    by_network = span.sources == "network" or (span.sources == "auto" and span.start == "known")
-    if by_network and shape == guests.SHAPE:
-        counts.append(6 * k**2 * math.prod(shape) + k * guests.OPERATIONS)
-    model = shipped_model()
-    if span.sources == "learned" and tuple(model.spectrum.shape) == shape:
-        learned = replace(span, sources="learned", overcomplete=1.0)
-        seen = features_of(learned, shape) * model.filters[0].numel()
-        counts.append(4 * k**2 * math.prod(shape) + 6 * k * seen)
+    network = _by_network(span, shape)
+    if network is not None and (span.sources == "network" or span.start == "known"):
+        counts.append(6 * k**2 * math.prod(shape) + k * network.operations)
     return max(counts)
+
+
+def _by_network(span: SpanAttack, shape: Shape) -> Separator | None:
+    """The shipped separator that may be followed."""
+    if span.sources == "independent" or span.separator not in ("auto", *SHIPPED):
+        return None
+    return separator_for(span, shape)
 
 
 def _places(shape: Shape, side: int, stride: int) -> int:
@@ -92,9 +89,7 @@ def check_pictures(attack: Attack, n_images: int, shape: Shape) -> None:
     """Raises ValueError, before a victim is trained, for pictures too small for a separation."""
     span = span_of(attack)
     if span is not None:
-        views = views_of(span, torch.zeros(1, span.n_images or n_images, *shape))
-        if views.model is None:
-            thinned(views.z, views.n_filters, span.thinned)
+        views_of(span, torch.zeros(1, span.n_images or n_images, *shape))
 
 
 @dataclass(frozen=True)
@@ -119,9 +114,15 @@ class Victim:
 
 
 def attack_stack(
-    attack: Attack, victim: Victim, generators: Sequence[torch.Generator], progress: Progress
+    attack: Attack,
+    victim: Victim,
+    generators: Sequence[torch.Generator],
+    progress: Progress,
+    *,
+    separator: Separator | None = None,
 ) -> list[Left]:
-    """Results of Q attacks, in order, each with a generator of its own.
+    """Results of Q attacks, in order, each with a generator of its own; `separator` as in
+    `separate`.
 
     An attack on weights that are not finite, or in which nothing stands out of the noise, leaves
     nothing. Raises ValueError for settings that do not go with the images.
@@ -133,10 +134,11 @@ def attack_stack(
             return _searched_in_span(attack, victim, settings, (x, lam), progress)
         return _searched(attack, victim, settings, (x, lam, None), progress)
     if isinstance(attack, SpanAttack):
-        found = _separated(attack, victim, generators, progress)
+        found = _separated(attack, victim, generators, progress, separator)
         return [_left_by_separation(one, victim) for one in found]
     settings = settings_of(attack.kkt, generators)
-    found = _separated(attack.span, victim, generators, share_of(progress, 0.0, 0.3))
+    part = share_of(progress, 0.0, 0.3)
+    found = _separated(attack.span, victim, generators, part, separator)
     left = [_left_by_separation(one, victim) for one in found]
     by_size = sorted(range(len(left)), key=lambda q: left[q].x.shape[1])
     done = 0
@@ -251,6 +253,7 @@ def _separated(
     victim: Victim,
     generators: Sequence[torch.Generator],
     progress: Progress,
+    separator: Separator | None,
 ) -> list[Separated | None]:
     """What is in the weights that each attack is on; None where that is nothing. One after another
     on a CPU, where what a run is batched with must not change a bit, and where one has nothing."""
@@ -265,6 +268,7 @@ def _separated(
             generators[some],
             start=None if victim.start is None else victim.start.rows(rows[some]),
             rows=victim.taken and [victim.taken[r] for r in rows[some].tolist()],
+            separator=separator,
             progress=part,
         )
 

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from recon_core.attacks.span.features import dct_filters, outputs_of
 from recon_core.attacks.span.rows import SpanRows, weight_rows
-from recon_core.attacks.span.search import best_start, ladder_of, refined, sources_for, views_of
+from recon_core.attacks.span.search import best_start, separator_for, sources_for, views_of
 from recon_core.attacks.span.separation import contrast
+from recon_core.attacks.span.separator import Separator, aligned
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.attacks.span.sources import Sources, denoised, sources_of
 from recon_core.attacks.span.subspace import Subspace
@@ -60,17 +62,19 @@ def separate(
     *,
     start: Parameters | None = None,
     rows: Sequence[SpanRows] | None = None,
+    separator: Separator | None = None,
     progress: Progress = no_progress,
 ) -> list[Separated]:
     """Findings in the weights of R victims (`parameters`), in order.
 
     `start` are the weights that training started from (of R networks, or of one), for
     `attack.start` "known". `rows`: what is taken apart of each victim, by default its weights less
-    the start; of another `attack.source` the weights only tell signs and labels. On a GPU victims
-    that follow each other with equally many directions are separated at once; on a CPU one after
-    the other, so that a result does not depend on what it is batched with. Raises ValueError for a
-    convolution in front, weights that are not finite, no start where one is needed, rows of another
-    source, or fewer directions than asked for.
+    the start; of another `attack.source` the weights only tell signs and labels. `separator`: one
+    that was learned for such images, by default a shipped one where its shape fits. On a GPU
+    victims that follow each other with equally many directions are separated at once; on a CPU one
+    after the other, so that a result does not depend on what it is batched with. Raises ValueError
+    for a convolution in front, weights that are not finite, no start where one is needed, rows of
+    another source, or fewer directions than asked for.
     """
     check_victim(architecture)
     each = [parameters.rows(slice(r, r + 1)) for r in range(len(generators))]
@@ -91,7 +95,7 @@ def separate(
             "of that source, or another attack.source"
         )
     problems = [
-        _problem(attack, architecture, *victim)
+        _problem(attack, architecture, *victim, separator=separator)
         for victim in zip(each, rows, generators, strict=True)
     ]
     found: list[Separated] = []
@@ -101,7 +105,7 @@ def separate(
         stacks = [list(group) for _, group in groups]
     for stack in stacks:
         ends = [n / len(problems) for n in (len(found), len(found) + len(stack))]
-        found += _separate_stack(architecture, stack, share_of(progress, *ends))
+        found += _separate_stack(architecture, stack, separator, share_of(progress, *ends))
     progress(1.0)
     return found
 
@@ -131,30 +135,36 @@ def _problem(
     parameters: Parameters,
     given: SpanRows,
     generator: torch.Generator,
+    *,
+    separator: Separator | None = None,
 ) -> _Problem:
     span = given.subspace(architecture.shape, n_directions=attack.n_images, surplus=attack.surplus)
-    decided = sources_for(attack, span, architecture.shape)
+    decided = sources_for(attack, span, architecture.shape, separator)
     rows = given.less(span.start_shares)
     return _Problem(decided, parameters, rows, span, architecture.shape, generator)
 
 
 def _separate_stack(
-    architecture: Architecture, stack: Sequence[_Problem], progress: Progress
+    architecture: Architecture,
+    stack: Sequence[_Problem],
+    separator: Separator | None,
+    progress: Progress,
 ) -> list[Separated]:
     attack, d, shape = stack[0].attack, architecture.d, architecture.shape
-    pictures = torch.stack([p.span.vectors[:, :d].unflatten(1, shape) for p in stack])
-    ladder = ladder_of(attack, pictures)
-    views = ladder[-1]
-    searched = attack.n_iterations * attack.n_starts
-    total = searched + attack.n_fine
+    pictures = [p.span.vectors[:, :d] for p in stack]
+    if attack.sources == "network":
+        separator = separator_for(attack, shape, pictures[0].device, separator)
+        assert separator is not None
+        pictures = [aligned(separator, p.span.vectors) for p in stack]
+    views = views_of(attack, torch.stack(pictures).unflatten(2, shape), separator)
+    total = attack.n_iterations * attack.n_starts
     generators = [p.generator for p in stack]
-    best = best_start(attack, ladder, generators, lambda n: progress(n / total))
-    if attack.n_fine:
-        begun = best.rotation @ views.whiten
-        views = views_of(attack, pictures, kind="fine")
-        ended = refined(attack, begun, views, lambda n: progress((searched + n) / total))
-        best = replace(ended, n_iterations=best.n_iterations + ended.n_iterations)
-    features = views.features(best.sources)
+    best = best_start(attack, views, generators, lambda n: progress(n / total))
+    features = best.sources
+    if views.separator is not None:
+        filters = dct_filters(attack.filter_size, shape[0], colours=attack.colours)
+        shown = best.sources.unflatten(2, shape)
+        features = torch.stack([outputs_of(x, filters, stride=attack.stride) for x in shown])
     unit = features / features.square().mean(2, keepdim=True).sqrt().clamp_min(1e-30)
     sparsity = -contrast(unit, attack.scales[-1])
     found = [problem.sources(best.rotation[r] @ views.whiten[r]) for r, problem in enumerate(stack)]

@@ -31,17 +31,14 @@ FLAT = 1e-4
 """Largest entry of a relative gradient at which a matrix has arrived."""
 CLEAN_EVERY = 20
 """Iterations after which Y = W Z is computed anew and W is cleaned of roundings."""
-RENEWED_EVERY = 10
-"""Iterations after which a Hessian's approximation that costs much is computed anew."""
 
 SMALLEST_EIGENVALUE, SMALLEST_OWN = 0.01, 0.2
 """Bounds of the approximated Hessian's eigenvalues, off its diagonal and on it."""
 
 Solve = Callable[[Float[Tensor, "r k k"]], Float[Tensor, "r k k"]]
 """H^{-1} g of every matrix, with the approximated Hessian H."""
-Derivatives = Callable[[bool], tuple[Float[Tensor, "r k k"], Solve | None]]
-"""The relative gradients at one W, and their Hessians' approximation, which may be left out unless
-it is asked for."""
+Derivatives = Callable[[], tuple[Float[Tensor, "r k k"], Solve]]
+"""The relative gradients at one W, and their Hessians' approximation."""
 Report = Callable[[int], None]
 """Called with the iterations that are done."""
 
@@ -97,8 +94,7 @@ def minimise(
     by more than `tolerance` of itself (of 1, where it is smaller) in 20 iterations, or every
     gradient is flat."""
     at, memory = _at(objective, start, start @ z), Memory()
-    gradient, solve = at.derivatives(True)
-    assert solve is not None
+    gradient, solve = at.derivatives()
     length, history = torch.ones_like(at.loss), deque([at.loss], maxlen=LOOK_BACK + 1)
     n, settled = 0, False
     while n < n_iterations and not settled:
@@ -110,8 +106,7 @@ def minimise(
             w = objective.clean(at.w)
             at = _at(objective, w, w @ z)._replace(loss=at.loss)
         before = gradient
-        gradient, renewed = at.derivatives(n % RENEWED_EVERY == 0)
-        solve = renewed or solve
+        gradient, solve = at.derivatives()
         memory.add(p, gradient - before)
         memory.forget(p.abs().amax((1, 2)) == 0)
         history.append(at.loss)
@@ -146,9 +141,8 @@ def _line_search(
 ) -> tuple[Float[Tensor, "r k k"], _Place, Float[Tensor, " r"]]:
     """(step, where it leads, the length to try next) after backtracking from `length` (Armijo). A
     step that is too long is cut where the parabola through both values and the slope is lowest
-    (Nocedal and Wright 2006, section 3.5), and the next begins there: models of images bend more
-    than their approximated Hessians say, so that full steps fail again and again. A matrix that
-    finds nothing lower stays."""
+    (Nocedal and Wright 2006, section 3.5), and the next begins there. A matrix that finds nothing
+    lower stays."""
     w, y, loss, _ = at
     for _ in range(TRIALS):
         p = length[:, None, None] * direction

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from recon_core.attacks.span.attack import check_victim
 from recon_core.attacks.span.rows import SpanRows, weight_rows
-from recon_core.attacks.span.search import sources_for, views_of
+from recon_core.attacks.span.search import FEWEST, sources_for, views_of
+from recon_core.attacks.span.separator import Separator
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.attacks.span.sources import biases_tell
 from recon_core.attacks.span.subspace import Subspace
@@ -41,16 +42,18 @@ def span_preflight(
     parameters: Parameters,
     rows: SpanRows | None = None,
     *,
+    separator: Separator | None = None,
     unknown_layers: Sequence[tuple[str, str]] = (),
     images: Float[Tensor, "n d"] | None = None,
 ) -> tuple[Preflight, Subspace | None]:
     """(what speaks for and against the attack on one network, the span if there is one).
 
-    `rows`: what is to be taken apart, by default the weights. `unknown_layers`:
-    (name, kind) of tensors beside the layers. `images`: the training images as the network saw
-    them, mean subtracted.
+    `rows`: what is to be taken apart, by default the weights. `separator`: one that is given.
+    `unknown_layers`: (name, kind) of tensors beside the layers. `images`: the training images as
+    the network saw them, mean subtracted.
     """
-    check = _Check(attack, architecture, parameters, rows or weight_rows(parameters))
+    given = rows or weight_rows(parameters)
+    check = _Check(attack, architecture, parameters, given, separator)
     findings = [*check.layers(unknown_layers), *check.first_layer()]
     if check.span is not None:
         findings += check.directions(check.span)
@@ -68,6 +71,7 @@ class _Check:
     architecture: Architecture
     parameters: Parameters
     rows: SpanRows
+    separator: Separator | None
     span: Subspace | None = None
     numbers: dict[str, float] = field(default_factory=dict)
 
@@ -170,19 +174,28 @@ class _Check:
     def _features(self, span: Subspace) -> Iterator[Finding]:
         shape = self.architecture.shape
         pictures = span.vectors[:, : self.architecture.d].unflatten(1, shape)
-        decided = sources_for(self.attack, span, shape)
+        subject, given = "images are told apart", self.separator
         try:
-            views_of(decided, pictures[None])
+            decided = sources_for(self.attack, span, shape, given)
+            views = views_of(decided, pictures[None], given)
         except ValueError as error:
             yield Finding("stop", "features", f"{error}.")
             return
-        if decided.sources == "network":
+        better = "`palimpsest train separator` learns one from public images of the same kind"
+        if views.separator is not None:
+            card = views.separator.card
             text = (
-                "by a network that knows JPEG copies of CIFAR-10. Of lossless photographs plain "
-                "filters gave more (SSIM .724 for .687 of 100): try --set "
-                "attack.sources=independent, too."
+                f"by a network that learned from {card.n_pictures:,} pictures ({card.source}). Of "
+                f"images of another kind fewer come back; {better}."
             )
-            yield Finding("ok", "images are told apart", text)
+            yield Finding("ok", subject, text)
+        elif self.attack.sources == "auto" and span.ends_sharply and len(pictures) >= FEWEST:
+            size = "x".join(map(str, shape))
+            text = (
+                f"by plain filters: no separator for images of {size} comes with the package. More "
+                f"would come back with one: {better} (--separator)."
+            )
+            yield Finding("ok", subject, text)
 
     def start_of(self, span: Subspace) -> Iterator[Finding]:
         subject = "the start"

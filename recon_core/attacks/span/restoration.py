@@ -65,12 +65,11 @@ class InSpan:
         """For every picture the source that it is most like once a separation that was begun at the
         pictures (see `start_at`) has gone on (`search.continued`), in [0, 1].
 
-        Raises ValueError for pictures of a shape that the model of images does not know.
+        Raises ValueError for pictures of a shape that no separator knows.
         """
         unmixing = start_at(self._coordinates(pictures), generator)
         shown = self.directions.unflatten(1, self.mean.shape)[None]
-        total = attack.n_iterations if attack.sources == "network" else attack.n_fine
-        rows = continued(attack, unmixing[None], shown, lambda n: progress(n / total))
+        rows = continued(attack, unmixing[None], shown, lambda n: progress(n / attack.n_iterations))
         progress(1.0)
         sources = rows[0] @ self.directions
         given = (pictures - self.mean).flatten(1)

@@ -29,7 +29,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from recon_core.attacks.span.features import SourceModel
 from recon_core.attacks.span.lbfgs import (
     Derivatives,
     Descent,
@@ -60,7 +59,7 @@ class Sparsity:
     def at(
         self, _w: Float[Tensor, "r k k"], y: Float[Tensor, "r k t"]
     ) -> tuple[Float[Tensor, " r"], Derivatives]:
-        return contrast(y, self.scale).sum(1), lambda _anew: self._derivatives(y)
+        return contrast(y, self.scale).sum(1), lambda: self._derivatives(y)
 
     def _derivatives(self, y: Float[Tensor, "r k t"]) -> tuple[Float[Tensor, "r k k"], Solve]:
         inverse = y.square().add_(self.scale**2).reciprocal_()
@@ -162,18 +161,8 @@ def grouped_fixed_point(
     return Descent(w, y, contrast(y, scale).sum(1), n_iterations, False)
 
 
-class _Free:
-    """How W moves where it may be any matrix: to (I + p) W."""
-
-    def step(self, p: Float[Tensor, "r k k"]) -> Float[Tensor, "r k k"]:
-        return p + torch.eye(p.shape[-1], dtype=p.dtype, device=p.device)
-
-    def clean(self, w: Float[Tensor, "r k k"]) -> Float[Tensor, "r k k"]:
-        return w
-
-
 @dataclass(frozen=True)
-class Likelihood(_Free):
+class Likelihood:
     """-log|det W| + a sum_i E[log(1 + (y_i / c)^2)]: independent Student sources with 2a - 1
     degrees of freedom; relative gradient a E[psi(y) y^T] - I, psi(y) = 2y / (c^2 + y^2), with
     Picard's 2x2 blocks for the Hessian (Ablin, Cardoso and Gramfort 2018, "Faster independent
@@ -187,7 +176,7 @@ class Likelihood(_Free):
     ) -> tuple[Float[Tensor, " r"], Derivatives]:
         volume = torch.linalg.slogdet(w.double()).logabsdet
         value: Tensor = self.shape * contrast(y, self.scale).sum(1) - volume.to(y.dtype)
-        return value, lambda _anew: self._derivatives(y)
+        return value, lambda: self._derivatives(y)
 
     def _derivatives(self, y: Float[Tensor, "r k t"]) -> tuple[Float[Tensor, "r k k"], Solve]:
         square = y.square()
@@ -198,42 +187,8 @@ class Likelihood(_Free):
         h.diagonal(dim1=1, dim2=2).copy_((curve * square).mean(2))
         return g - torch.eye(y.shape[1], dtype=y.dtype, device=y.device), likelihood_blocks(h)
 
+    def step(self, p: Float[Tensor, "r k k"]) -> Float[Tensor, "r k k"]:
+        return p + torch.eye(p.shape[-1], dtype=p.dtype, device=p.device)
 
-@dataclass(frozen=True)
-class ModelLikelihood(_Free):
-    """-log|det W| + sum_i E(x_i) / d of sources Y = W Z, which are pictures (d = c h w), for a
-    batch of spans. `precision` (r, k, k): Z's Gram matrix in units of the images' covariance, so
-    that tr(W S W^T) = sum_i x_i^T C^{-1} x_i. The rows of W are scaled by the model itself."""
-
-    model: SourceModel
-    precision: Float[Tensor, "r k k"]
-
-    def at(
-        self, w: Float[Tensor, "r k k"], y: Float[Tensor, "r k d"]
-    ) -> tuple[Float[Tensor, " r"], Derivatives]:
-        """The values and the scores in one pass over the pools. The Hessian, as if filters were
-        independent, with E[psi'] of each, takes one more and is left out unless asked for."""
-        d = y.shape[2]
-        pooled, gradients = self.model.pooled(self._pictures(y))
-        square = ((w @ self.precision) * w).sum((1, 2))
-        energy = (pooled.view(y.shape[:2]).sum(1) + self.model.kappa / 2 * square) / d
-        volume = torch.linalg.slogdet(w.double()).logabsdet.to(energy)
-        score = gradients.view(y.shape) / d
-
-        def derivatives(anew: bool) -> tuple[Tensor, Solve | None]:
-            stiff = (self.model.kappa / d) * (w @ self.precision @ w.mT)
-            relative = torch.bmm(score, y.mT) + stiff - torch.eye(w.shape[1]).to(w)
-            return relative, self._hessian(y, stiff) if anew else None
-
-        return energy - volume, derivatives
-
-    def _hessian(self, y: Float[Tensor, "r k d"], stiff: Float[Tensor, "r k k"]) -> Solve:
-        curves, squares = (
-            part.view(*y.shape[:2], -1) for part in self.model.curves(self._pictures(y))
-        )
-        h = torch.bmm(curves / y.shape[2], squares.mT)
-        return likelihood_blocks(h + stiff.diagonal(dim1=1, dim2=2)[:, None, :])
-
-    def _pictures(self, y: Float[Tensor, "r k d"]) -> Float[Tensor, "m c h w"]:
-        pictures: Tensor = y.flatten(0, 1).unflatten(1, self.model.spectrum.shape)
-        return pictures
+    def clean(self, w: Float[Tensor, "r k k"]) -> Float[Tensor, "r k k"]:
+        return w

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from recon_core.attacks.span.guests import N_FREED
 from recon_core.attacks.span.rows import Source
 from recon_core.attacks.span.separation import Stage
+from recon_core.attacks.span.separator import N_FREED
 from recon_core.strict import Strict
 
 MOST_OVERCOMPLETE = 100
@@ -21,22 +21,19 @@ class SpanAttack(Strict):
     gradients (`rows`). `start`: whether the weights' start is known and taken off. `n_images`: the
     number of directions; None counts those that stand out of the noise and takes the share
     `surplus` more.
-    `sources`: "independent" takes filters' outputs for independent, which bears noise in the span;
-    "learned" takes models of images that come with the package (`source_model`), in at most
-    `n_learned` iterations, a sixth of them in more noise, and tells hundreds of images apart where
-    the span is known well. `n_fine`: the most iterations of "learned" after them, with the finest
-    model. "network" follows a network that tells an image from the others in it (`guests`), for at
-    most `n_network` iterations, and takes 500 images apart. "auto" is "network" where the span ends
-    sharply, after 32 directions or more, for images of the network's shape. The rest is of
-    "independent":
+    `sources`: "independent" takes filters' outputs for independent, which bears noise in the span.
+    "network" follows a network that was learned from images of the kind (`separator`), for at most
+    `n_network` iterations, and tells hundreds of images apart. "auto" is "network" where the span
+    ends sharply, after 32 directions or more, and the network's card says that it beats filters.
+    `separator`: the name of a shipped one, "auto" for the one of the images' shape, or
+    "sha256:..." of one that is given beside these settings. The rest is of "independent":
 
     `filter_size`, `colours`, `stride`: the cosine filters whose outputs are separated. `scales` and
-    `n_rotations`: c of the score and the most iterations at each; these see every `thinned`-th
-    place, and what follows sees them all. `n_grouped`: steps of the grouped fixed point at
-    `grouped_scale`. `n_likelihood`: iterations without orthogonality, of sources with shape `shape`
-    and scale `likelihood_scale`; 0 leaves them out. A stage ends early once the objective falls by
-    less than `tolerance` of itself in 20 iterations. `n_starts`: random starts, of which the one
-    with the lowest objective is kept.
+    `n_rotations`: c of the score and the most iterations at each. `n_grouped`: steps of the grouped
+    fixed point at `grouped_scale`. `n_likelihood`: iterations without orthogonality, of sources
+    with shape `shape` and scale `likelihood_scale`; 0 leaves them out. A stage ends early once the
+    objective falls by less than `tolerance` of itself in 20 iterations. `n_starts`: random starts,
+    of which the one with the lowest objective is kept.
 
     `overcomplete`: sources for each direction. Where noise hides some of the images' directions,
     there are more images than directions, and a tight frame of sources shows more of them than a
@@ -49,16 +46,14 @@ class SpanAttack(Strict):
     start: Literal["unknown", "known"] = "unknown"
     n_images: int | None = None
     surplus: float = 0.1
-    sources: Literal["auto", "independent", "learned", "network"] = "auto"
+    sources: Literal["auto", "independent", "network"] = "auto"
+    separator: str = "auto"
     n_network: int = 300
-    n_learned: int = 600
-    n_fine: int = 0
     filter_size: int = 4
     colours: bool = True
     stride: int = 2
     scales: tuple[float, ...] = (2.0, 1.0, 0.7, 0.5)
     n_rotations: tuple[int, ...] = (40, 200, 150, 150)
-    thinned: int = 1
     n_grouped: int = 100
     grouped_scale: float = 0.4
     n_likelihood: int = 60
@@ -75,22 +70,15 @@ class SpanAttack(Strict):
                 "start='unknown'"
             )
         self._at_least(2, "filter_size", "n_images")
-        self._at_least(1, "stride", "n_starts", "n_learned", "n_network", "thinned")
-        self._at_least(0, "n_grouped", "n_likelihood", "n_fine")
-        if self.n_fine and self.sources in ("independent", "network"):
-            raise ValueError(
-                f"n_fine={self.n_fine} goes on with the model of images of sources='learned', and "
-                f"sources={self.sources!r} has none; use that, or n_fine=0"
-            )
+        self._at_least(1, "stride", "n_starts", "n_network")
+        self._at_least(0, "n_grouped", "n_likelihood")
         self._positive("grouped_scale", "shape", "likelihood_scale")
         if not 1 <= self.overcomplete <= MOST_OVERCOMPLETE:
             raise ValueError(
                 f"overcomplete={self.overcomplete} sources for each direction; give 1 to "
                 f"{MOST_OVERCOMPLETE}"
             )
-        if self.overcomplete > 1 and (
-            self.sources in ("learned", "network") or self.n_grouped == 0
-        ):
+        if self.overcomplete > 1 and (self.sources == "network" or self.n_grouped == 0):
             raise ValueError(
                 f"overcomplete={self.overcomplete} with sources={self.sources!r} and n_grouped="
                 f"{self.n_grouped}; a frame is searched by the grouped steps of 'independent', so "
@@ -124,7 +112,6 @@ class SpanAttack(Strict):
             independent += sum(self.n_rotations) + self.n_likelihood
         by_sources = {
             "independent": independent,
-            "learned": self.n_learned,
             "network": self.n_network + N_FREED,
         }
         by_sources["auto"] = max(independent, by_sources["network"])

@@ -48,6 +48,7 @@ from tasks.families.weights.cache import (
     save_run,
 )
 from tasks.families.weights.inputs import Victim, order_said
+from tasks.families.weights.separators import given_separator
 
 ROWS_AT_ONCE = 1 << 14
 """Candidates of one stack of attacks on a GPU."""
@@ -167,10 +168,12 @@ def description(job: WeightsJob, victim: Victim, device: str) -> dict[str, Any]:
         if attack["coordinates"] == "pixels":
             del attack["coordinates"]
     else:
-        before = {"n_network": 300, "n_fine": 0, "thinned": 1, "overcomplete": 1.0}
+        before = {"n_network": 300, "overcomplete": 1.0, "separator": "auto"}
         for name, value in before.items():
             if attack[name] == value:
                 del attack[name]
+    if (separator := given_separator(job.attack)) is not None:
+        attack["separator"] = separator[1]
     return {
         "weights": victim.file.sha256,
         **beside,
@@ -204,6 +207,8 @@ class _Runner:
         self.job, self.victim, self.device, self.cache = job, victim, device, cache
         self.on_progress = on_progress
         self.parameters = victim.parameters.map(lambda tensor: tensor.to(device))
+        given = given_separator(job.attack)
+        self.separator = None if given is None else given[0].to(device)
         self.fractions = dict.fromkeys(self.done(), 1.0)
         self.stop = threading.Event()
 
@@ -243,6 +248,7 @@ class _Runner:
             self.parameters,
             [seeded_generator(self.job.seed, number, "attack")],
             rows=[self.victim.sources[attack.source].to(self.device)],
+            separator=self.separator,
             progress=on_progress,
         )
         self._keep_sources(number, found[0], clock.seconds)

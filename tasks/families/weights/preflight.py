@@ -28,6 +28,7 @@ from tasks.families.weights.inputs import (
     read_std,
     read_victim,
 )
+from tasks.families.weights.separators import given_separator
 from tasks.families.weights.sources import check_source, source_finding, source_record
 from tasks.families.weights.told import check_order, choose_mean, directions_of
 
@@ -153,11 +154,13 @@ def _outlook(
     """(what the weights say, the span they have, where labels are from)."""
     unknown = [(unknown.name, unknown.kind) for unknown in victim.layers.unknown]
     if isinstance(attack, SpanAttack):
+        given = given_separator(attack)
         found, span = span_preflight(
             attack,
             victim.architecture,
             victim.parameters,
             victim.sources[attack.source],
+            separator=None if given is None else given[0],
             unknown_layers=unknown,
             images=images,
         )

@@ -119,7 +119,7 @@ def test_a_separation_of_few_images_says_that_it_brings_nothing(
 ) -> None:
     images = photograph_tiles(32, shrink=1)[:6].numpy()
     network_of(images, tmp_path / "victim.pt", start=tmp_path / "start.pt")
-    monkeypatch.setattr("recon_core.attacks.span.search.FEWEST_LEARNED", fewest)
+    monkeypatch.setattr("recon_core.attacks.span.search.FEWEST", fewest)
     words = ["--weights", "span", "--span", tmp_path / "victim.pt"]
     words += ["--initial", tmp_path / "start.pt", "--device", "cpu"]
     words += ["--input", picture_folder(tmp_path / "in", images), "--out", tmp_path / "out"]
@@ -165,10 +165,14 @@ def test_pictures_are_resized_when_asked(
         ({"--span-tolerance": 0}, 2, "--initial, .* are of the network of --span; give it"),
         ({"--span": "own.pt", "--span-tolerance": 2}, 2, "--span-tolerance 2 is no distance"),
         ({"--span": "nowhere"}, 2, "nowhere"),
-        ({"--weights": "span", "--span": "own.pt"}, 2, "span knows images of 32x32 .* takes 8x8;"),
+        (
+            {"--weights": "span", "--span": "own.pt"},
+            2,
+            "knows no images of 3x8x8; learn a separator",
+        ),
         ({"--span": "grey.safetensors"}, 2, "is 8x8 in colour, and the network in .* of 1x8x8"),
         ({"--span": "other.safetensors"}, 2, "they are not of this network. Give --span the"),
-        ({"--span": "still.safetensors", "--initial": "still.safetensors"}, 2, "are their start"),
+        ({"--span": "still.safetensors", "--initial": "still.safetensors"}, 2, "is its start"),
         ({"--span": "other.safetensors", "--std": "x"}, 2, "--std x is no number"),
         ({"--weights": "empty"}, 1, "no finished restorer"),
         ({"--input": "nowhere"}, 2, "nowhere is neither a folder of pictures nor a store"),

@@ -164,22 +164,13 @@ def test_what_later_releases_added_is_in_the_manifest_only_where_it_is_used(
     assert swept["experiment"]["attack"]["halving"] == {"first": 500, "factor": 3}
     span = Campaign(sampling=SAMPLING, experiment=KKT(attack=SpanAttack())).manifest(images)
     assert span["campaign"]["experiment"]["attack"]["kind"] == "span"
-    for fine in (
-        SpanAttack(),
-        SpanAttack(n_fine=800),
-        SpanAttack(thinned=3),
-        SpanAttack(overcomplete=2.0),
-    ):
-        for attack in (fine, SpanThenKKT(span=fine)):
+    for frame in (SpanAttack(), SpanAttack(overcomplete=2.0)):
+        for attack in (frame, SpanThenKKT(span=frame)):
             told = Campaign(sampling=SAMPLING, experiment=KKT(attack=attack)).manifest(images)
             settings = told["campaign"]["experiment"]["attack"]
             settings = settings.get("span", settings)
-            assert settings.get("n_fine", 0) == fine.n_fine
-            assert settings.get("thinned", 1) == fine.thinned
-            assert ("n_fine" in settings) == (fine.n_fine > 0)
-            assert ("thinned" in settings) == (fine.thinned > 1)
-            assert settings.get("overcomplete", 1.0) == fine.overcomplete
-            assert ("overcomplete" in settings) == (fine.overcomplete > 1)
+            assert settings.get("overcomplete", 1.0) == frame.overcomplete
+            assert ("overcomplete" in settings) == (frame.overcomplete > 1)
     guarded = KKT(defence=MixCon(lam=2.0), defence_layer=1)
     told = Campaign(sampling=SAMPLING, experiment=guarded).manifest(images)["campaign"]
     assert told["experiment"]["defence"]["lam"] == 2.0

@@ -38,9 +38,6 @@ SMALL, LARGE = (2, 16, 12), (50, 200, 32)
 """Images, width and side of the images of the two victims that are measured."""
 DIRECTIONS_PER_IMAGE = 1.5
 """Directions of a separation: those that Adadelta leaves of 100 images at width 200, and more."""
-FINE_COST = 1.5
-"""An iteration with the finer model of images, in those with the coarse (1.6 at 400 images on a
-busy core, 1.2 at 430 on two idle ones)."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +129,7 @@ def attack_seconds(experiment: KKT, n_images: int, shape: Shape, pace: Pace) -> 
         k = _directions(experiment, span, n_images)
         operations = separation_operations(span, k, shape)
         iteration = pace.iteration_s + operations / pace.attack_rate
-        seconds += (span.n_starts * span.n_iterations + FINE_COST * span.n_fine) * iteration
+        seconds += span.n_starts * span.n_iterations * iteration
     if kkt is not None:
         operations = attack_operations(experiment, n_images, shape)
         seconds += kkt.n_iterations * (pace.iteration_s + operations / pace.attack_rate)

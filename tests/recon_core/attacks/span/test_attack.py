@@ -13,7 +13,7 @@ from recon_core.attacks.span import attack as attack_module
 from recon_core.attacks.span.attack import Separated, SpanAttack, _problem, separate
 from recon_core.attacks.span.lbfgs import Descent, unheard
 from recon_core.attacks.span.rows import weight_rows
-from recon_core.attacks.span.search import best_start, ladder_of, thinned
+from recon_core.attacks.span.search import best_start, views_of
 from recon_core.attacks.span.separation import Likelihood, rotation_start
 from recon_core.victims.network import Architecture, Conv, Network, Parameters
 from tests.recon_core.drawing import generator
@@ -173,13 +173,13 @@ def test_several_starts_keep_the_lowest() -> None:
     pictures = torch.linalg.qr(_images().mT)[0].mT[: N - 1].unflatten(1, (3, SIDE, SIDE))[None]
     short = replace(QUICK, n_rotations=(2, 1, 1, 1), n_grouped=1, n_likelihood=1)
     attack = replace(short, n_starts=3, sources="independent")
-    ladder = ladder_of(attack, pictures)
+    views = views_of(attack, pictures)
 
     def ended(n_starts: int, skipped: int = 0) -> Descent:
         generator = torch.Generator().manual_seed(0)
         for _ in range(skipped):
             rotation_start(N - 1, generator)
-        return best_start(replace(attack, n_starts=n_starts), ladder, [generator], unheard)
+        return best_start(replace(attack, n_starts=n_starts), views, [generator], unheard)
 
     each = [float(ended(1, skipped).objective) for skipped in range(3)]
     best = ended(3)
@@ -187,20 +187,6 @@ def test_several_starts_keep_the_lowest() -> None:
     assert float(best.objective) == min(each)
     own, _ = Likelihood(attack.shape, attack.likelihood_scale).at(best.rotation, best.sources)
     assert float(own) == pytest.approx(min(each), abs=1e-9)
-
-
-def test_rotations_may_see_fewer_places_than_what_follows_them() -> None:
-    architecture, x = _network(), _images()
-    victim, start = _victim(x, architecture, seed=1)
-    attack = replace(QUICK, start="known", sources="independent", thinned=2)
-    found = _separated(attack, architecture, victim, start).sources.x
-    like = torch.corrcoef(torch.cat([found, x]))[: len(found), len(found) :].abs().amax(0)
-    assert int((like > 0.9).sum()) >= N - 2
-    places = torch.arange(30.0).view(1, 2, 5, 3).flatten(2)  # of 5 filters at 3 places
-    seen = thinned(places, 5, 2).unflatten(2, (5, 2))
-    assert torch.equal(seen, places.unflatten(2, (5, 3))[..., [0, 2]])
-    with pytest.raises(ValueError, match=r"attack.thinned=3 leaves 2 features for 2 directions"):
-        thinned(places[..., :6], 2, 3)
 
 
 def test_a_frame_has_more_sources_than_directions_and_every_image_among_them() -> None:
@@ -237,8 +223,10 @@ def test_what_does_not_fit_is_refused() -> None:
         _separated(replace(QUICK, start="known"), architecture, victim)
     with pytest.raises(ValueError, match="unknown must not have them"):
         _separated(QUICK, architecture, victim, start)
-    with pytest.raises(ValueError, match="knows images of 3x32x32, and not of 3x16x16"):
-        _separated(replace(QUICK, sources="learned"), architecture, victim)
+    with pytest.raises(ValueError, match="knows no images of 3x16x16"):
+        _separated(replace(QUICK, sources="network"), architecture, victim)
+    with pytest.raises(ValueError, match="knows images of 1x28x28, and not of 3x16x16"):
+        _separated(replace(QUICK, sources="network", separator="digits"), architecture, victim)
     conv = Network(widths=(WIDTH,), conv=Conv()).on((3, SIDE, SIDE))
     with pytest.raises(ValueError, match=r"convolution .*attack.kind=kkt"):
         _separated(QUICK, conv, victim)

@@ -128,5 +128,6 @@ def test_pictures_too_small_for_their_number_are_said() -> None:
     found = span_preflight(attack, architecture(), network(signal(36) + noise(1e-4)))[0]
     assert levels(found)["features"] == "stop"
     assert "a smaller attack.stride" in found.reason
-    learned = span_preflight(SpanAttack(sources="learned"), architecture(), network(signal(12)))[0]
-    assert "use attack.sources='independent'" in learned.reason
+    network_alone = SpanAttack(sources="network")
+    unknown = span_preflight(network_alone, architecture(), network(signal(12)))[0]
+    assert "palimpsest train separator" in unknown.reason

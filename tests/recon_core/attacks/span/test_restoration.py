@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from recon_core.attacks.span import attack as attack_module
 from recon_core.attacks.span import search
-from recon_core.attacks.span.attack import separate
-from recon_core.attacks.span.features import Kind
 from recon_core.attacks.span.restoration import NEW, InSpan, in_span, start_at
-from recon_core.attacks.span.search import Views, sources_for, views_of
+from recon_core.attacks.span.search import sources_for
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.attacks.span.subspace import subspace_of
 from recon_core.victims.network import Architecture, Network, Parameters
@@ -22,7 +18,7 @@ from tests.recon_core.drawing import generator
 from tests.recon_core.tiles import photograph_tiles
 
 N = 24
-ATTACK = SpanAttack(start="known", sources="learned", n_learned=8, n_fine=40)
+ATTACK = SpanAttack(start="known", sources="network")
 
 
 def _images() -> Tensor:
@@ -92,15 +88,14 @@ def test_a_start_has_each_picture_once_and_is_filled_up() -> None:
     assert float(torch.linalg.svdvals(full.double())[-1]) > 0.1 * NEW
 
 
-@pytest.mark.parametrize("attack", [ATTACK, SpanAttack(sources="network")])
-def test_pictures_that_other_images_got_into_come_apart(attack: SpanAttack) -> None:
+def test_pictures_that_other_images_got_into_come_apart() -> None:
     images = _images()
     allowed = _allowed(images)
     guests = images + 0.6 * (images.roll(1, 0) - images.mean(0))
     signs = torch.ones(N, 1, 1, 1)
     signs[::2] = -1
     given = images.mean(0) + 0.3 * signs * (guests - images.mean(0))
-    found = allowed.separated_again(given, attack=attack, generator=generator(7))
+    found = allowed.separated_again(given, attack=ATTACK, generator=generator(7))
     assert found.shape == given.shape
     assert 0 <= float(found.min()) <= float(found.max()) <= 1
     before, after = (_correlations(p, images).abs().amax(0) for p in (given, found))
@@ -110,49 +105,19 @@ def test_pictures_that_other_images_got_into_come_apart(attack: SpanAttack) -> N
     assert bool((with_given > 0).all())  # each picture's own answer, with its own sign
 
 
-def test_the_finer_model_goes_on_where_the_search_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    kinds: list[str] = []
-
-    def spied(*given: Any, kind: Kind = "coarse") -> Views:
-        kinds.append(kind)
-        return views_of(*given, kind=kind)
-
-    for module in (attack_module, search):
-        monkeypatch.setattr(module, "views_of", spied)
-    images = _images()
-    architecture, trained, start = _victim(images)
-
-    def found(attack: SpanAttack, heard: list[float]) -> tuple[float, int]:
-        (ended,) = separate(
-            attack, architecture, trained, [generator(8)], start=start, progress=heard.append
-        )
-        pictures = ended.sources.x.unflatten(1, (3, 32, 32)) + images.mean(0)
-        return float(_correlations(pictures, images).abs().amax(0).mean()), ended.n_iterations
-
-    heard: list[float] = []
-    attack = replace(ATTACK, n_learned=4)
-    before, n_before = found(replace(attack, n_fine=0), [])
-    after, n_after = found(attack, heard)
-    assert n_before == attack.n_learned < n_after <= attack.n_learned + attack.n_fine
-    assert after > before + 0.05
-    assert kinds == ["rough", "coarse", "rough", "coarse", "fine"]
-    assert heard == sorted(heard)
-    assert heard[-1] == 1.0
-    noise = torch.randn(40, 3072, generator=generator(9))
-    span = subspace_of(noise, n_directions=9)
-    decided = sources_for(replace(ATTACK, sources="auto"), span, (3, 32, 32))
-    assert (decided.sources, decided.n_fine) == ("independent", 0)  # a span without an end
-    frame = replace(ATTACK, sources="auto", overcomplete=2.0)
-    assert sources_for(frame, span, (3, 32, 32)).overcomplete == 2.0
-    mixed = torch.randn(40, len(images), generator=generator(9)) @ (
-        images - images.mean(0)
-    ).flatten(1)
-    sharp = subspace_of(mixed)
+def test_sources_that_auto_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    images, shape = _images(), (3, 32, 32)
+    frame = SpanAttack(start="known", overcomplete=2.0)
+    blurred = subspace_of(torch.randn(40, 3072, generator=generator(9)), n_directions=9)
+    decided = sources_for(frame, blurred, shape)  # a span without an end
+    assert (decided.sources, decided.overcomplete) == ("independent", 2.0)
+    mixing = torch.randn(40, len(images), generator=generator(9))
+    sharp = subspace_of(mixing @ (images - images.mean(0)).flatten(1))
     assert sharp.ends_sharply
-    for fewest, sources, n_fine in ((23, "network", 0), (24, "independent", 0)):
-        monkeypatch.setattr(search, "FEWEST_LEARNED", fewest)
-        decided = sources_for(frame, sharp, (3, 32, 32))
-        assert (decided.sources, decided.overcomplete, decided.n_fine) == (sources, 1.0, n_fine)
+    for fewest, sources in ((23, "network"), (24, "independent")):
+        monkeypatch.setattr(search, "FEWEST", fewest)
+        decided = sources_for(frame, sharp, shape)
+        assert (decided.sources, decided.overcomplete) == (sources, 1.0)
 
 
 def test_an_attack_says_how_many_directions_a_span_has() -> None:

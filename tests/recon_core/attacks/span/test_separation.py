@@ -13,7 +13,6 @@ from recon_core.attacks.span.features import cosines
 from recon_core.attacks.span.lbfgs import Derivatives, Memory, Objective, Solve, minimise
 from recon_core.attacks.span.separation import (
     Likelihood,
-    ModelLikelihood,
     Sparsity,
     Stage,
     contrast,
@@ -22,7 +21,6 @@ from recon_core.attacks.span.separation import (
     rotation_start,
 )
 from recon_core.attacks.span.sources import denoised, image_spectrum
-from tests.recon_core.attacks.span.models import small_model
 from tests.recon_core.drawing import generator
 from tests.recon_core.tiles import photograph_tiles
 
@@ -54,20 +52,13 @@ def _start(k: int, seed: int, like: Tensor) -> Tensor:
     return rotation_start(k, generator(seed)).to(like)[None]
 
 
-def _precision() -> Tensor:
-    half = torch.randn(1, 6, 9, generator=generator(8), dtype=torch.float64)
-    return half @ half.mT
-
-
 @pytest.mark.parametrize(
     "objective",
     [
         Sparsity(0.7),
         Likelihood(1.5, 0.7),
-        ModelLikelihood(small_model(), _precision()),
-        ModelLikelihood(small_model(0.2), _precision()),
     ],
-    ids=["sparsity", "likelihood", "model", "model with few entries"],
+    ids=["sparsity", "likelihood"],
 )
 def test_gradients_are_those_of_autograd_in_float64(objective: Objective) -> None:
     z = _whitened(_laplacian(6, 300, seed=1), seed=2)[None]
@@ -76,32 +67,9 @@ def test_gradients_are_those_of_autograd_in_float64(objective: Objective) -> Non
     step = p - p.mT if isinstance(objective, Sparsity) else p
     move = torch.matrix_exp(step)
     (expected,) = torch.autograd.grad(objective.at(move @ w, move @ w @ z)[0].sum(), p)
-    found, _solve = objective.at(w, w @ z)[1](False)
+    found, _solve = objective.at(w, w @ z)[1]()
     scale = 2.0 if isinstance(objective, Sparsity) else 1.0  # its loss is twice a sum of log
     assert torch.allclose(scale * found, expected, atol=1e-9)
-
-
-def test_a_hessian_that_costs_much_is_asked_for_at_every_tenth_iteration_alone() -> None:
-    z = _whitened(_laplacian(6, 300, seed=1), seed=2)[None]
-    asked: list[bool] = []
-
-    class Told(ModelLikelihood):
-        def at(self, w: Tensor, y: Tensor) -> tuple[Tensor, Derivatives]:
-            value, derivatives = super().at(w, y)
-
-            def told(anew: bool) -> tuple[Tensor, Solve | None]:
-                asked.append(anew)
-                gradient, solve = derivatives(anew)
-                assert (solve is None) == (not anew)
-                return gradient, solve
-
-            return value, told
-
-    likelihood = Told(small_model(), _precision())
-    ended = minimise(likelihood, z, _start(6, 3, z), n_iterations=25, tolerance=0.0)
-    assert [n for n, anew in enumerate(asked) if anew] == [0, 10, 20]
-    every = minimise(likelihood, z, _start(6, 3, z), n_iterations=200, tolerance=1e-9)
-    assert float(every.objective) < float(ended.objective) + 1e-9
 
 
 class TooLong(Likelihood):
@@ -113,9 +81,8 @@ class TooLong(Likelihood):
         TooLong.values += 1
         value, derivatives = super().at(w, y)
 
-        def long(anew: bool) -> tuple[Tensor, Solve | None]:
-            gradient, solve = derivatives(anew)
-            assert solve is not None
+        def long() -> tuple[Tensor, Solve]:
+            gradient, solve = derivatives()
             return gradient, lambda v: 4 * solve(v)
 
         return value, long

@@ -400,7 +400,7 @@ def test_other_settings_are_not_mixed_in(files: VictimFiles, done: Done) -> None
 def test_folders_of_before_go_on_where_a_span_attack_uses_nothing_new(
     files: VictimFiles, tmp_path: Path
 ) -> None:
-    later = {"n_fine": 800, "thinned": 3, "overcomplete": 2.0}
+    later = {"separator": "digits", "overcomplete": 2.0}
     for changed in ({}, *({name: value} for name, value in later.items())):
         job = job_of(files, tmp_path, attack=SpanAttack(**changed))
         told = attack_module.description(job, prepare_weights(job).victim, "cpu")["attack"]

@@ -1,0 +1,190 @@
+"""Learning a separator: the metric of public pictures, mixtures of them, and the network.
+
+Mixtures are drawn anew in every step: a target of either sign and hundreds of other pictures, all
+shifted and mirrored, with coefficients from even to such that few are strong, in shares of the
+energy from a hundredth to all but a twenty-fifth. The loss is the mean square of the error over a^2
+b^2, what a Gaussian model of images leaves. In some steps the pictures have white noise, as images
+of an unknown start or of rounded weights do.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from recon_core.attacks.span.features import cosines
+from recon_core.attacks.span.separator import Card, Metric, Separator, build_networks
+
+LOWEST, HIGHEST = 0.1, 5.0
+"""Bounds of b / a, even in its logarithm."""
+UNEVEN = 1.5
+"""Largest deviation of the logarithm of a coefficient."""
+FEWEST, MOST = 200, 400
+"""Pictures in a mixture."""
+LEVELS = (0.0, 0.0, 0.0, 0.0, 0.25, 0.5, 1.0)
+"""Levels of noise that steps are drawn from, in shares of the highest."""
+SMALLEST = 1e-12
+"""Energy of a constant picture, which is nothing in the metric."""
+RATE, WARM, DECAY = 2e-3, 50, 1e-3
+LARGEST_BLOCK, RANK = 2048, 512
+"""Cosines up to which a metric has all second moments; of more it has their variances and so many
+factors."""
+ASYMMETRY = 0.05
+"""Share of the second moments between cosines of even and odd horizontal order from which on
+mirrored pictures are others."""
+
+
+def is_mirrored(pictures: Float[Tensor, "n c h w"]) -> bool:
+    """True if mirror images of the pictures look like more of them (digits and letters do not)."""
+    waves = cosines(pictures - pictures.mean(0)).double()
+    even, odd = (waves[..., i::2].flatten(1) / len(waves) ** 0.5 for i in (0, 1))
+    grams = [part @ part.mT for part in (even, odd)]
+    across = float((grams[0] * grams[1]).sum())
+    within = [float(gram.square().sum()) for gram in grams]
+    noise = float(grams[0].trace() * grams[1].trace()) / len(waves)  # of independent pictures
+    return across - noise < ASYMMETRY * math.sqrt(within[0] * within[1])
+
+
+def metric_of(pictures: Float[Tensor, "n c h w"], *, floor: float, mirrored: bool) -> Metric:
+    """The metric of pictures as they are seen, with variances of at least `floor` of their mean."""
+    c, h, w = pictures.shape[1:]
+    shape, n_blocks = (c, h, w), 2 if mirrored and w % 2 == 0 else 1
+    size = c * h * w // n_blocks
+    nothing = [torch.zeros(n_blocks, *sides) for sides in ((size,), (size, 0), (0,))]
+    bare = Metric(shape, *nothing)
+    parts = bare.in_blocks(pictures.flatten(1)).double()
+    low = floor * float(parts.square().mean())
+    if size <= LARGEST_BLOCK:
+        values, vectors = torch.linalg.eigh(parts.mT @ parts / len(pictures))
+        own = torch.full((n_blocks, size), low)
+        values = (values / low - 1).clamp_min(0)
+        return Metric(shape, own, vectors.float(), values.float())
+    variances = parts.square().mean(1).clamp_min(low)
+    scaled = parts / variances.sqrt()[:, None] / len(pictures) ** 0.5
+    _, values, axes = torch.svd_lowrank(scaled, q=min(RANK, len(pictures), size), niter=4)
+    factors = axes * (values.square() - 1).clamp_min(0).sqrt()[:, None]
+    factors = factors * variances.sqrt()[:, :, None]
+    own = (variances - factors.square().sum(2)).clamp_min(low)
+    return Metric.of(shape, own.float(), factors.float())
+
+
+class Mixtures:
+    """Mixtures of public pictures in [0, 1] (n, c, h, w), drawn by a generator on their device."""
+
+    def __init__(
+        self,
+        pictures: Float[Tensor, "n c h w"],
+        card: Card,
+        *,
+        metric: Metric | None = None,
+        seed: int = 0,
+    ) -> None:
+        mean = pictures.mean(0)
+        self.mean = ((mean + mean.flip(-1)) / 2 if card.mirrored else mean).flatten()
+        self.origin = self.mean if card.centred else torch.zeros_like(self.mean)
+        self.pictures = pictures.flatten(1)
+        seen = (self.pictures - self.origin).view_as(pictures)
+        self.metric = metric or metric_of(seen, floor=card.floor, mirrored=card.mirrored)
+        self.maps = _maps(card).to(pictures.device)
+        self.generator = torch.Generator(pictures.device).manual_seed(seed)
+        self.levels = [share * card.noise for share in LEVELS]
+        self.metrics = {level: self.metric.noisy(level) for level in set(self.levels)}
+
+    def draw(self, n: int) -> tuple[float, Tensor, Tensor, Tensor, Tensor]:
+        """(level of noise, y, y as pictures, b m, a b) of n mixtures of energy 1."""
+        noise, n_others = self.levels[self._whole(len(self.levels))], self._whole(MOST - FEWEST)
+        n_others += FEWEST
+        rows = self._index(len(self.pictures), n + n_others)
+        maps = self.maps[self._index(len(self.maps), n + n_others)]
+        seen = self.pictures[rows].gather(1, maps) - self.origin
+        targets, others = seen.split([n, n_others])
+        spread = UNEVEN * self._even(n)
+        sizes = (spread * self._normal(n, n_others)).exp() * self._normal(n, n_others)
+        mixed = sizes @ others
+        if noise:
+            level = noise * self.metric.variance**0.5
+            own = level * (0.5 * self._normal(n, 1)).exp()
+            targets = targets + own * self._normal(*targets.shape)
+            mixed = mixed + level * sizes.norm(dim=1, keepdim=True) * self._normal(*mixed.shape)
+        whitened = self.metrics[noise].whitened(torch.cat([targets, mixed]))
+        scale = whitened.square().mean(1, keepdim=True).clamp_min(SMALLEST).rsqrt()
+        ratio = LOWEST * (HIGHEST / LOWEST) ** self._even(n)
+        a = (1 + ratio.square()).rsqrt()
+        sign = 2.0 * (self._even(n) < 0.5) - 1
+        weight = torch.cat([sign * a, ratio * a]) * scale
+        target, interference = (weight * whitened).split(n)
+        shown = sum((weight * torch.cat([targets, mixed])).split(n), torch.zeros(()).to(target))
+        y = target + interference
+        size = y.square().mean(1, keepdim=True).clamp_min(SMALLEST).rsqrt()
+        return noise, y * size, shown, interference * size, ratio * a.square()
+
+    def _whole(self, n: int) -> int:
+        return int(self._index(n, 1))
+
+    def _index(self, n: int, size: int) -> Tensor:
+        return torch.randint(n, (size,), generator=self.generator, device=self.pictures.device)
+
+    def _even(self, n: int) -> Tensor:
+        return torch.rand(n, 1, generator=self.generator, device=self.pictures.device)
+
+    def _normal(self, *shape: int) -> Tensor:
+        return torch.randn(shape, generator=self.generator, device=self.pictures.device)
+
+
+def _maps(card: Card) -> Tensor:
+    """Columns of flat pictures for every shift, edges repeated, and mirrored if that is allowed."""
+    c, h, w = card.shape
+    columns, moves = torch.arange(c * h * w).view(c, h, w), range(-card.shifted, card.shifted + 1)
+    maps = []
+    for down, right in itertools.product(moves, moves):
+        rows = (torch.arange(h) + down).clamp(0, h - 1)
+        moved = columns[:, rows][..., (torch.arange(w) + right).clamp(0, w - 1)]
+        maps += [moved.flatten(), moved.flip(-1).flatten()] if card.mirrored else [moved.flatten()]
+    return torch.stack(maps)
+
+
+def learn(
+    mixtures: Mixtures,
+    card: Card,
+    *,
+    batch: int = 96,
+    seed: int = 0,
+    report: Callable[[int, float, Separator], None] = lambda _step, _loss, _separator: None,
+) -> Separator:
+    """A separator of averaged weights after `card.n_steps` steps of AdamW with a cosine schedule.
+
+    `report` is called after every step with its number, its loss and the separator as it would be.
+    """
+    device = mixtures.pictures.device
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        ((name, net),) = build_networks(card).items()
+    net = net.to(device)
+    averaged, parameters = copy.deepcopy(net).requires_grad_(False).eval(), list(net.parameters())
+    learned = Separator(card, {name: averaged}, mixtures.metric, mixtures.mean)
+    adam = torch.optim.AdamW(parameters, lr=RATE, betas=(0.9, 0.99), weight_decay=DECAY)
+    for n in range(card.n_steps):
+        turn = (1 + math.cos(math.pi * n / card.n_steps)) / 2
+        for group in adam.param_groups:
+            group["lr"] = RATE * min(1.0, (n + 1) / WARM) * turn
+        noise, y, shown, wanted, scale = mixtures.draw(batch)
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            answer = replace(learned, noise=noise).answer(net, y, shown)
+        loss = ((answer - wanted) / scale).square().mean()
+        adam.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        adam.step()
+        with torch.no_grad():
+            kept = min(0.99, n / (n + 10))
+            for old, new in zip(averaged.parameters(), parameters, strict=True):
+                old.lerp_(new, 1 - kept)
+        report(n + 1, float(loss.detach()), learned)
+    return learned

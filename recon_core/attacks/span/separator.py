@@ -1,0 +1,440 @@
+"""A separator: a network that tells an image from the others mixed into it, learned from public
+pictures of the same kind (`learning`), with the metric in which it sees them.
+
+A separated picture is y = a x + b m, an image x (the target) and a mixture m of the other training
+images (the interference). Everything here is in the metric of the public pictures' second moments
+C: of vectors C^{-1/2} y, of square d. The network gives the interference, g = E[b m | y], for any a
+and b; a mixture of hundreds is Gaussian noise in this metric, so by Tweedie's formula (Efron 2011)
+g / b^2 is -grad log p of the density p of images in as much noise. Hence
+
+    psi_i = g_i / (g_i^T y_i / d),    G_ij = psi_i^T y_j / d
+
+is the relative gradient of the likelihood of sources y = W z, each in its own noise, at the scale
+where its diagonal is 1. Rows of W are orthogonal at first, as images nearly are, and W moves as in
+Picard-O (`separation`), with E psi'_i = E psi_i^2, Stein's identity for Gaussian noise. Then every
+source loses what the network finds of the others in it, whatever becomes of the products.
+
+What images share does not tell them apart, so pictures are seen less the public mean
+(`Card.centred`) or, where black pixels tell more, as they are; the first layer's biases bring
+inputs there, whatever was subtracted from them (`aligned`). An unknown start, or rounding, is white
+noise in the pictures: `Metric.noisy` adds its variance to C, and the network is told its level.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cache, cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from recon_core.attacks.span.features import cosines
+from recon_core.attacks.span.lbfgs import Descent, Report, unheard
+from recon_core.attacks.span.separation import cayley, orthogonal
+from recon_core.restore.unet import UNET_SIZES, CompactUNet, UNet
+from recon_core.strict import Strict
+
+Shape = tuple[int, int, int]
+
+SHIPPED = ("cifar", "digits")
+SMALLEST, LARGEST = 16, 64
+"""Sides of pictures that separators are made for."""
+STEEPEST = 4.0
+"""Factor from the network's mean of its last channel to the logit of the interference's share."""
+MOMENTUM = 0.7
+LEAST_CURVATURE = 0.3
+LONGEST = 0.5
+"""Root mean square length, over rows, of the largest step."""
+LEAST_SHARE = 1e-3
+"""Least share of interference that psi is divided by."""
+CLEAN_EVERY = 10
+FALLEN, PATIENCE, LONG_PATIENCE, HIGH = 0.99, 20, 60, 0.1
+"""Rotations end after `PATIENCE` steps in which the sources' interference has not fallen by a
+hundredth, and where more than `HIGH` of their energy is interference after `LONG_PATIENCE`."""
+N_FREED, RIDGE = 10, 1e-4
+"""Final steps without orthogonality, and what is added to the squares of sources there."""
+AT_ONCE, AT_ONCE_ON_GPU = 64, 1024
+"""Pictures that the network sees at once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card(Strict):
+    """Facts of a separator, kept in its file beside its numbers.
+
+    `widths` and `patch` are those of a `CompactUNet`, none without widths; `large`: a `UNet` of
+    size "small" does the last steps, or all.
+    `centred`: pictures are seen less their mean. `mirrored`, `shifted` (pixels): how pictures were
+    varied. `noise`: the highest level of white
+    noise it has learned, as a share of the pictures' deviation. `source`, `n_pictures`, `sha256`:
+    what it learned from. `separated`: (number mixed, identified by it, identified by plain filters)
+    of held-out pictures.
+    """
+
+    shape: Shape
+    widths: tuple[int, ...]
+    patch: int
+    large: bool
+    centred: bool
+    mirrored: bool
+    shifted: int
+    noise: float
+    floor: float
+    source: str
+    n_pictures: int
+    sha256: str
+    n_steps: int
+    separated: tuple[tuple[int, int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        c, *sides = self.shape
+        if c not in (1, 3) or not all(SMALLEST <= side <= LARGEST for side in sides):
+            raise ValueError(
+                f"shape={self.shape}: separators are for pictures in grey or colour from "
+                f"{SMALLEST}x{SMALLEST} to {LARGEST}x{LARGEST} pixels"
+            )
+        if not self.widths and not self.large:
+            raise ValueError("widths=() and large=False: a separator has a network")
+        self._at_least(1, "patch", "n_pictures")
+        self._at_least(0, "noise", "shifted", "n_steps")
+        self._positive("floor")
+
+    def beats_filters(self, n: int) -> bool:
+        """True if more of n pictures were identified than by plain filters, at the next number."""
+        nearest = min(self.separated, key=lambda row: abs(row[0] - n), default=(n, 0, 0))
+        return nearest[1] > nearest[2]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """Second moments C = R (I + A diag(values) A^T) R, R = diag(own)^{1/2}, of pictures' cosines.
+
+    `own` (b, m), `axes` A (b, m, r), orthonormal, and `values` (b, r) are of b = 1 block of all m =
+    d cosines, or of b = 2 blocks, of even and of odd horizontal order, which mirroring keeps apart.
+    """
+
+    shape: Shape
+    own: Float[Tensor, "b m"]
+    axes: Float[Tensor, "b m r"]
+    values: Float[Tensor, "b r"]
+
+    @classmethod
+    def of(
+        cls,
+        shape: Shape,
+        own: Float[Tensor, "b m"],
+        factors: Float[Tensor, "b m r"],
+    ) -> Metric:
+        """The metric of C = diag(own) + F F^T."""
+        scaled = factors.double() / own.double().sqrt()[:, :, None]
+        values, vectors = torch.linalg.eigh(scaled.mT @ scaled)
+        values = values.clamp_min(1e-9)
+        axes = scaled @ (vectors / values.sqrt()[:, None])
+        return cls(shape, own, axes.to(own), values.to(own))
+
+    @property
+    def factors(self) -> Float[Tensor, "b m r"]:
+        """F of C = diag(own) + F F^T."""
+        return self.own.sqrt()[:, :, None] * self.axes * self.values.sqrt()[:, None]
+
+    @cached_property
+    def variance(self) -> float:
+        """The mean variance of a pixel."""
+        return float((self.own + self.factors.square().sum(2)).mean())
+
+    def noisy(self, noise: float) -> Metric:
+        """The metric of pictures in white noise of `noise` times their deviation."""
+        if not noise:
+            return self
+        return Metric.of(self.shape, self.own + noise**2 * self.variance, self.factors)
+
+    def whitened(self, pictures: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+        """C^{-1/2} x of pictures x, up to a rotation."""
+        parts = self.in_blocks(pictures) * self.own.rsqrt()[:, None]
+        shrunk = ((1 + self.values).rsqrt() - 1)[:, None]
+        return self._joined(parts + ((parts @ self.axes) * shrunk) @ self.axes.mT)
+
+    def in_blocks(self, pictures: Float[Tensor, "n d"]) -> Float[Tensor, "b n m"]:
+        waves, n = cosines(pictures.unflatten(1, self.shape)), len(self.own)
+        return torch.stack([waves[..., i::n].flatten(1) for i in range(n)])
+
+    def _joined(self, blocks: Float[Tensor, "b n m"]) -> Float[Tensor, "n d"]:
+        c, h, w = self.shape
+        waves = blocks.unflatten(2, (c, h, w // len(blocks))).permute(1, 2, 3, 4, 0)
+        pictures: Tensor = cosines(waves.flatten(3), inverse=True).flatten(1)
+        return pictures
+
+
+def build_networks(card: Card) -> dict[str, nn.Module]:
+    """The untrained networks, "compact" before "large", from torch's global generator."""
+    c, side = card.shape[0], card.shape[1]
+    found: dict[str, nn.Module] = {}
+    if card.widths:
+        found["compact"] = CompactUNet(2 * c, c + 1, card.widths, card.patch)
+    if card.large:
+        found["large"] = UNet(
+            UNET_SIZES["small"], in_channels=2 * c, out_channels=c + 1, n_labels=0, resolution=side
+        )
+    for net in found.values():
+        net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return found
+
+
+@dataclass(frozen=True)
+class Separator:
+    """Networks (`build_networks`) with their metric, at one level of noise: the first rotates, the
+    last frees. `mean`: the public pictures' own, in [0, 1]."""
+
+    card: Card
+    networks: dict[str, nn.Module]
+    metric: Metric
+    mean: Float[Tensor, " d"]
+    noise: float = 0.0
+
+    def at(self, noise: float) -> Separator:
+        """The same for pictures in so much noise, or in as much as it has learned."""
+        noise = min(noise, self.card.noise)
+        return replace(self, noise=noise, metric=self.metric.noisy(noise))
+
+    def to(self, device: torch.device) -> Separator:
+        """The same on a device."""
+        m = self.metric
+        moved = [t.to(device) for t in (m.own, m.axes, m.values)]
+        networks = {name: copy.deepcopy(net).to(device) for name, net in self.networks.items()}
+        return replace(
+            self, networks=networks, metric=Metric(m.shape, *moved), mean=self.mean.to(device)
+        )
+
+    def whitened(self, pictures: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+        return self.metric.whitened(pictures)
+
+    @cached_property
+    def operations(self) -> int:
+        """Floating-point operations of the first network for one picture."""
+        d, net = math.prod(self.card.shape), next(iter(self.networks.values()))
+        with FlopCounterMode(display=False) as counted, torch.no_grad():
+            self.answer(net, *self.mean.new_zeros(2, 1, d))
+        return int(counted.get_total_flops())
+
+    def interference(
+        self, name: str, whitened: Float[Tensor, "n d"], pictures: Float[Tensor, "n d"]
+    ) -> Float[Tensor, "n d"]:
+        """The interference in the metric, of pictures of energy 1 there (`whitened`), by
+        the network of that name; the large one in bfloat16 where the hardware has it."""
+        device, found = whitened.device.type, []
+        fast = device == "cuda" or (name == "large" and torch.cpu._is_avx512_bf16_supported())
+        n = AT_ONCE_ON_GPU if device == "cuda" else AT_ONCE
+        for seen, shown in zip(whitened.split(n), pictures.split(n), strict=True):
+            with torch.autocast(device, torch.bfloat16, enabled=fast):
+                found.append(self.answer(self.networks[name], seen.float(), shown.float()))
+        return torch.cat(found).to(whitened)
+
+    def answer(
+        self, net: nn.Module, whitened: Float[Tensor, "n d"], pictures: Float[Tensor, "n d"]
+    ) -> Float[Tensor, "n d"]:
+        """E[b m | y] by a network, which corrects the share b^2 of y by b sqrt(1 - b^2) times its
+        answer: what is left if all it knows is the share b^2, which has a channel of its own."""
+        size = pictures.square().mean(1, keepdim=True).clamp_min(1e-30).rsqrt()
+        sign = torch.ones_like(size)
+        if not self.card.centred:  # pictures on black are bright, so one sign is enough
+            sign = torch.where(pictures.sum(1, keepdim=True) < 0, -sign, sign)
+        whitened = whitened * sign
+        both = torch.stack([pictures * (size * sign), whitened], 1)
+        both = both.reshape(-1, 2 * self.card.shape[0], *self.card.shape[1:])
+        both = both.contiguous(memory_format=torch.channels_last)
+        level = both.new_full((len(both),), self.noise)
+        told = net(both, level, both.new_zeros(len(both), 0)).float()
+        share = (STEEPEST * told[:, -1].mean((1, 2))).sigmoid()[:, None]
+        answer = share * whitened + (share * (1 - share)).sqrt() * told[:, :-1].flatten(1)
+        found: Tensor = answer * sign
+        return found
+
+
+def aligned(separator: Separator, rows: Float[Tensor, "k e"]) -> Float[Tensor, "k d"]:
+    """Directions of a first layer as the separator sees pictures.
+
+    With biases behind them, rows (v, b) of images x - s become v + b (s - o), with o the public
+    mean m for a separator that sees pictures centred, else 0. Of s = 0, m, and the means of m's
+    channels the one is taken with which rows v + b (s - m) have the Gram matrix of the least
+    determinant in the metric of centred pictures: the Gaussian likelihood of their span.
+    """
+    m, shape, d = separator.mean, separator.card.shape, len(separator.mean)
+    pixels, bias = rows[:, :d], rows[:, d:]
+    if bias.shape[1] == 0:
+        return pixels
+    channels = m.view(shape).mean((1, 2), keepdim=True).expand(shape).flatten()
+    subtracted = (torch.zeros_like(m), m, channels)
+    white = [separator.whitened(pixels + bias * (s - m)).double() for s in subtracted]
+    grams = torch.stack([some @ some.mT for some in white])
+    if not separator.card.centred:  # less m m^T, by Sherman and Morrison
+        its = separator.whitened(m[None])[0].double()
+        along = torch.stack([some @ its for some in white])
+        room = (1 - its.square().sum()).clamp_min(LEAST_SHARE)
+        grams = grams + along[:, :, None] * along[:, None, :] / room
+    best = subtracted[int(torch.linalg.slogdet(grams).logabsdet.argmin())]
+    return pixels + bias * (best - m if separator.card.centred else best)
+
+
+METADATA = "palimpsest-separator"
+
+
+def packed(separator: Separator) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """(tensors, metadata) of a safetensors file. What is large is in half precision: networks, and
+    the metric's factors, or of many factors their products, beside the cosines' deviations."""
+    metric = separator.metric
+    factors = metric.factors.double()
+    spread = (metric.own + factors.square().sum(2)).sqrt()
+    scaled = factors / spread[:, :, None]
+    tensors = {"mean": separator.mean, "own": metric.own, "spread": spread.float()}
+    if 2 * scaled.shape[2] > (m := scaled.shape[1]):
+        upper = torch.triu_indices(m, m)
+        tensors["products"] = (scaled @ scaled.mT)[:, upper[0], upper[1]].half()
+    else:
+        tensors["factors"] = scaled.half()
+    for part, net in separator.networks.items():
+        tensors |= {f"{part}.{name}": t.half() for name, t in net.state_dict().items()}
+    metadata = {METADATA: json.dumps(asdict(separator.card))}
+    return {name: t.detach().cpu().contiguous() for name, t in tensors.items()}, metadata
+
+
+def unpacked(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Separator:
+    """The separator that `packed` wrote. Raises ValueError for anything else."""
+    if METADATA not in metadata:
+        raise ValueError("it is no separator, such as `palimpsest train separator` writes")
+    try:
+        card = _card(json.loads(metadata[METADATA]))
+        wide = {name: t.float() for name, t in tensors.items()}
+        if not all(bool(t.isfinite().all()) for t in wide.values()):
+            raise ValueError("some numbers are not finite")
+        networks, known = build_networks(card), {"mean", "own", "spread", "factors", "products"}
+        for part, net in networks.items():
+            of_it = {name: t for name, t in wide.items() if name.startswith(f"{part}.")}
+            net.load_state_dict({name.removeprefix(f"{part}."): t for name, t in of_it.items()})
+            net.eval().requires_grad_(False)
+            known |= of_it.keys()
+        if strangers := wide.keys() - known:
+            raise ValueError(f"{min(strangers)} is of no part of it")
+        separator = Separator(card, networks, _metric(card.shape, wide), wide["mean"])
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        why = str(error).strip().splitlines()[0]
+        raise ValueError(f"its card and its numbers do not agree: {why}") from error
+    return separator
+
+
+def _metric(shape: Shape, tensors: Mapping[str, Tensor]) -> Metric:
+    mean, own, spread = (tensors[name] for name in ("mean", "own", "spread"))
+    if own.numel() != len(mean) or own.numel() != math.prod(shape):
+        raise ValueError(f"a metric of {own.numel()} numbers for pictures of {shape}")
+    if "factors" in tensors:
+        return Metric.of(shape, own, tensors["factors"] * spread[:, :, None])
+    m = own.shape[1]
+    upper = torch.triu_indices(m, m)
+    half = torch.zeros(len(own), m, m, dtype=torch.float64)
+    half[:, upper[0], upper[1]] = tensors["products"].double()
+    products = (half + half.triu(1).mT) * spread[:, :, None] * spread[:, None, :]
+    values, vectors = torch.linalg.eigh(products)
+    values = values.clamp_min(0) / own
+    return Metric(shape, own, vectors.float(), values.float())
+
+
+def _card(read: Any) -> Card:
+    lists = {name: tuple(read[name]) for name in ("shape", "widths")}
+    rows = tuple((int(n), int(ours), int(theirs)) for n, ours, theirs in read["separated"])
+    unknown = set(read) - {field.name for field in fields(Card)}
+    if unknown:
+        raise ValueError(f"unknown entries {sorted(unknown)}")
+    return Card(**read | lists | {"separated": rows})
+
+
+@cache
+def shipped_separator(name: str, device: torch.device) -> Separator:
+    """A separator that comes with the package: "cifar" of a JPEG copy of CIFAR-10's training
+    images, "digits" of MNIST's test images 0 to 7,999. ValueError for another name."""
+    from safetensors.torch import load
+
+    if name not in SHIPPED:
+        raise ValueError(
+            f"separator={name!r}: the package has {' and '.join(SHIPPED)}; a file of one's own is "
+            "for `palimpsest attack weights` and `palimpsest audit`"
+        )
+    content = pkgutil.get_data(__name__, f"separator_{name}.safetensors")  # part of the code
+    assert content is not None
+    return unpacked(load(content), metadata_of(content)).to(device)
+
+
+def metadata_of(content: bytes) -> dict[str, str]:
+    """The metadata in the head of a safetensors file."""
+    length = int.from_bytes(content[:8], "little")
+    found: dict[str, str] = json.loads(content[8 : 8 + length]).get("__metadata__", {})
+    return found
+
+
+@torch.no_grad()
+def apart(
+    separator: Separator,
+    z: Float[Tensor, "r k d"],
+    start: Float[Tensor, "r k k"],
+    *,
+    n_iterations: int,
+    report: Report = unheard,
+) -> Descent:
+    """The matrices at which no source of pictures `z`, white in the metric, holds interference.
+
+    At most `n_iterations` rotations, until the sources' interference, which is the objective, falls
+    no more, and `N_FREED` steps in which rows need not be orthogonal.
+    """
+    seen = separator.whitened(z.flatten(0, 1)).view_as(z)
+    k = z.shape[1]
+    first, *_, last = *separator.networks, *separator.networks
+    w, moved = start, torch.zeros_like(start)
+    least, since, n = z.new_full((len(z),), torch.inf), z.new_zeros(len(z)), 0
+    patience = torch.full_like(least, PATIENCE)
+    while n < n_iterations and bool((since < patience).any()):
+        y, found = _interference(separator, first, z, seen, w)
+        share = (found * y).mean(2)
+        psi = found / share.clamp_min(LEAST_SHARE)[:, :, None]
+        g = torch.bmm(psi, y.mT) / z.shape[2]
+        curve = psi.square().mean(2)
+        bent = (curve[:, :, None] + curve[:, None, :] - 2).clamp_min(LEAST_CURVATURE)
+        moved = MOMENTUM * moved - (g - g.mT) / bent
+        length = moved.square().sum(2).mean(1).sqrt()
+        moved = moved * (LONGEST / length.clamp_min(LONGEST))[:, None, None]
+        w = cayley(moved) @ w
+        if n % CLEAN_EVERY == CLEAN_EVERY - 1:
+            w = orthogonal(w)
+        total = share.sum(1)
+        since = torch.where(total < FALLEN * least, 0, since + 1)
+        least = torch.minimum(least, total)
+        patience = torch.where(least > HIGH * k, LONG_PATIENCE, PATIENCE)
+        n += 1
+        report(n)
+    for i in range(N_FREED):
+        w = w / (w @ seen).square().mean(2, keepdim=True).sqrt().clamp_min(1e-30)
+        y, found = _interference(separator, last, z, seen, w)
+        square = torch.bmm(y, y.mT) / z.shape[2] + RIDGE * torch.eye(k).to(w)
+        taken = torch.linalg.solve(square, torch.bmm(y, found.mT) / z.shape[2]).mT
+        taken.diagonal(dim1=1, dim2=2).zero_()
+        w = w - taken @ w
+        report(n + i + 1)
+    return Descent(w, w @ z, least, n + N_FREED, n < n_iterations)
+
+
+def _interference(
+    separator: Separator,
+    name: str,
+    z: Float[Tensor, "r k d"],
+    seen: Float[Tensor, "r k d"],
+    w: Float[Tensor, "r k k"],
+) -> tuple[Float[Tensor, "r k d"], Float[Tensor, "r k d"]]:
+    """(sources in the metric, their interference there)."""
+    y = w @ seen
+    size = y.square().mean(2, keepdim=True).sqrt().clamp_min(1e-30)
+    pictures = (w @ z).flatten(0, 1)
+    return y, separator.interference(name, (y / size).flatten(0, 1), pictures).view_as(y) * size

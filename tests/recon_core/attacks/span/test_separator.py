@@ -1,0 +1,322 @@
+"""Separators: the metric, mixtures, learning, the file, and where a network leads."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from recon_core.attacks.span.features import whitened
+from recon_core.attacks.span.learning import Mixtures, is_mirrored, learn, metric_of
+from recon_core.attacks.span.search import views_of
+from recon_core.attacks.span.separation import rotation_start
+from recon_core.attacks.span.separator import (
+    METADATA,
+    N_FREED,
+    PATIENCE,
+    SHIPPED,
+    STEEPEST,
+    Card,
+    Metric,
+    Separator,
+    aligned,
+    apart,
+    build_networks,
+    packed,
+    shipped_separator,
+    unpacked,
+)
+from recon_core.attacks.span.settings import SpanAttack
+from tests.recon_core.drawing import generator
+from tests.recon_core.tiles import photograph_tiles
+
+CPU = torch.device("cpu")
+
+
+def _card(shape: tuple[int, int, int] = (1, 16, 16), **changed: object) -> Card:
+    facts: dict[str, object] = {
+        "shape": shape, "widths": (8, 12), "patch": 2, "large": False, "centred": True,
+        "mirrored": False,
+        "shifted": 1, "noise": 0.4, "floor": 1e-2, "source": "drawn", "n_pictures": 40,
+        "sha256": "", "n_steps": 3, "separated": ((50, 40, 30), (200, 20, 30)),
+    }  # fmt: skip
+    return Card(**facts | changed)  # type: ignore[arg-type]
+
+
+def _tiles(n: int, side: int = 16) -> Tensor:
+    tiles = photograph_tiles(side, shrink=2).float() / 255
+    return tiles[tiles.flatten(1).std(1) > 0.08][:n]
+
+
+def _untrained(card: Card, pictures: Tensor) -> Separator:
+    mixtures, networks = Mixtures(pictures, card), build_networks(card)
+    for net in networks.values():
+        net.requires_grad_(False)
+        for tensor in net.state_dict().values():
+            tensor.copy_(torch.randn(tensor.shape, generator=generator(1)).mul_(0.1).half())
+    return Separator(card, networks, mixtures.metric, mixtures.mean)
+
+
+@pytest.mark.parametrize("mirrored", [False, True])
+@pytest.mark.parametrize("largest", [2048, 100])
+def test_the_metric_whitens_pictures_and_bears_noise(
+    mirrored: bool, largest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recon_core.attacks.span.learning.LARGEST_BLOCK", largest)
+    x = _tiles(600)
+    x = x - (x + x.flip(-1)).mean(0) / 2
+    metric, flat = metric_of(x, floor=1e-3, mirrored=mirrored), x.flatten(1)
+    white = metric.whitened(flat)
+    before, after = (torch.linalg.svdvals(some.double())[:40] for some in (flat, white))
+    assert float(after[0] / after[-1]) < 0.25 * float(before[0] / before[-1])
+    if mirrored:
+        turned = metric.whitened(x.flip(-1).flatten(1)).unflatten(1, x.shape[1:]).flip(-1)
+        assert torch.allclose(turned.flatten(1), white, atol=1e-2)
+    noisy = flat + 0.5 * metric.variance**0.5 * torch.randn(flat.shape, generator=generator(2))
+    size = float(metric.noisy(0.5).whitened(noisy).square().mean())
+    assert size == pytest.approx(1, abs=0.15)
+    assert float(metric.whitened(noisy).square().mean()) > 3 * size
+
+
+@pytest.mark.parametrize("centred", [False, True])
+@pytest.mark.parametrize("subtracted", ["nothing", "mean", "constant"])
+def test_biases_bring_directions_to_where_pictures_are_seen(centred: bool, subtracted: str) -> None:
+    x = _tiles(220)
+    separator = _untrained(_card((3, 16, 16), centred=centred), x[:180])
+    constant = separator.mean.view(3, 256).mean(1).repeat_interleave(256)
+    origin = {"nothing": 0 * constant, "mean": separator.mean, "constant": constant}[subtracted]
+    inputs = torch.cat([x[180:].flatten(1) - origin, torch.ones(len(x) - 180, 1)], 1)
+    n = len(inputs)
+    rows = torch.randn(n, n, generator=generator(6)) @ inputs
+    found = torch.linalg.solve(rows @ rows.mT, rows) @ inputs.mT  # what unmixes them
+    seen = found.mT @ aligned(separator, rows)
+    wanted = x[180:].flatten(1) - (separator.mean if centred else 0)
+    assert float((seen - wanted).norm() / wanted.norm()) < 0.08  # the mean is nearly constant
+    assert torch.equal(aligned(separator, rows[:, :-1]), rows[:, :-1])
+
+
+def test_mirroring_is_told_from_the_pictures() -> None:
+    x = _tiles(300)
+    assert is_mirrored(x)
+    assert not is_mirrored(x * torch.linspace(0.2, 1, 16))  # all lit from the right
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.sampled_from([(1, 16, 16), (3, 20, 18), (1, 28, 28), (3, 17, 23)]),
+    st.sampled_from([(8,), (8, 12), (4, 8, 12)]),
+    st.integers(1, 2),
+)
+def test_networks_of_any_shape_answer_in_it(
+    shape: tuple[int, int, int], widths: tuple[int, ...], patch: int
+) -> None:
+    (net,) = build_networks(_card(shape, widths=widths, patch=patch)).values()
+    x = torch.randn(2, 2 * shape[0], *shape[1:], generator=generator(1))
+    assert net(x, torch.zeros(2), torch.zeros(2, 0)).shape == (2, shape[0] + 1, *shape[1:])
+
+
+def test_mixtures_have_their_shares() -> None:
+    x = _tiles(60)
+    card = _card((3, 16, 16))
+    mixtures = Mixtures(x, card)
+    levels = set()
+    for _ in range(20):
+        noise, y, shown, interference, product = mixtures.draw(8)
+        levels.add(noise)
+        assert torch.allclose(y.square().mean(1), torch.ones(8), atol=1e-4)
+        assert float(interference.square().mean(1).max()) < 1.6
+        assert bool(((product > 0.09) & (product <= 0.5 + 1e-6)).all())
+        seen = mixtures.metric.noisy(noise).whitened(shown)
+        alike = (seen * y).mean(1) / seen.square().mean(1).sqrt()
+        assert torch.allclose(alike, torch.ones(8), atol=1e-3)
+    assert levels == {0.0, 0.1, 0.2, 0.4}
+    moved = Mixtures(x, replace(card, mirrored=True)).maps
+    assert len(moved.unique(dim=0)) == 2 * 9
+    assert torch.equal(x[:1].flatten(1)[:, moved[9]], x[:1].flip(-1).flatten(1))
+
+
+def _squares(n: int, seed: int) -> Tensor:
+    """Pictures 1x16x16 of three bright squares."""
+    drawn = generator(seed)
+    rows, columns = (torch.randint(13, (n, 3), generator=drawn) for _ in range(2))
+    x = torch.zeros(n, 1, 16, 16)
+    for i, j in ((a, b) for a in range(3) for b in range(3)):
+        for square in range(3):
+            x[torch.arange(n), 0, rows[:, square] + i, columns[:, square] + j] = 1
+    return x
+
+
+def test_learning_lowers_the_loss_on_other_pictures() -> None:
+    """In some seconds, to less than half of what it was; the same seed gives the same network."""
+    card = _card(widths=(16, 16), patch=2, n_steps=120, noise=0.0, shifted=0, centred=False)
+    mixtures = Mixtures(_squares(1500, 1), card)
+    heard: list[float] = []
+    learned = learn(mixtures, card, batch=32, report=lambda _n, loss, _net: heard.append(loss))
+    assert len(heard) == 120
+    other = Mixtures(_squares(500, 2), card, metric=mixtures.metric, seed=5)
+    _, y, shown, wanted, product = other.draw(100)
+    untrained = _untrained(card, _squares(1500, 1))
+    before, after = (
+        float(((one.interference("compact", y, shown) - wanted) / product).square().mean())
+        for one in (untrained, learned)
+    )
+    assert after < 0.5 * before
+    short = replace(card, n_steps=2)
+    first, again = (learn(Mixtures(_squares(300, 1), short), short, batch=8) for _ in range(2))
+    assert torch.equal(*(one.networks["compact"].last.weight for one in (first, again)))  # type: ignore[arg-type, union-attr]
+
+
+@pytest.mark.parametrize("rank", [40, 256])
+def test_a_packed_separator_is_the_separator(rank: int) -> None:
+    x = _tiles(300)[:, :1]
+    made = _untrained(_card(), x)
+    metric = made.metric
+    metric = replace(metric, axes=metric.axes[..., -rank:], values=metric.values[:, -rank:])
+    made = replace(made, metric=metric)
+    tensors, metadata = packed(made)
+    assert ("factors" in tensors) == (rank == 40)
+    again = unpacked(tensors, metadata)
+    assert again.card == made.card
+    white = made.whitened(x.flatten(1))
+    gram, same = white @ white.mT, again.whitened(x.flatten(1))
+    assert float((same @ same.mT - gram).norm() / gram.norm()) < 0.02
+    y = white / white.square().mean(1, keepdim=True).sqrt()
+    answers = [one.interference("compact", y, x.flatten(1)) for one in (made, again)]
+    assert torch.allclose(*answers, atol=1e-4)
+
+
+def test_a_file_that_is_not_what_its_card_says() -> None:
+    tensors, metadata = packed(_untrained(_card(), _tiles(300)[:, :1]))
+    card = json.loads(metadata[METADATA])
+
+    def refused(why: str, tensors: dict[str, Tensor] = tensors, **changed: object) -> None:
+        told = {METADATA: json.dumps(card | changed)}
+        with pytest.raises(ValueError, match=why) as refusal:
+            unpacked(tensors, told)
+        assert "\n" not in str(refusal.value)
+
+    with pytest.raises(ValueError, match="it is no separator"):
+        unpacked(tensors, {})
+    refused("a metric of 256 numbers", shape=[1, 20, 20])
+    refused("separators are for pictures", shape=[1, 200, 200])
+    refused("loading state_dict for UNet", large=True)
+    refused("size mismatch|Error", widths=[8, 16])
+    refused("unknown entries", better=1)
+    refused("widths=", widths=[], large=False)
+    refused("not finite", tensors | {"own": tensors["own"] / 0})
+    refused("is of no part", tensors | {"more": tensors["own"]})
+    refused("mean", {name: t for name, t in tensors.items() if name != "mean"})
+    with pytest.raises(ValueError, match="do not agree"):
+        unpacked(tensors, {METADATA: "{"})
+
+
+def test_cards_tell_whether_a_network_is_better() -> None:
+    card = _card()
+    assert card.beats_filters(60)
+    assert not card.beats_filters(300)
+    assert not replace(card, separated=()).beats_filters(60)
+
+
+class _Knows(nn.Module):
+    """Knows the images: what of a picture is not the nearest of them is interference."""
+
+    def __init__(self, images: Tensor) -> None:
+        super().__init__()
+        self.images = images / images.square().mean(1, keepdim=True).sqrt()
+
+    def forward(self, both: Tensor, _noise: Tensor, _labels: Tensor) -> Tensor:
+        c, h, w = both.shape[1] // 2, *both.shape[2:]
+        y = both[:, c:].flatten(1)
+        alike = y @ self.images.mT / y.shape[1]
+        target = alike.gather(1, alike.abs().argmax(1)[:, None])
+        target = target * self.images[alike.abs().argmax(1)]
+        share = (1 - alike.abs().amax(1).square()).clamp(1e-4, 1 - 1e-4)[:, None]
+        told = ((y - target) - share * y) / (share * (1 - share)).sqrt()
+        logit = (share / (1 - share)).log() / STEEPEST
+        return torch.cat([told, logit.expand(-1, h * w)], 1).view(-1, c + 1, h, w)
+
+
+def test_who_knows_the_interference_takes_a_span_apart() -> None:
+    """From random rotations, of a span alone and of two at once, and it ends early."""
+    x = torch.randn(2, 12, 256, generator=generator(3))
+    white = Metric((1, 16, 16), torch.ones(1, 256), torch.eye(256)[None], torch.zeros(1, 256))
+    for rows in (slice(0, 1), slice(1, 2), slice(0, 2)):
+        knows = {"compact": _Knows(x[rows].flatten(0, 1))}
+        separator = Separator(_card(), knows, white, torch.zeros(256))
+        z = torch.stack([whitened(some)[1] @ some for some in x[rows]])
+        starts = torch.stack([rotation_start(12, generator(9)).float() for _ in z])
+        heard: list[int] = []
+        ended = apart(separator, z, starts, n_iterations=200, report=heard.append)
+        assert ended.settled
+        assert PATIENCE + N_FREED < ended.n_iterations < 150
+        assert heard == list(range(1, ended.n_iterations + 1))
+        for sources, images in zip(ended.sources, x[rows], strict=True):
+            alike = torch.corrcoef(torch.cat([sources, images]))[:12, 12:].abs()
+            assert float(alike.amax(0).min()) > 0.999
+        assert float(ended.objective.max()) < 0.3
+    assert not apart(separator, z, starts, n_iterations=3).settled
+
+
+def _strokes(n: int) -> Tensor:
+    """Pictures 1x28x28 of three joined strokes of a pen."""
+    drawn, grid = (
+        generator(0),
+        torch.meshgrid(torch.arange(28.0), torch.arange(28.0), indexing="ij"),
+    )
+    pictures = torch.zeros(n, 1, 28, 28)
+    for picture in pictures[:, 0]:
+        corners = 6 + 16 * torch.rand(4, 2, generator=drawn)
+        for (i, j), (down, right) in zip(corners, corners.diff(dim=0), strict=False):
+            along = (grid[0] - i) * down + (grid[1] - j) * right
+            along = (along / (down**2 + right**2)).clamp(0, 1)
+            away = torch.hypot(grid[0] - i - along * down, grid[1] - j - along * right)
+            picture.copy_(torch.maximum(picture, (2.2 - away).clamp(0, 1)))
+    return pictures
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_shipped_separator_takes_apart_what_it_never_saw(name: str) -> None:
+    """Tiles of photographs, or strokes, from a random rotation."""
+    separator = shipped_separator(name, CPU)
+    assert separator is shipped_separator(name, CPU)
+    pictures = _tiles(30, 32) if name == "cifar" else _strokes(20)
+    x = pictures.flatten(1) - separator.mean * separator.card.centred
+    directions = torch.linalg.qr(x.mT).Q.mT.unflatten(1, separator.card.shape)
+    attack = SpanAttack(sources="network", separator=name)
+    views = views_of(attack, directions[None])
+    start = rotation_start(len(x), generator(1)).float()[None]
+    begun, ended = start @ views.z, apart(separator, views.z, start, n_iterations=60).sources
+    before, after = (
+        torch.corrcoef(torch.cat([some[0], x]))[: len(x), len(x) :].abs().amax(0)
+        for some in (begun, ended)
+    )
+    assert float(before.median()) < 0.75
+    assert float(after.median()) > 0.9
+
+
+def test_what_a_separator_is_not_for_is_refused() -> None:
+    made = _untrained(_card(), _tiles(300)[:, :1])
+    with pytest.raises(ValueError, match="knows images of 1x16x16, and not of 3x16x16"):
+        views_of(SpanAttack(sources="network"), torch.zeros(1, 4, 3, 16, 16), made)
+    with pytest.raises(ValueError, match="separator='faces': the package has"):
+        shipped_separator("faces", CPU)
+    with pytest.raises(ValueError, match="n_network=0"):
+        replace(SpanAttack(), n_network=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu() -> None:
+    """Bfloat16 there moves the interference by little."""
+    x = _tiles(40, 32).flatten(1)
+    here, there = (shipped_separator("cifar", torch.device(name)) for name in ("cpu", "cuda"))
+    seen = here.whitened(x)
+    y = seen / seen.square().mean(1, keepdim=True).sqrt()
+    a = here.interference("large", y, x)
+    b = there.interference("large", y.cuda(), x.cuda()).cpu()
+    assert float((a - b).norm() / a.norm()) < 0.05
