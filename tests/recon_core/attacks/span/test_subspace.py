@@ -187,32 +187,6 @@ def test_a_start_is_taken_off_of_nearly_as_many_images_as_neurons() -> None:
     assert found.start_shares[0] == pytest.approx(1.0, abs=1e-7)
 
 
-@pytest.mark.parametrize("rule", ["sgd", "adam"])
-def test_the_images_of_a_trained_network_are_counted(rule: str) -> None:
-    """Minibatches in float32; of Adam the first moment, of gradient descent what it learned."""
-    n, x = 40, _strokes(40).float()
-    torch.manual_seed(0)
-    layer = torch.nn.Linear(D, 100)
-    net = torch.nn.Sequential(layer, torch.nn.ReLU(), torch.nn.Linear(100, 4))
-    start = layer.weight.detach().clone()
-    optimiser: torch.optim.Optimizer = (
-        torch.optim.Adam(net.parameters(), lr=1e-3)
-        if rule == "adam"
-        else torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3)
-    )
-    for _ in range(60):
-        for batch in torch.randperm(n, generator=generator(1)).split(8):
-            optimiser.zero_grad()
-            torch.nn.functional.cross_entropy(net(x[batch]), batch % 4).backward()
-            optimiser.step()
-    if rule == "adam":
-        found = subspace_of(optimiser.state[layer.weight]["exp_avg"], shape=(1, 20, 20))
-    else:
-        found = subspace_of(layer.weight.detach(), start, shape=(1, 20, 20))
-        assert found.start_shares[0] == pytest.approx((1 - 0.05 * 1e-3) ** 3000, rel=0.05)
-    assert (found.n_signal, found.ends_sharply) == (n, True)
-
-
 def test_surplus_directions_come_behind_those_of_the_signal() -> None:
     rows = _signal(20, seed=1)[0] + NOISE * normal(WIDTH, D, seed=2)
     found = subspace_of(rows.float(), surplus=0.25)
