@@ -97,7 +97,7 @@ def audit(
     weights: str | Path | None = None,
     decoys: str | None = None,
     initial: str | Path | None = None,
-    gradients: str | Path | None = None,
+    gradients: str | Path | Sequence[str | Path] | None = None,
     fail_above: Sequence[str] = (),
     settings: Settings | None = None,
     device: Device = "auto",
@@ -108,7 +108,7 @@ def audit(
 
     `data`, `decoys`: `folder:PATH` and the other sources of images. `recipe`: a YAML or JSON file,
     or settings as a tree. `weights`: audit this network, whose training images `data` are, or with
-    `gradients` of a batch in it, the batch.
+    `gradients` of batches in it, the batches.
     `record["checks"]` has the outcome of every limit of `fail_above`. Raises ValueError and
     SourceError for what cannot be read or does not fit together, UnitsFailedError for work that
     failed, after the rest is done.
@@ -126,7 +126,7 @@ def audit(
         chosen["recipe"] = dict(recipe)
     elif recipe is not None:
         chosen |= recipe_settings(Path(recipe))
-    begun = {"initial": initial, "gradients": gradients}
+    begun: dict[str, Any] = {"initial": initial, "gradients": gradients}
     given = given_settings(data, weights=weights, decoys=decoys, **begun)
     workers = Workers(device=device, n_workers=n_workers)
     with suppress(LimitExceededError):  # the record's checks say so
@@ -146,6 +146,7 @@ def attack(
     decoys: str | None = None,
     initial: str | Path | None = None,
     method: Literal["auto", "span", "kkt"] = "auto",
+    source: Literal["auto", "weights", "state", "gradients"] = "auto",
     settings: Settings | None = None,
     device: Device = "auto",
     **facts: Any,
@@ -153,9 +154,10 @@ def attack(
     """The training images that come out of a file of weights, as of `palimpsest attack weights`.
 
     `data`, `decoys`: sources of the training images and of others, to score what comes back.
-    `facts`: those that the file lacks, `arch`, `shape`, `activation`, `leak`, `mean`, `std`, `seed`
-    and others of `tasks.families.weights.attack.WeightsJob`. Raises WeightsError for a file that
-    cannot be used, ValueError where an attack cannot work.
+    `source`: what is taken apart. `facts`: those that the file lacks, `arch`, `shape`,
+    `activation`, `leak`, `mean`, `std`, `seed`, tuples of files `optimizers`, `checkpoints` and
+    `gradients`, and others of `tasks.families.weights.attack.WeightsJob`. Raises WeightsError for a
+    file that cannot be used, ValueError where an attack cannot work.
     """
     _quiet()
     from flows.cli.attack_file import default_folder
@@ -172,7 +174,7 @@ def attack(
     )
     texts = {name: value if isinstance(value, str) else repr(value) for name, value in
              (settings or {}).items()}  # fmt: skip
-    chosen, prepared, why = prepared_by(job, method, settings=texts)
+    chosen, prepared, why = prepared_by(job, method, source=source, settings=texts)
     search = flow.attack_kkt if prepared.method == "kkt" else flow.attack_weights
     record = search(chosen, device=device)
     said = " ".join([f"Method: {why}" if why else "", *flow.screen_lines(record)]).strip()

@@ -170,7 +170,7 @@ def _options_of(weights: GivenWeights) -> list[str]:
     """Options of a network that is given, where they are not the defaults."""
     options: dict[str, Any] = {"weights": weights.file, "decoys": weights.decoys}
     plain = GivenWeights(file="", decoys="")
-    for name in ("gradients", "initial", "arch", "activation", "leak", "mean"):
+    for name in ("initial", "arch", "activation", "leak", "mean"):
         if (value := getattr(weights, name)) != getattr(plain, name):
             options[name] = value
     if weights.shape is not None:
@@ -180,7 +180,8 @@ def _options_of(weights: GivenWeights) -> list[str]:
             options[name.replace("_", "-")] = order
     if weights.std is not None:
         options["std"] = ",".join(map(str, weights.std))
-    return [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    given = [*options.items(), *(("gradients", path) for path in weights.gradients)]
+    return [word for name, value in given for word in (f"--{name}", str(value))]
 
 
 def recipe_settings(path: Path) -> dict[str, Any]:
@@ -211,8 +212,12 @@ def given_settings(
             "never saw: a count without decoys says nothing"
         )
     known = {name: value for name, value in facts.items() if value is not None}
-    for name in {"initial", "gradients"} & known.keys():
-        known[name] = str(Path(known[name]).absolute())
+    if "initial" in known:
+        known["initial"] = str(Path(known["initial"]).absolute())
+    if "gradients" in known:
+        paths = known["gradients"]
+        paths = [paths] if isinstance(paths, str | Path) else paths
+        known["gradients"] = [str(Path(path).absolute()) for path in paths]
     return {"weights": {"file": str(Path(weights).absolute()), "decoys": decoys, **known}}
 
 

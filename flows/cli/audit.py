@@ -47,7 +47,7 @@ class GivenNetwork:
     decoys: Annotated[str | None, "folder:PATH of images that it never saw."] = None
     initial: Annotated[Path | None, "The weights that training started from, if known."] = None
     gradients: Annotated[
-        Path | None, "Gradients of a batch in these weights; --data: that batch."
+        list[Path] | None, "Gradients of a batch in these weights; --data: that batch; repeatable."
     ] = None
     arch: Arch = None
     shape: Shape = None

@@ -62,7 +62,7 @@ class GivenPlan(AuditPlan):
         self.mean, self.mean_known = mean.shown, mean.finding.level == "ok"
         self.std = torch.ones(shape[0], 1, 1) if std is None else std
         self.has_labels, self.labels = self._labels()
-        self.gives_gradients = weights.gradients is not None
+        self.gives_gradients = bool(weights.gradients)
         if self.gives_gradients:
             study = replace(study, attacks=("gradient",), defences=_about("gradients", study))
         elif study.recipe.cut is not None:
@@ -186,7 +186,7 @@ def read_given(weights: GivenWeights, data: str) -> Victim:
         Path(weights.file), arch=weights.arch, shape=weights.shape, activation=weights.activation,
         leak=weights.leak, dtype="float32",
         initial=None if weights.initial is None else Path(weights.initial),
-        gradients=() if weights.gradients is None else (Path(weights.gradients),),
+        gradients=[Path(path) for path in weights.gradients],
         order=order_said(weights.pixel_order, weights.channel_order), pictures=data,
     )  # fmt: skip
 

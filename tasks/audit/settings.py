@@ -81,13 +81,13 @@ T = TypeVar("T")
 @dataclass(frozen=True, kw_only=True)
 class GivenWeights(Strict):
     """A network that is audited as it is: the file, what its shapes do not tell, and the images to
-    tell its training images from. All as in `palimpsest attack weights`. `gradients`: a file of the
-    gradients of a batch in these weights, as a client of federated learning sends them; then that
-    batch is what comes back."""
+    tell its training images from. All as in `palimpsest attack weights`. `gradients`: files of the
+    gradients of batches in these weights, as clients of federated learning send them; then these
+    batches are what comes back."""
 
     file: str
     decoys: str
-    gradients: str | None = None
+    gradients: tuple[str, ...] = ()
     initial: str | None = None
     arch: str | None = None
     shape: tuple[int, int, int] | None = None

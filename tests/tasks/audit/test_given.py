@@ -85,7 +85,7 @@ def test_the_weights_that_are_attacked_are_those_of_the_file(files: Files, tmp_p
 
 
 def test_a_batch_comes_back_from_its_gradients(files: Files, tmp_path: Path) -> None:
-    made = audit_of(files, file=str(files.initial), gradients=str(files.gradients))
+    made = audit_of(files, file=str(files.initial), gradients=(str(files.gradients),))
     plan = GivenPlan(made, tmp_path, device="cpu")
     record = described(plan)
     assert (record["subject"], [a["name"] for a in record["attacks"]]) == (
@@ -207,7 +207,7 @@ def test_gradients_of_zero_are_refused(files: Files, tmp_path: Path) -> None:
         {name: torch.from_numpy(a) * 0 for name, a in load_file(files.gradients).items()}, path
     )
     with pytest.raises(ValueError, match="zero or not finite"):
-        GivenPlan(audit_of(files, gradients=str(path)), tmp_path, device="cpu")
+        GivenPlan(audit_of(files, gradients=(str(path),)), tmp_path, device="cpu")
 
 
 def test_a_given_network_is_not_trained(files: Files) -> None:
