@@ -18,10 +18,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from recon_core.attacks.span.features import dct_filters, outputs_of
+from recon_core.attacks.span.normalisation import channel_scales, undone
 from recon_core.attacks.span.rows import SpanRows, weight_rows
 from recon_core.attacks.span.search import best_start, separator_for, sources_for, views_of
 from recon_core.attacks.span.separation import contrast
-from recon_core.attacks.span.separator import Separator, aligned
+from recon_core.attacks.span.separator import Separator
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.attacks.span.sources import Sources, denoised, sources_of
 from recon_core.attacks.span.subspace import Subspace
@@ -35,13 +36,15 @@ __all__ = ["Separated", "SpanAttack", "check_victim", "separate"]
 @dataclass(frozen=True)
 class Separated:
     """The attack's findings in one victim: its span, its sources, and how the search ended.
-    `objective` is that of the kept start, `settled` whether nothing fell any more."""
+    `objective` is that of the kept start, `settled` whether nothing fell any more, `scales` what
+    the inputs' channels seem to have been divided by, with product 1."""
 
     subspace: Subspace
     sources: Sources
     objective: float
     n_iterations: int
     settled: bool
+    scales: tuple[float, ...]
 
 
 def check_victim(architecture: Architecture) -> None:
@@ -152,10 +155,13 @@ def _separate_stack(
 ) -> list[Separated]:
     attack, d, shape = stack[0].attack, architecture.d, architecture.shape
     pictures = [p.span.vectors[:, :d] for p in stack]
+    scales = [torch.ones(shape[0])] * len(stack)
     if attack.sources == "network":
         separator = separator_for(attack, shape, pictures[0].device, separator)
         assert separator is not None
-        pictures = [aligned(separator, p.span.vectors) for p in stack]
+        scales = [_scales(separator, p.span) for p in stack]
+        both = zip(stack, scales, strict=True)
+        pictures = [undone(separator, p.span.vectors, own) for p, own in both]
     views = views_of(attack, torch.stack(pictures).unflatten(2, shape), separator)
     total = attack.n_iterations * attack.n_starts
     generators = [p.generator for p in stack]
@@ -182,6 +188,14 @@ def _separate_stack(
             float(best.objective[r]),
             best.n_iterations,
             best.settled,
+            tuple(scales[r].tolist()),
         )
         for r, problem in enumerate(stack)
     ]
+
+
+def _scales(separator: Separator, span: Subspace) -> Float[Tensor, " c"]:
+    """What channels were divided by, as far as a span without noise tells."""
+    if not span.ends_sharply or separator.card.shape[0] == 1:
+        return span.vectors.new_ones(separator.card.shape[0])
+    return channel_scales(separator, span.vectors).to(span.vectors)

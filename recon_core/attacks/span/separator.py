@@ -16,8 +16,9 @@ source loses what the network finds of the others in it, whatever becomes of the
 
 What images share does not tell them apart, so pictures are seen less the public mean
 (`Card.centred`) or, where black pixels tell more, as they are; the first layer's biases bring
-inputs there, whatever was subtracted from them (`aligned`). An unknown start, or rounding, is white
-noise in the pictures: `Metric.noisy` adds its variance to C, and the network is told its level.
+inputs there, whatever was subtracted from them (`normalisation`). An unknown start, or rounding, is
+white noise in the pictures: `Metric.noisy` adds its variance to C, and the network is told its
+level.
 """
 
 from __future__ import annotations
@@ -255,31 +256,6 @@ class Separator:
         answer = share * whitened + (share * (1 - share)).sqrt() * told[:, :-1].flatten(1)
         found: Tensor = answer * sign
         return found
-
-
-def aligned(separator: Separator, rows: Float[Tensor, "k e"]) -> Float[Tensor, "k d"]:
-    """Directions of a first layer as the separator sees pictures.
-
-    With biases behind them, rows (v, b) of images x - s become v + b (s - o), with o the public
-    mean m for a separator that sees pictures centred, else 0. Of s = 0, m, and the means of m's
-    channels the one is taken with which rows v + b (s - m) have the Gram matrix of the least
-    determinant in the metric of centred pictures: the Gaussian likelihood of their span.
-    """
-    m, shape, d = separator.mean, separator.card.shape, len(separator.mean)
-    pixels, bias = rows[:, :d], rows[:, d:]
-    if bias.shape[1] == 0:
-        return pixels
-    channels = m.view(shape).mean((1, 2), keepdim=True).expand(shape).flatten()
-    subtracted = (torch.zeros_like(m), m, channels)
-    white = [separator.whitened(pixels + bias * (s - m)).double() for s in subtracted]
-    grams = torch.stack([some @ some.mT for some in white])
-    if not separator.card.centred:  # less m m^T, by Sherman and Morrison
-        its = separator.whitened(m[None])[0].double()
-        along = torch.stack([some @ its for some in white])
-        room = (1 - its.square().sum()).clamp_min(LEAST_SHARE)
-        grams = grams + along[:, :, None] * along[:, None, :] / room
-    best = subtracted[int(torch.linalg.slogdet(grams).logabsdet.argmin())]
-    return pixels + bias * (best - m if separator.card.centred else best)
 
 
 METADATA = "palimpsest-separator"

@@ -24,7 +24,6 @@ from recon_core.attacks.span.separator import (
     Card,
     Metric,
     Separator,
-    aligned,
     apart,
     build_networks,
     packed,
@@ -81,23 +80,6 @@ def test_the_metric_whitens_pictures_and_bears_noise(
     size = float(metric.noisy(0.5).whitened(noisy).square().mean())
     assert size == pytest.approx(1, abs=0.15)
     assert float(metric.whitened(noisy).square().mean()) > 3 * size
-
-
-@pytest.mark.parametrize("centred", [False, True])
-@pytest.mark.parametrize("subtracted", ["nothing", "mean", "constant"])
-def test_biases_bring_directions_to_where_pictures_are_seen(centred: bool, subtracted: str) -> None:
-    x = _tiles(220)
-    separator = _untrained(_card((3, 16, 16), centred=centred), x[:180])
-    constant = separator.mean.view(3, 256).mean(1).repeat_interleave(256)
-    origin = {"nothing": 0 * constant, "mean": separator.mean, "constant": constant}[subtracted]
-    inputs = torch.cat([x[180:].flatten(1) - origin, torch.ones(len(x) - 180, 1)], 1)
-    n = len(inputs)
-    rows = torch.randn(n, n, generator=generator(6)) @ inputs
-    found = torch.linalg.solve(rows @ rows.mT, rows) @ inputs.mT  # what unmixes them
-    seen = found.mT @ aligned(separator, rows)
-    wanted = x[180:].flatten(1) - (separator.mean if centred else 0)
-    assert float((seen - wanted).norm() / wanted.norm()) < 0.08  # the mean is nearly constant
-    assert torch.equal(aligned(separator, rows[:, :-1]), rows[:, :-1])
 
 
 def test_mirroring_is_told_from_the_pictures() -> None:
