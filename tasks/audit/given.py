@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from recon_core.attacks.span.rows import Source
+from recon_core.attacks.span.settings import SpanAttack
 from recon_core.victims.losses import Loss
 from storage.sources.load import ImageSet, Split
 from tasks.attack_file.pictures import Named
@@ -28,7 +29,7 @@ from tasks.families.weights.inputs import (
     read_std,
     read_victim,
 )
-from tasks.families.weights.told import check_order, choose_mean, directions_of
+from tasks.families.weights.told import check_order, choose_mean, directions_of, span_of, std_told
 
 SHARED = (
     "decoys in SOURCE are training images, too; decoys must be pictures that the network never saw"
@@ -53,7 +54,9 @@ class GivenPlan(AuditPlan):
         self.truth.check_disjoint(self.decoys, SHARED)
         std = read_std(weights.std, shape)
         std = self.victim.own_std if std is None else std
-        directions = directions_of(self.victim)
+        span = span_of(self.victim)
+        std = std_told(span, shape, SpanAttack(), None) if std is None else std
+        directions = directions_of(span, shape)
         said = weights.pixel_order is not None or weights.channel_order is not None
         check_order(self.victim, self.truth, std, directions, said=said)
         pictures = (self.truth, self.decoys)

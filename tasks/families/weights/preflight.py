@@ -30,7 +30,7 @@ from tasks.families.weights.inputs import (
 )
 from tasks.families.weights.separators import given_separator
 from tasks.families.weights.sources import check_source, source_finding, source_record
-from tasks.families.weights.told import check_order, choose_mean, directions_of
+from tasks.families.weights.told import check_order, choose_mean, directions_of, span_of, std_told
 
 PER_CANDIDATE = 6
 """Numbers for each of a candidate's that an attack keeps at the least: itself, its gradient, what
@@ -103,7 +103,12 @@ def prepare_weights(job: WeightsJob) -> PreparedWeights:
         truth.check_disjoint(decoys, SHARED)
     std = read_std(job.std, shape)
     std = victim.own_std if std is None else std
-    directions = directions_of(victim, span_attack.source if span_attack else "weights")
+    shown = span_of(victim, span_attack)
+    directions, told = directions_of(shown, shape), None
+    if std is None and span_attack is not None:
+        given = given_separator(span_attack)
+        told = std_told(shown, shape, span_attack, None if given is None else given[0])
+    std = told if std is None else std
     about_order = check_order(victim, truth, std, directions, said=job.order is not None)
     mean = choose_mean(job.mean, victim, (truth, decoys), std, directions)
     centred = images = None
@@ -112,7 +117,7 @@ def prepare_weights(job: WeightsJob) -> PreparedWeights:
         images = (centred.unflatten(1, shape) / (1.0 if std is None else std)).flatten(1)
     found, span, said = _outlook(job.attack, victim, truth, images)
     if not found.stopped:
-        scale = _scale(victim, centred, std)
+        scale = _scale(victim, centred, std) if told is None else _said(told)
         more = [*about_order, mean.finding, *([] if scale is None else [scale])]
         found = replace(found, findings=(*found.findings, *more))
     source = None
@@ -196,6 +201,12 @@ def _labels(
         return output.argmax(1), said
     signs, said = binary_signs(truth, output[:, 0])
     return signs, "" if signs is None and condition == "regression" else said
+
+
+def _said(told: Tensor) -> Finding:
+    listed = " : ".join(f"{scale:.3f}" for scale in told.flatten().tolist())
+    text = f"by the span itself, channels were divided by {listed}, which is undone."
+    return Finding("ok", "scale of the channels", text)
 
 
 def _scale(victim: Victim, images: Tensor | None, std: Tensor | None) -> Finding | None:

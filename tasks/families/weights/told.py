@@ -3,8 +3,9 @@ pictures beside it tell."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -18,11 +19,14 @@ from recon_core.attacks.span.input_order import (
     shares_in_span,
     smoother_order,
 )
-from recon_core.attacks.span.rows import Source
-from recon_core.attacks.span.subspace import NoSpanError
+from recon_core.attacks.span.normalisation import channel_scales
+from recon_core.attacks.span.search import separator_for
+from recon_core.attacks.span.separator import Separator
+from recon_core.attacks.span.settings import SpanAttack
+from recon_core.attacks.span.subspace import Subspace
 from recon_core.victims.evidence import Finding
 from recon_core.victims.network import Parameters
-from tasks.attack_file.pictures import Named
+from tasks.attack_file.pictures import Named, Shape
 from tasks.families.weights.inputs import Victim, binary_signs, read_mean
 
 RIGHT = 0.9
@@ -44,17 +48,39 @@ class Mean:
     finding: Finding
 
 
-def directions_of(victim: Victim, source: Source = "weights") -> Float[Tensor, "k d"] | None:
-    """Directions of the first layer that training made, over flat images; None without any."""
+def span_of(victim: Victim, attack: SpanAttack | None = None) -> Subspace | None:
+    """The span of what an attack takes apart, by default of the weights; None without any."""
+    attack = attack or SpanAttack()
     if victim.architecture.network.conv is not None:
         return None
     try:
-        span = victim.sources[source].subspace(victim.architecture.shape)
-    except NoSpanError:
+        return victim.sources[attack.source].subspace(
+            victim.architecture.shape, n_directions=attack.n_images, surplus=attack.surplus
+        )
+    except ValueError:  # fewer directions than asked for, too
         return None
-    pixels = span.vectors[:, : victim.architecture.d].double()
+
+
+def directions_of(span: Subspace | None, shape: Shape) -> Float[Tensor, "k d"] | None:
+    """Its directions over flat images (c, h, w), without biases."""
+    if span is None:
+        return None
+    pixels = span.vectors[:, : math.prod(shape)].double()
     directions: Tensor = torch.linalg.qr(pixels.mT).Q.mT
     return directions
+
+
+def std_told(
+    span: Subspace | None, shape: Shape, attack: SpanAttack, given: Separator | None
+) -> Float[Tensor, "c 1 1"] | None:
+    """What channels were divided by, up to a common factor, where a span without noise tells."""
+    if span is None or not span.ends_sharply or shape[0] == 1:
+        return None
+    separator = separator_for(replace(attack, sources="auto"), shape, given=given)
+    if separator is None:
+        return None
+    scales = channel_scales(separator, span.vectors).float()[:, None, None]
+    return None if bool((scales == 1).all()) else scales
 
 
 def check_order(
