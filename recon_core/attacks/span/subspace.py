@@ -43,18 +43,20 @@ FALL, FEW, LAST = 1.5, 4.0, 2.0
 falls between a few images are large, and a few values of noise do not tell their scatter."""
 NOTHING = 1e-13
 """Share of the largest singular value below which the others are float64's own rounding."""
-FAR = 1000.0
-"""Fall that no images have between them: it is an end whatever stands out behind it, as the
-rounding of a mean that was taken off in single precision does."""
+FAR, BEHIND = 1000.0, 1e-6
+"""Fall to so small a share of the largest singular value that is an end whatever stands out behind
+it, as the rounding of a mean that was taken off in single precision does. Between images it is as
+large where few of them have all the gradients, at the end of a long training."""
 CLEAR = 100.0
 """Fall from half of the directions to what is behind a sharp end: noise of a start reaches higher,
 and where it hides some directions the span is not known."""
 OWN = 1e-6
-"""Share of the mean that directions leave of a neuron below which it has a direction to itself: its
-own start, made large because it hardly learned, as an image moves many neurons. In an optimiser's
-state neurons that are known best have 1e-4."""
-LEAST_FREE = 0.02
-"""Share of a neuron's or pixel's noise that directions must leave for it to be measured."""
+"""Share of the mean that directions leave of a neuron, whatever its size, below which it has a
+direction to itself: its own start, made large because it hardly learned, as an image moves many
+neurons."""
+ROUNDED = 0.2
+"""Share of the precision that a number's own rounding has: what has a direction of its own, as a
+bias where images sum to zero, or nearly, as a neuron that one image moves, is known no better."""
 WHITENINGS = 5
 QUIETEST = 1e-25
 """Share of the loudest neuron's or pixel's size that every other one has at least."""
@@ -242,7 +244,8 @@ def _sharp_span(
     weights as they were kept, to whose size rounding was in proportion: neurons and pixels are
     compared at that size, or else as they are. Then each is divided by its own noise, and the end
     looked for anew, until it stays."""
-    moved = [matrix.norm(dim=i) > MOVED * stored.norm(dim=i) for i in (0, 1)]
+    least = QUIETEST * float(stored.norm())
+    moved = [matrix.norm(dim=i) > (MOVED * stored.norm(dim=i)).clamp_min(least) for i in (0, 1)]
     counted = min(int(m.sum()) for m in moved)
     is_exact = not torch.equal(stored.float().double(), stored)
     for sizes in (_sizes(stored), (stored.new_ones(1), stored.new_ones(1))):
@@ -252,10 +255,13 @@ def _sharp_span(
         end, before = _sharp_end(values[:counted], is_exact=is_exact), None
         if end is None:
             continue
+        precision = torch.finfo(torch.float64 if is_exact else torch.float32).eps
+        rounding = ROUNDED * precision * stored / by_neuron[:, None] / pixels
         for _ in range(WHITENINGS):
             rest = scaled - (left[:, :end] * values[:end]) @ right[:end]
-            by_neuron, by_pixel = _noise_sizes(rest, left[:, :end], right[:end])
+            by_neuron, by_pixel = _sizes(torch.hypot(rest, rounding))
             scaled, pixels = scaled / by_neuron[:, None] / by_pixel, pixels * by_pixel
+            rounding = rounding / by_neuron[:, None] / by_pixel
             left, values, right = _singular(scaled)
             before, end = end, _sharp_end(values[:counted], is_exact=is_exact)
             if end is None:
@@ -264,7 +270,9 @@ def _sharp_span(
                 break
         if float(values[(end - 1) // 2]) < CLEAR * float(values[end]):
             return None
-        free = 1 - left[:, :end].square().sum(1)
+        seen = left[:, :end] * values[:end]
+        unit = seen / seen.norm(dim=1, keepdim=True).clamp_min(torch.finfo(seen.dtype).tiny)
+        free = 1 - torch.linalg.qr(unit).Q.square().sum(1)
         if float(free.min()) < OWN * (1 - end / len(left)):
             continue
         basis = torch.linalg.qr((right[:end] * pixels).mT).Q.mT
@@ -289,7 +297,8 @@ def _sharp_end(values: Float64[Tensor, " s"], *, is_exact: bool) -> int | None:
     least = math.log(FALL) + FEW / before + LAST / behind
     clear = falls / torch.maximum(SCATTERS * scatter, least)
     above = torch.where(values[1:] > NOTHING * values[0], clear, 0.0)
-    far = ((above > 1) & (falls > math.log(FAR))).nonzero()
+    is_far = (falls > math.log(FAR)) & (values[1:] < BEHIND * values[0])
+    far = ((above > 1) & is_far).nonzero()
     if len(far):
         return int(far[0]) + 1
     if bool((above > 1).any()):
@@ -313,27 +322,6 @@ def _sizes(of: Float64[Tensor, "h e"]) -> tuple[Float64[Tensor, " h"], Float64[T
         found.append(sizes)
         of = of / sizes.unsqueeze(dim)
     return found[0], found[1]
-
-
-def _noise_sizes(
-    rest: Float64[Tensor, "h e"], left: Float64[Tensor, "h k"], right: Float64[Tensor, "k e"]
-) -> tuple[Float64[Tensor, " h"], Float64[Tensor, " e"]]:
-    """The noise of each neuron and pixel, from what k directions leave of it. They fit a share of
-    the noise, the leverage, which is all of it where a neuron or pixel has a direction of its own,
-    as a bias has where images sum to zero; its noise is then taken for the median of the others."""
-    sizes = []
-    for size, leverage in zip(
-        _sizes(rest), (left.square().sum(1), right.square().sum(0)), strict=True
-    ):
-        free = 1 - leverage
-        corrected = size / free.clamp_min(LEAST_FREE).sqrt()
-        usual = corrected[free >= LEAST_FREE]
-        sizes.append(
-            torch.where(free >= LEAST_FREE, corrected, usual.median())
-            if len(usual)
-            else torch.ones_like(size)
-        )
-    return sizes[0], sizes[1]
 
 
 def _noise_behind(

@@ -113,6 +113,17 @@ def _uneven(n: int) -> Tensor:
     )
 
 
+def _dominated(n: int) -> Tensor:
+    """As at the end of a long training: one image has nearly all of the gradient, and a neuron that
+    only it moves; dead neurons have what is left of their last gradients."""
+    strengths = torch.logspace(0, -4, n, dtype=torch.float64)
+    strengths[0] = 1e4
+    mixing = normal(WIDTH, n, seed=3) * strengths
+    mixing[0, 1:] = 0.0
+    mixing[-5:] *= 1e-30
+    return mixing @ _strokes(n)
+
+
 def _few(mixed: Tensor, inputs: Tensor) -> Tensor:
     """The mixtures that three neurons of five would have learned, the others stay as they were."""
     return torch.where(torch.arange(WIDTH)[:, None] % 5 < 3, mixed, 0.0) @ inputs
@@ -124,6 +135,7 @@ ENDS: dict[str, tuple[Callable[[], Tensor], int]] = {
     "a few": (lambda: _rounded(_even(4), torch.float32), 4),
     "all but three neurons": (lambda: _rounded(_even(57), torch.float32), 57),
     "a state": (lambda: _rounded(_uneven(30), torch.float32), 30),
+    "one image above all": (lambda: _rounded(_dominated(30), torch.float32), 30),
     "dead neurons": (
         lambda: _rounded(_few(normal(WIDTH, 20, seed=3), _strokes(20)), torch.float32),
         20,
