@@ -87,7 +87,8 @@ def source_record(victim: Victim, attack: SpanAttack) -> dict[str, Any]:
         "from": [given.said for given in used],
         "less_start": attack.start == "known",
         "directions": directions,
-        "publish_weights_alone": any(given.is_own for given in victim.states),
+        "publish_weights_alone": directions.get("state") is not None
+        and any(given.is_own for given in victim.states),
     }
 
 
