@@ -49,8 +49,8 @@ class OptimiserState:
         of its layers: by names, by this order, or by the order of tensors of one shape, which
         groups keep. Tensors that do not fit are left out."""
         sizes = [None if m is None else m.shape for m in self.moments]
-        if self.names:
-            named = {name: number for number, name in enumerate(self.names)}
+        named = {name: number for number, name in enumerate(self.names)}
+        if named.keys() & shapes.keys():
             return {n: named[n] for n in shapes if n in named and sizes[named[n]] == shapes[n]}
         names = [name for name in shapes if name.rpartition(".")[2] not in NORMALISING]
         if len(names) == len(sizes) and all(
