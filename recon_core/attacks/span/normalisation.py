@@ -40,7 +40,7 @@ def undone(
     channels multiplied by `scales`."""
     shape, d = separator.card.shape, len(separator.mean)
     pictures: Tensor = (rows[:, :d].unflatten(1, shape) * scales[:, None, None]).flatten(1)
-    if rows.shape[1] > d:
+    if rows.shape[1] > d and bool(rows[:, d].any()):
         pictures = pictures + rows[:, d:] * offset(separator, pictures, rows[:, d])
     return pictures
 

@@ -94,6 +94,8 @@ def test_rows_without_biases_are_only_scaled() -> None:
     rows, scales = images[N_PUBLIC:].flatten(1), torch.tensor([1.0, 2.0, 0.5])
     wanted = images[N_PUBLIC:] * scales[:, None, None]
     assert torch.equal(undone(separator, rows, scales), wanted.flatten(1))
+    untrained = torch.cat([rows, torch.zeros(N, 1)], 1)
+    assert torch.equal(undone(separator, untrained, scales), wanted.flatten(1))
 
 
 def _distance(found: Tensor, truth: Tensor) -> float:
