@@ -77,14 +77,16 @@ def sources_for(
     attack: SpanAttack, span: Subspace, shape: tuple[int, int, int], given: Separator | None = None
 ) -> SpanAttack:
     """The attack on one victim's span, with "auto" decided: a span that ends sharply hides no
-    direction, so that sources are no more than these."""
+    direction, so that sources are no more than these. A separator that is asked for is taken
+    whatever its card says."""
     if attack.sources != "auto":
         return attack
-    separator = separator_for(attack, shape, given=given)
+    separator, k = separator_for(attack, shape, given=given), len(span.vectors)
+    asked = given is not None or attack.separator != "auto"
     if span.ends_sharply:
         attack = replace(attack, overcomplete=1.0)
-        k = len(span.vectors)
-        if separator is not None and k >= FEWEST and separator.card.beats_filters(k):
+        fits = separator is not None and k >= FEWEST and separator.card.beats_filters(k)
+        if asked or fits:
             return replace(attack, sources="network")
     return replace(attack, sources="independent")
 

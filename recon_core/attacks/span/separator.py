@@ -57,11 +57,13 @@ LONGEST = 0.5
 LEAST_SHARE = 1e-3
 """Least share of interference that psi is divided by."""
 CLEAN_EVERY = 10
-FALLEN, PATIENCE, LONG_PATIENCE, HIGH = 0.99, 20, 60, 0.1
+FALLEN, PATIENCE = 0.99, 20
+LOW, SHORT_PATIENCE, HIGH, LONG_PATIENCE = 0.03, 6, 0.1, 60
 """Rotations end after `PATIENCE` steps in which the sources' interference has not fallen by a
-hundredth, and where more than `HIGH` of their energy is interference after `LONG_PATIENCE`."""
-N_FREED, RIDGE = 10, 1e-4
-"""Final steps without orthogonality, and what is added to the squares of sources there."""
+hundredth; after fewer or more where less than `LOW` or more than `HIGH` of their energy is that."""
+FREED, N_FREED, SETTLED, RIDGE = 10, 40, 0.98, 1e-4
+"""Least and most final steps without orthogonality, which end once the interference falls by less
+than a fiftieth in one, and what is added to the squares of sources there."""
 AT_ONCE, AT_ONCE_ON_GPU = 64, 1024
 """Pictures that the network sees at once."""
 
@@ -225,12 +227,18 @@ class Separator:
         return int(counted.get_total_flops())
 
     def interference(
-        self, name: str, whitened: Float[Tensor, "n d"], pictures: Float[Tensor, "n d"]
+        self,
+        name: str,
+        whitened: Float[Tensor, "n d"],
+        pictures: Float[Tensor, "n d"],
+        *,
+        exact: bool = True,
     ) -> Float[Tensor, "n d"]:
-        """The interference in the metric, of pictures of energy 1 there (`whitened`), by
-        the network of that name; the large one in bfloat16 where the hardware has it."""
+        """The interference in the metric, of pictures of energy 1 there (`whitened`), by a network;
+        in bfloat16 on a GPU and, unless `exact`, by a large one where the processor has it."""
         device, found = whitened.device.type, []
-        fast = device == "cuda" or (name == "large" and torch.cpu._is_avx512_bf16_supported())
+        hardware = name == "large" and not exact and torch.cpu._is_avx512_bf16_supported()
+        fast = device == "cuda" or hardware
         n = AT_ONCE_ON_GPU if device == "cuda" else AT_ONCE
         for seen, shown in zip(whitened.split(n), pictures.split(n), strict=True):
             with torch.autocast(device, torch.bfloat16, enabled=fast):
@@ -373,7 +381,7 @@ def apart(
     least, since, n = z.new_full((len(z),), torch.inf), z.new_zeros(len(z)), 0
     patience = torch.full_like(least, PATIENCE)
     while n < n_iterations and bool((since < patience).any()):
-        y, found = _interference(separator, first, z, seen, w)
+        y, found = _interference(separator, first, z, seen, w, exact=False)
         share = (found * y).mean(2)
         psi = found / share.clamp_min(LEAST_SHARE)[:, :, None]
         g = torch.bmm(psi, y.mT) / z.shape[2]
@@ -389,17 +397,23 @@ def apart(
         since = torch.where(total < FALLEN * least, 0, since + 1)
         least = torch.minimum(least, total)
         patience = torch.where(least > HIGH * k, LONG_PATIENCE, PATIENCE)
+        patience = torch.where(least < LOW * k, SHORT_PATIENCE, patience)
         n += 1
         report(n)
-    for i in range(N_FREED):
+    left, freed = torch.full_like(least, torch.inf), 0
+    while freed < N_FREED:
         w = w / (w @ seen).square().mean(2, keepdim=True).sqrt().clamp_min(1e-30)
         y, found = _interference(separator, last, z, seen, w)
         square = torch.bmm(y, y.mT) / z.shape[2] + RIDGE * torch.eye(k).to(w)
         taken = torch.linalg.solve(square, torch.bmm(y, found.mT) / z.shape[2]).mT
         taken.diagonal(dim1=1, dim2=2).zero_()
         w = w - taken @ w
-        report(n + i + 1)
-    return Descent(w, w @ z, least, n + N_FREED, n < n_iterations)
+        freed += 1
+        report(n + freed)
+        before, left = left, (found * y).mean((1, 2)) * k
+        if freed >= FREED and bool((left > SETTLED * before).all()):
+            break
+    return Descent(w, w @ z, least, n + freed, n < n_iterations)
 
 
 def _interference(
@@ -408,9 +422,13 @@ def _interference(
     z: Float[Tensor, "r k d"],
     seen: Float[Tensor, "r k d"],
     w: Float[Tensor, "r k k"],
+    *,
+    exact: bool = True,
 ) -> tuple[Float[Tensor, "r k d"], Float[Tensor, "r k d"]]:
     """(sources in the metric, their interference there)."""
     y = w @ seen
     size = y.square().mean(2, keepdim=True).sqrt().clamp_min(1e-30)
     pictures = (w @ z).flatten(0, 1)
-    return y, separator.interference(name, (y / size).flatten(0, 1), pictures).view_as(y) * size
+    seen_alone = (y / size).flatten(0, 1)
+    found = separator.interference(name, seen_alone, pictures, exact=exact)
+    return y, found.view_as(y) * size

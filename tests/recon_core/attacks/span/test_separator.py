@@ -16,10 +16,10 @@ from recon_core.attacks.span.learning import Mixtures, is_mirrored, learn, metri
 from recon_core.attacks.span.search import views_of
 from recon_core.attacks.span.separation import rotation_start
 from recon_core.attacks.span.separator import (
+    FREED,
     METADATA,
-    N_FREED,
-    PATIENCE,
     SHIPPED,
+    SHORT_PATIENCE,
     STEEPEST,
     Card,
     Metric,
@@ -235,7 +235,7 @@ def test_who_knows_the_interference_takes_a_span_apart() -> None:
         heard: list[int] = []
         ended = apart(separator, z, starts, n_iterations=200, report=heard.append)
         assert ended.settled
-        assert PATIENCE + N_FREED < ended.n_iterations < 150
+        assert SHORT_PATIENCE + FREED < ended.n_iterations < 150
         assert heard == list(range(1, ended.n_iterations + 1))
         for sources, images in zip(ended.sources, x[rows], strict=True):
             alike = torch.corrcoef(torch.cat([sources, images]))[:12, 12:].abs()
