@@ -17,12 +17,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from recon_core.attacks.span.features import dct_filters, outputs_of
 from recon_core.attacks.span.normalisation import channel_scales, undone
 from recon_core.attacks.span.rows import SpanRows, weight_rows
 from recon_core.attacks.span.search import best_start, separator_for, sources_for, views_of
 from recon_core.attacks.span.separation import contrast
-from recon_core.attacks.span.separator import Separator
+from recon_core.attacks.span.separator import Separator, mixed_shares
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.attacks.span.sources import Sources, denoised, sources_of
 from recon_core.attacks.span.subspace import Subspace
@@ -166,13 +165,11 @@ def _separate_stack(
     total = attack.n_iterations * attack.n_starts
     generators = [p.generator for p in stack]
     best = best_start(attack, views, generators, lambda n: progress(n / total))
-    features = best.sources
     if views.separator is not None:
-        filters = dct_filters(attack.filter_size, shape[0], colours=attack.colours)
-        shown = best.sources.unflatten(2, shape)
-        features = torch.stack([outputs_of(x, filters, stride=attack.stride) for x in shown])
-    unit = features / features.square().mean(2, keepdim=True).sqrt().clamp_min(1e-30)
-    sparsity = -contrast(unit, attack.scales[-1])
+        sparsity = -mixed_shares(views.separator, best.sources)
+    else:
+        unit = best.sources / best.sources.square().mean(2, keepdim=True).sqrt().clamp_min(1e-30)
+        sparsity = -contrast(unit, attack.scales[-1])
     found = [problem.sources(best.rotation[r] @ views.whiten[r]) for r, problem in enumerate(stack)]
     return [
         Separated(

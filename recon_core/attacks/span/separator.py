@@ -416,6 +416,18 @@ def apart(
     return Descent(w, w @ z, least, n + freed, n < n_iterations)
 
 
+@torch.no_grad()
+def mixed_shares(separator: Separator, sources: Float[Tensor, "r k d"]) -> Float[Tensor, "r k"]:
+    """The share of interference in every source."""
+    y, found = _interference(
+        separator, list(separator.networks)[-1], sources,
+        torch.stack([separator.whitened(x) for x in sources]),
+        torch.eye(sources.shape[1]).to(sources).expand(len(sources), -1, -1),
+    )  # fmt: skip
+    share: Tensor = (found * y).mean(2) / y.square().mean(2).clamp_min(1e-30)
+    return share
+
+
 def _interference(
     separator: Separator,
     name: str,

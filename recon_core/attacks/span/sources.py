@@ -39,7 +39,8 @@ class Sources:
     otherwise that of an average image. `label` is -1 or +1, or a class, `other_label` that of -x.
     `trust` in [0, 1] is the mean rank of `sparsity` and `strength`, the source's share of the
     layer's norm; of a frame it is the rank of `sparsity` alone, since of more sources than
-    directions the shares are not determined. `agreement` is the cosine between the mixing column
+    directions the shares are not determined. A network's `sparsity` is minus the share of
+    interference that it finds in the source. `agreement` is the cosine between the mixing column
     and what the network says of it, which tells the sign, and would rank worse.
     """
 
