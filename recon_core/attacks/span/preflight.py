@@ -163,6 +163,12 @@ class _Check:
                 else "That there are fewer images is --n-images-guess's word."
             )
             yield Finding("warning", subject, text)
+        elif self.rows.source != "weights" and not span.ends_sharply and asked is None:
+            text = (
+                f"{said}: their end is hidden, as by L2 weight decay in Adam, half precision or "
+                "noise. If you know how many images there are, give --n-images-guess."
+            )
+            yield Finding("warning", subject, text)
         elif n_signal > MANY:
             text = f"{said}: of so many images a part comes back, with mixtures beside them."
             yield Finding("warning", subject, text)

@@ -77,13 +77,14 @@ def sources_for(
     attack: SpanAttack, span: Subspace, shape: tuple[int, int, int], given: Separator | None = None
 ) -> SpanAttack:
     """The attack on one victim's span, with "auto" decided: a span that ends sharply hides no
-    direction, so that sources are no more than these. A separator that is asked for is taken
-    whatever its card says."""
+    direction, so that sources are no more than these; nor does one without a start whose number of
+    images is known. A separator that is asked for is taken whatever its card says."""
     if attack.sources != "auto":
         return attack
     separator, k = separator_for(attack, shape, given=given), len(span.vectors)
     asked = given is not None or attack.separator != "auto"
-    if span.ends_sharply:
+    is_counted = attack.source != "weights" and attack.n_images is not None
+    if span.ends_sharply or is_counted:
         attack = replace(attack, overcomplete=1.0)
         fits = separator is not None and k >= FEWEST and separator.card.beats_filters(k)
         if asked or fits:

@@ -94,6 +94,16 @@ def test_every_finding(
     assert bool(found.reason) == found.stopped
 
 
+@pytest.mark.parametrize(("n_images", "level"), [(None, "warning"), (12, "ok")])
+def test_a_state_without_an_end_is_asked_about(n_images: int | None, level: str) -> None:
+    attack = SpanAttack(source="state", n_images=n_images)
+    rows = SpanRows(signal(12) + noise(0.05), source="state")
+    found = span_preflight(attack, architecture(), network(signal(12)), rows)[0]
+    assert levels(found)["directions"] == level
+    assert "the start" not in levels(found)
+    assert any("--n-images-guess" in f.text for f in found.findings) == (n_images is None)
+
+
 def test_layers_matter_where_they_stand() -> None:
     given = span_preflight(
         SpanAttack(),

@@ -116,8 +116,11 @@ def test_sources_that_auto_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sharp.ends_sharply
     for fewest, sources in ((23, "network"), (24, "independent")):
         monkeypatch.setattr(search, "FEWEST", fewest)
-        decided = sources_for(frame, sharp, shape)
-        assert (decided.sources, decided.overcomplete) == (sources, 1.0)
+        counted = SpanAttack(source="state", n_images=23, overcomplete=2.0)
+        state = subspace_of(torch.randn(40, 3072, generator=generator(9)), n_directions=23)
+        for attack, span in ((frame, sharp), (counted, state)):
+            decided = sources_for(attack, span, shape)
+            assert (decided.sources, decided.overcomplete) == (sources, 1.0)
 
 
 def test_an_attack_says_how_many_directions_a_span_has() -> None:
