@@ -96,17 +96,17 @@ def check_clipped(clipped: float) -> None:
         raise ValueError(f"clipped={clipped} is a share of a picture's values: from 0, below 1")
 
 
-def min_max(
-    x: Float[Tensor, "p c h w"], mean: Float[Tensor, "c h w"] | Float[Tensor, "p c h w"]
+def scaled_to_range(
+    x: Float[Tensor, "p c h w"], *, clipped: float = CLIPPED
 ) -> Float[Tensor, "p c h w"]:
-    """Pictures (v - min v) / (max v - min v) of v = x + mean, per image (Haim et al.'s code); black
-    for a constant v, NaN for a non-finite x."""
-    value = x + mean.to(x.dtype)
+    """Pictures r x of images from which nothing was subtracted, so that 0 is black, clipped to
+    [0, 1]: r is such that the share `clipped` of the values is above 1. Black where no more than
+    that is positive, NaN for a non-finite x."""
     finite = x.isfinite().flatten(1).all(dim=1)[:, None, None, None]
-    low = value.amin(dim=(1, 2, 3), keepdim=True)
-    span = value.amax(dim=(1, 2, 3), keepdim=True) - low
-    scaled = ((value - low) / span.where(span > 0, 1.0)).clamp(0.0, 1.0)
-    return torch.where(finite, scaled, torch.nan)
+    n_above = n_clipped(math.prod(x.shape[1:]), clipped) + 1
+    top = x.flatten(1).topk(n_above, dim=1).values[:, -1, None, None, None]
+    scaled = torch.where(top > 0, x / top.where(top > 0, 1.0), 0.0)
+    return torch.where(finite, scaled.clamp(0.0, 1.0), torch.nan)
 
 
 def best_and_second(

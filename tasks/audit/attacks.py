@@ -28,7 +28,7 @@ from recon_core.attacks.inversion.strong_inversion import StrongInversion, white
 from recon_core.attacks.kkt.attacks import Victim, attack_stack
 from recon_core.attacks.kkt.settings import Attack, span_of
 from recon_core.attacks.span.rows import SpanRows
-from recon_core.matching import best_per_target, fit_to_range, identified, min_max
+from recon_core.matching import best_per_target, fit_to_range, identified, scaled_to_range
 from recon_core.metrics import ssim_matrix, ssim_pairs
 from recon_core.restore.precision import float32_arithmetic
 from recon_core.threads import share_of
@@ -221,9 +221,9 @@ def pictures_on(
     """
     flat = bool((mean == mean[:, :1, :1]).all())
     if flat and not bool(mean.any()):
-        return min_max(x, mean)
+        return scaled_to_range(x)
     pictures = fit_to_range(x, mean if flat else pool.mean(0))
-    return torch.cat([pictures, min_max(x, torch.zeros_like(mean))]) if as_they_are else pictures
+    return torch.cat([pictures, scaled_to_range(x)]) if as_they_are else pictures
 
 
 def best_matches(

@@ -16,9 +16,9 @@ from recon_core.matching import (
     fit_to_range,
     identified,
     mean_of_votes,
-    min_max,
     nearest_candidates,
     runner_up,
+    scaled_to_range,
     ssim_of_nearest,
     sum_of_votes,
 )
@@ -160,12 +160,13 @@ def test_only_values_with_room_set_the_scale() -> None:
     assert torch.equal(picture[0], ends)
 
 
-def test_min_max_spans_the_range_and_a_flat_one_is_black() -> None:
-    x = torch.zeros(2, 1, 1, 3)
-    x[0, 0, 0] = torch.tensor([-2.0, 0.0, 2.0])
-    pictures = min_max(x, torch.full((1, 1, 3), 0.5))
-    assert pictures[0].flatten().tolist() == [0.0, 0.5, 1.0]
-    assert pictures[1].flatten().tolist() == [0.0, 0.0, 0.0]
+def test_a_picture_from_which_nothing_was_subtracted_keeps_its_black() -> None:
+    x = torch.tensor([[-2.0, 0.0, 2.0, 4.0], [-1.0, -3.0, 0.0, -2.0], [NAN, 0.0, 1.0, 2.0]])
+    pictures = scaled_to_range(x.view(3, 1, 1, 4))
+    assert pictures[0].flatten().tolist() == [0.0, 0.0, 0.5, 1.0]
+    assert pictures[1].flatten().tolist() == [0.0] * 4
+    assert bool(pictures[2].isnan().all())
+    assert scaled_to_range(x[:1].view(1, 1, 1, 4), clipped=0.25).flatten().tolist() == [0, 0, 1, 1]
 
 
 def test_best_and_second_by_hand() -> None:

@@ -19,7 +19,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from recon_core.criteria import images_found, rank_correlation
-from recon_core.matching import fit_to_range, min_max
+from recon_core.matching import fit_to_range, scaled_to_range
 from recon_core.metrics import SSIMConvention, ssim_matrix
 from recon_core.ranking import agreement, clusters, consistency, rank_runs
 from tasks.attack_file.comparison import MAX_PAIRS
@@ -77,11 +77,11 @@ class Found:
 def to_pictures(x: Float[Tensor, "p c h w"], mean: Tensor | None) -> Float[Tensor, "p c h w"]:
     """Raw candidates as pictures in [0, 1]: as far from the mean as they can go (image restoration
     paper, section 5.1), grey where it is unknown; where nothing was subtracted in training,
-    stretched to the whole range."""
+    as bright as they can be."""
     if mean is None:
         return fit_to_range(x, torch.full(x.shape[1:], GREY, dtype=x.dtype))
     if not bool(mean.any()):
-        return min_max(x, mean)
+        return scaled_to_range(x)
     return fit_to_range(x, mean)
 
 
