@@ -7,8 +7,8 @@ people do, and gives the files to `palimpsest.attack`. Each row is one setting a
 colour images of 32x32, ten classes, layers of 1000 and 200 with biases and torch's start, inputs
 divided by a standard deviation per channel, Adam in batches of 32, attacked by what a checkpoint
 holds. Beside the images that came back stand as many other images of the same source, decoys, and
-the mean image.
-Results go into `DIR/span-where.json` row by row, and a row that is there is not computed again.
+the mean image. Results go into `DIR/span-where.json` row by row, and a row that is there is not
+computed again; the table of all is `DIR/span-where.md`.
 """
 
 from __future__ import annotations
@@ -188,6 +188,30 @@ def measure(row: Row, sources: dict[str, str], folder: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def table(record: dict[str, Any]) -> str:
+    """The rows as Markdown, in the order of `rows`."""
+    names = ("good", "good_decoys", "identified", "identified_decoys", "ssim", "good_by_mean_image",
+             "directions", "seconds")  # fmt: skip
+    lines = [
+        "# Where the span attack works",
+        "",
+        "Networks of layers of 1000 and 200, ten classes, with biases and torch's start if none is "
+        f"said, inputs less a mean; {EPOCHS} epochs of batches of {BATCH}. As many decoys as "
+        f"images. One thread of {record['hardware']['cpu']}, beside other work. `python -m "
+        "benchmarks.span.where` makes the table.",
+        "",
+        "| images, number, optimiser, attacker has | " + " | ".join(names).replace("_", " ") + " |",
+        "|---|" + "--:|" * len(names),
+    ]
+    found = {row["name"]: row for row in record["rows"]}
+    for row in (found[name] for name in (r.name for r in rows()) if name in found):
+        cells = [str(row.get(name, "-")) for name in names]
+        lines.append(f"| {row['name']} | " + " | ".join(cells) + " |")
+        if "refused" in row:
+            lines[-1] = f"| {row['name']} | refused: {row['refused']} |" + " |" * (len(names) - 1)
+    return "\n".join([*lines, ""])
+
+
 def _listed(numbers: Tensor) -> str:
     return ",".join(f"{number:.3f}" for number in numbers.tolist())
 
@@ -199,7 +223,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--mnist", required=True, help="folder with MNIST's files")
     parser.add_argument("--only", default="", help="rows whose name contains this")
     parser.add_argument("--work", type=Path, default=Path("palimpsest-runs/span-where"))
-    parser.add_argument("--out", type=Path, default=Path("docs/results/runs"))
+    parser.add_argument("--out", type=Path, default=Path("docs/results"))
     options = parser.parse_args(argv)
     sources = {"CIFAR-10": f"folder:{options.cifar}", "digits": f"mnist:{options.mnist}"}
     sources["photos"] = "photos"
@@ -215,6 +239,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         record["rows"].append(measure(row, sources, folder))
         print(json.dumps(record["rows"][-1]), flush=True)
         write_json(path, record)
+    path.with_suffix(".md").write_text(table(record))
 
 
 if __name__ == "__main__":
