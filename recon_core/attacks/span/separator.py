@@ -50,6 +50,8 @@ SMALLEST, LARGEST = 16, 64
 """Sides of pictures that separators are made for."""
 STEEPEST = 4.0
 """Factor from the network's mean of its last channel to the logit of the interference's share."""
+DETAIL = (0.0, 0.03, 0.06, 0.12)
+"""Levels of white noise, in shares of the pictures' deviation, that `Separator.fitted` tries."""
 MOMENTUM = 0.7
 LEAST_CURVATURE = 0.3
 LONGEST = 0.5
@@ -156,7 +158,16 @@ class Metric:
         """The metric of pictures in white noise of `noise` times their deviation."""
         if not noise:
             return self
-        return Metric.of(self.shape, self.own + noise**2 * self.variance, self.factors)
+        own = self.own + noise**2 * self.variance
+        if bool((self.own == self.own[:, :1]).all()):  # the axes stay
+            return Metric(self.shape, own, self.axes, self.values * self.own[:, :1] / own[:, :1])
+        return Metric.of(self.shape, own, self.factors)
+
+    def misfit(self, pictures: Float[Tensor, "k d"]) -> float:
+        """Minus twice the Gaussian log-likelihood of the span of pictures, up to a constant."""
+        white = self.whitened(pictures).double()
+        volume = float(self.own.double().log().sum() + self.values.double().log1p().sum())
+        return len(self.own.flatten()) * float((white @ white.mT).logdet()) + len(white) * volume
 
     def whitened(self, pictures: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
         """C^{-1/2} x of pictures x, up to a rotation."""
@@ -205,6 +216,12 @@ class Separator:
         """The same for pictures in so much noise, or in as much as it has learned."""
         noise = min(noise, self.card.noise)
         return replace(self, noise=noise, metric=self.metric.noisy(noise))
+
+    def fitted(self, pictures: Float[Tensor, "k d"]) -> Separator:
+        """The same with so much noise in its metric that the span of pictures is likeliest: others
+        than those it learned from have detail where these have none, such as a JPEG's."""
+        metrics = [self.metric.noisy(share) for share in DETAIL]
+        return replace(self, metric=min(metrics, key=lambda metric: metric.misfit(pictures)))
 
     def to(self, device: torch.device) -> Separator:
         """The same on a device."""

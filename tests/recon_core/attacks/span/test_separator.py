@@ -82,6 +82,19 @@ def test_the_metric_whitens_pictures_and_bears_noise(
     assert float(metric.whitened(noisy).square().mean()) > 3 * size
 
 
+def test_detail_that_public_pictures_lack_is_borne_by_the_metric() -> None:
+    """Smooth pictures make a metric that noisy ones fit with more noise than others like them."""
+    x = torch.nn.functional.interpolate(_tiles(240)[:, :1], size=24, mode="bicubic")
+    separator = _untrained(_card((1, 24, 24), floor=1e-4), x[:150])
+    own, metric = x[150:].flatten(1) - separator.mean, separator.metric
+    detail = 0.05 * metric.variance**0.5 * torch.randn(own.shape, generator=generator(4))
+    fitted = separator.fitted(own + detail).metric
+    assert float(fitted.own.mean()) > 2 * float(separator.fitted(own).metric.own.mean())
+    again = Metric.of(fitted.shape, fitted.own, metric.factors)  # without the short cut
+    grams = [white @ white.mT for white in (fitted.whitened(own), again.whitened(own))]
+    assert float((grams[0] - grams[1]).norm() / grams[0].norm()) < 1e-2
+
+
 def test_mirroring_is_told_from_the_pictures() -> None:
     x = _tiles(300)
     assert is_mirrored(x)
