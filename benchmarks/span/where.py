@@ -183,7 +183,7 @@ def measure(row: Row, sources: dict[str, str], folder: Path) -> dict[str, Any]:
         "good": scores["images"]["n_good"], "good_decoys": scores["decoys"]["n_good"],
         "identified": compared["identified"]["images"],
         "identified_decoys": compared["identified"]["decoys"],
-        "ssim": scores["images"]["mean_ssim"],
+        "ssim": round(scores["images"]["mean_ssim"], 3),
         "good_by_mean_image": compared["mean_image"]["images"]["n_good"],
     }  # fmt: skip
 
