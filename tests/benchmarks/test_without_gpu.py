@@ -11,7 +11,6 @@ from benchmarks.autoencoder import gpu as autoencoder_gpu
 from benchmarks.instahide import gpu as instahide_gpu
 from benchmarks.kkt import gpu as kkt_gpu
 from benchmarks.restore import gpu as restore_gpu
-from benchmarks.span import guests
 
 
 @pytest.mark.parametrize(
@@ -21,7 +20,6 @@ from benchmarks.span import guests
         lambda: instahide_gpu.device_of(quick=False),
         lambda: next(kkt_gpu.measure(quick=True)),
         lambda: next(restore_gpu.measure(quick=False)),
-        lambda: guests.main(["--images", "photos"]),
     ],
 )
 def test_a_benchmark_of_a_gpu_needs_one(

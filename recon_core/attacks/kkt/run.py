@@ -222,7 +222,7 @@ class KKT(KKTSettings, TrainedRun[Learned, KnownVictim]):
 PER_PARAMETER, PER_CANDIDATE, PER_ACTIVATION, PER_SAVED = 7.0, 18.0, 6.5, 5.5
 PER_FEATURE, PER_PAIR_OF_DIRECTIONS = 7.0, 40.0
 BYTES_PER_DEFENDED = 5 * 8
-BYTES_PER_FIRST_WEIGHT = 6 * 8
+BYTES_PER_FIRST_WEIGHT = 8 * 8
 
 
 def kkt_bytes(experiment: KKT, n_images: int, shape: Shape) -> int:

@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from recon_core.attacks.span.features import cosines
-from recon_core.attacks.span.separator import Card, Metric, Separator, build_networks
+from recon_core.attacks.span.separator import Card, Metric, Separator, build_networks, initialise
 
 LOWEST, HIGHEST = 0.1, 5.0
 """Bounds of b / a, even in its logarithm."""
@@ -163,9 +163,8 @@ def learn(
     `report` is called after every step with its number, its loss and the separator as it would be.
     """
     device = mixtures.pictures.device
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        ((name, net),) = build_networks(card).items()
+    ((name, net),) = build_networks(card).items()
+    initialise(net, torch.Generator().manual_seed(seed))
     net = net.to(device)
     averaged, parameters = copy.deepcopy(net).requires_grad_(False).eval(), list(net.parameters())
     learned = Separator(card, {name: averaged}, mixtures.metric, mixtures.mean)

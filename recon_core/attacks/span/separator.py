@@ -201,6 +201,16 @@ def build_networks(card: Card) -> dict[str, nn.Module]:
     return found
 
 
+def initialise(net: nn.Module, generator: torch.Generator) -> None:
+    """Starts a network as torch does, from a generator of its own."""
+    for module in net.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_uniform_(module.weight, math.sqrt(5), generator=generator)
+            if module.bias is not None:
+                bound = module.weight[0].numel() ** -0.5
+                nn.init.uniform_(module.bias, -bound, bound, generator=generator)
+
+
 @dataclass(frozen=True)
 class Separator:
     """Networks (`build_networks`) with their metric, at one level of noise: the first rotates, the

@@ -43,14 +43,14 @@ FALL, FEW, LAST = 1.5, 4.0, 2.0
 falls between a few images are large, and a few values of noise do not tell their scatter."""
 NOTHING = 1e-13
 """Share of the largest singular value below which the others are float64's own rounding."""
-FAR, BEHIND = 1000.0, 1e-6
+FAR, BEHIND = 1000.0, 3e-5
 """Fall to so small a share of the largest singular value that is an end whatever stands out behind
 it, as the rounding of a mean that was taken off in single precision does. Between images it is as
 large where few of them have all the gradients, at the end of a long training."""
 CLEAR = 100.0
 """Fall from half of the directions to what is behind a sharp end: noise of a start reaches higher,
 and where it hides some directions the span is not known."""
-OWN = 1e-6
+OWN = 1e-4
 """Share of the mean that directions leave of a neuron, whatever its size, below which it has a
 direction to itself: its own start, made large because it hardly learned, as an image moves many
 neurons."""
