@@ -57,12 +57,12 @@ class SpanRows:
         """Their span (`subspace_of`); those of the last rows are kept, as they take seconds."""
         given = [t for t in (self.rows, self.start) if t is not None]
         digest = hashlib.sha256(b"".join(t.cpu().numpy().tobytes() for t in given)).digest()
-        options = (self.n_joined, shape, n_directions, surplus)
+        options = (self.n_joined, self.source, shape, n_directions, surplus)
         key = (digest, len(given), self.rows.dtype, self.rows.device, *options)
         if key not in _KEPT:
             _KEPT[key] = subspace_of(
                 self.rows, self.start, n_joined=self.n_joined, shape=shape,
-                n_directions=n_directions, surplus=surplus,
+                has_start=self.source == "weights", n_directions=n_directions, surplus=surplus,
             )  # fmt: skip
             for old in list(_KEPT)[:-MOST_KEPT]:
                 _KEPT.pop(old, None)

@@ -50,10 +50,10 @@ large where few of them have all the gradients, at the end of a long training.""
 CLEAR = 100.0
 """Fall from half of the directions to what is behind a sharp end: noise of a start reaches higher,
 and where it hides some directions the span is not known."""
-OWN = 1e-4
+OWN, OWN_ROUNDED = 1e-4, 1e-6
 """Share of the mean that directions leave of a neuron, whatever its size, below which it has a
 direction to itself: its own start, made large because it hardly learned, as an image moves many
-neurons."""
+neurons. Without an unknown start it is its rounding; there neurons with few images come near."""
 ROUNDED = 0.2
 """Share of the precision that a number's own rounding has: what has a direction of its own, as a
 bias where images sum to zero, or nearly, as a neuron that one image moves, is known no better."""
@@ -102,12 +102,14 @@ def subspace_of(
     start: Float[Tensor, "g f"] | None = None,
     *,
     n_joined: int = 1,
+    has_start: bool = True,
     shape: tuple[int, int, int] | None = None,
     n_directions: int | None = None,
     surplus: float = 0.0,
 ) -> Subspace:
     """The strongest directions of `rows`, less the start where it is known, in the dtype of `rows`;
-    of `n_joined` equal parts each less a share of its own.
+    of `n_joined` equal parts each less a share of its own. `has_start`: an unknown one may be in
+    them, as in weights, and not in gradients.
 
     `shape` (c, h, w): the rows are pictures; where the span has no sharp end it ends before the
     directions that are as rough as noise from there on, however strong. `n_directions`: how many;
@@ -128,7 +130,8 @@ def subspace_of(
         raise NoSpanError(
             "what is to be taken apart is all zero, or is its start; give trained weights"
         )
-    sharp = _sharp_span(wide, rows.double())
+    own = OWN if has_start and start is None else OWN_ROUNDED
+    sharp = _sharp_span(wide, rows.double(), own)
     if sharp is None:
         n_signal, noise, edge = count_signal(values, rows.shape)
         if shape is not None:
@@ -238,7 +241,7 @@ def _before_noise(pictures: Float[Tensor, "k c h w"]) -> int:
 
 
 def _sharp_span(
-    matrix: Float64[Tensor, "h e"], stored: Float64[Tensor, "h e"]
+    matrix: Float64[Tensor, "h e"], stored: Float64[Tensor, "h e"], own: float
 ) -> Float64[Tensor, "k e"] | None:
     """The span's orthonormal directions, strongest first, if it ends sharply. `stored` are the
     weights as they were kept, to whose size rounding was in proportion: neurons and pixels are
@@ -273,7 +276,7 @@ def _sharp_span(
         seen = left[:, :end] * values[:end]
         unit = seen / seen.norm(dim=1, keepdim=True).clamp_min(torch.finfo(seen.dtype).tiny)
         free = 1 - torch.linalg.qr(unit).Q.square().sum(1)
-        if float(free.min()) < OWN * (1 - end / len(left)):
+        if float(free.min()) < own * (1 - end / len(left)):
             continue
         basis = torch.linalg.qr((right[:end] * pixels).mT).Q.mT
         ordered: Tensor = _singular(matrix @ basis.mT)[2] @ basis
