@@ -35,15 +35,13 @@ __all__ = ["Separated", "SpanAttack", "check_victim", "separate"]
 @dataclass(frozen=True)
 class Separated:
     """The attack's findings in one victim: its span, its sources, and how the search ended.
-    `objective` is that of the kept start, `settled` whether nothing fell any more, `scales` what
-    the inputs' channels seem to have been divided by, with product 1."""
+    `objective` is that of the kept start, `settled` whether nothing fell any more."""
 
     subspace: Subspace
     sources: Sources
     objective: float
     n_iterations: int
     settled: bool
-    scales: tuple[float, ...]
 
 
 def check_victim(architecture: Architecture) -> None:
@@ -154,13 +152,12 @@ def _separate_stack(
 ) -> list[Separated]:
     attack, d, shape = stack[0].attack, architecture.d, architecture.shape
     pictures = [p.span.vectors[:, :d] for p in stack]
-    scales = [torch.ones(shape[0])] * len(stack)
     if attack.sources == "network":
         separator = separator_for(attack, shape, pictures[0].device, separator)
         assert separator is not None
-        scales = [_scales(separator, p.span) for p in stack]
-        both = zip(stack, scales, strict=True)
-        pictures = [undone(separator, p.span.vectors, own) for p, own in both]
+        pictures = [
+            undone(separator, s.vectors, _scales(separator, s)) for s in (p.span for p in stack)
+        ]
     views = views_of(attack, torch.stack(pictures).unflatten(2, shape), separator)
     total = attack.n_iterations * attack.n_starts
     generators = [p.generator for p in stack]
@@ -185,7 +182,6 @@ def _separate_stack(
             float(best.objective[r]),
             best.n_iterations,
             best.settled,
-            tuple(scales[r].tolist()),
         )
         for r, problem in enumerate(stack)
     ]

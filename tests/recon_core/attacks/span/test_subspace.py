@@ -274,3 +274,14 @@ def test_the_start_of_a_neuron_that_hardly_learned_is_no_direction() -> None:
     learned[:2] = 0
     rows = learned + 1e-4 * torch.randn(40, 300, generator=generator)
     assert subspace_of(rows).n_signal == 5
+
+
+def test_a_neuron_with_an_image_nearly_to_itself_is_a_direction_without_a_start() -> None:
+    """In weights it might be the neuron's own start; in a state only rounding is left."""
+    mixing = normal(WIDTH, 30, seed=3)
+    mixing[:, 0] *= 2e-3
+    mixing[0] = torch.eye(30, dtype=torch.float64)[0]
+    rows = _rounded(mixing @ _strokes(30), torch.float32)
+    found = subspace_of(rows, has_start=False)
+    assert (found.n_signal, found.ends_sharply) == (30, True)
+    assert not subspace_of(rows).ends_sharply
