@@ -42,8 +42,8 @@ if TYPE_CHECKING:  # it loads Prefect, which reading a file need not
 
 NUMBERS = (50, 100, 200, 400)
 """Pictures that are separated to try a separator."""
-FEWEST = 100
-"""Pictures without which nothing is learned."""
+FEWEST, FEWEST_HELD = 100, 20
+"""Pictures to learn from, and held out, without which nothing is learned."""
 FEW = 2000
 """Pictures up to which each is shifted by a pixel."""
 TRIALS = 4
@@ -96,11 +96,12 @@ def train_separator(job: SeparatorJob, out: Path, *, device: str, advance: Advan
         read_source(job.data, split, job.shape, skip_corrupt=job.skip_corrupt).images
         for split in ("train", "heldout")
     )
-    if len(seen) < FEWEST or len(held) < NUMBERS[0]:
+    if len(seen) < FEWEST or len(held) < FEWEST_HELD:
         raise SourceError(
             f"{job.data} has {len(seen)} pictures to learn from and {len(held)} held out; a "
-            f"separator needs {FEWEST} and {NUMBERS[0]}, and is better with thousands"
+            f"separator needs {FEWEST} and {FEWEST_HELD}, and is better with thousands"
         )
+    numbers = [n for n in NUMBERS if n <= len(held)] or [len(held)]
     card = _card(job, seen)
     mixtures = Mixtures(seen.to(device), card, seed=job.seed)
     if job.n_steps is None:
@@ -112,13 +113,13 @@ def train_separator(job: SeparatorJob, out: Path, *, device: str, advance: Advan
     def report(step: int, loss: float, separator: Separator) -> None:
         nonlocal note
         if step in tries:
-            n = NUMBERS[0]
+            n = numbers[0]
             note = f"tells {_identified(held, n, separator)} of {n} held-out pictures"
         advance(step, card.n_steps, f"loss {loss:.3f}, {note}")
 
     learned = learn(mixtures, card, seed=job.seed, report=report).to(torch.device("cpu"))
     rows = []
-    for n in (n for n in NUMBERS if n <= len(held)):
+    for n in numbers:
         ours = _identified(held, n, learned.to(torch.device(device)))
         rows.append((n, ours, _identified(held, n, None)))
         advance(card.n_steps, card.n_steps, f"tells {ours} of {n} held-out pictures")
