@@ -13,7 +13,6 @@ import json
 import math
 import os
 import platform
-import re
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,6 +23,7 @@ from typing import ClassVar, TypeVar
 import torch
 from pydantic import TypeAdapter, ValidationError
 
+from tasks.devices import cpu_name
 from tasks.study.statements import Outcome
 
 VERSIONS = ("torch", "numpy", "scikit-image", "zarr", "dask", "prefect")
@@ -159,7 +159,7 @@ def hardware() -> Hardware:
     """The machine, the threads torch uses, and how busy it is with other work."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "cores": os.cpu_count() or 1,
         "threads": torch.get_num_threads(),
         "memory_gib": round(memory / 2**30, 1),
@@ -248,12 +248,3 @@ def seconds_of(action: Callable[[], object]) -> float:
 
 def _significant(value: float, digits: int = 4) -> float:
     return float(f"{value:.{digits}g}")
-
-
-def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        match = re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.MULTILINE)
-        if match:
-            return match[1].strip()
-    return platform.processor() or platform.machine()

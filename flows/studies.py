@@ -8,12 +8,13 @@ from typing import Any
 from flows.audit import AUDIT
 from flows.families.autoencoder.study import AUTOENCODER
 from flows.families.inversion.study import INVERSION
+from flows.families.weights.span_study import SPAN
 from flows.families.weights.study import GRIDS
 from flows.naming import unknown_name
 from flows.study_kind import StudyKind
 
 STUDIES: dict[str, StudyKind[Any, Any]] = {
-    kind.name: kind for kind in (*GRIDS, AUTOENCODER, INVERSION, AUDIT)
+    kind.name: kind for kind in (*GRIDS, SPAN, AUTOENCODER, INVERSION, AUDIT)
 }
 
 

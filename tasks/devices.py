@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import platform
+import re
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -29,6 +32,16 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def cpu_name() -> str:
+    """The processor's name, as Linux has it."""
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        match = re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.MULTILINE)
+        if match:
+            return match[1].strip()
+    return platform.processor() or platform.machine()
 
 
 def check_memory(n_bytes: float, what: str, fix: str) -> None:

@@ -124,7 +124,7 @@ def _index(
 def _page_of_study(stem: str) -> str:
     study, _slash, kind = stem.partition("/")
     page = {"recovery": "autoencoder", "inversion": "mixcon", "audit": AUDIT}.get(kind, "kkt")
-    return "span" if study == "span" else page
+    return "span" if study == "span-networks" else page
 
 
 def _run(run: RunSummary) -> str:

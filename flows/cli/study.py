@@ -27,8 +27,8 @@ def study(
     *,
     preset: Annotated[
         Literal["paper", "cpu", "tiny"] | None,
-        "The size; default: that of the store, else cpu. tiny: autoencoder and inversion "
-        "only, a trial.",
+        "The size; default: that of the store, else cpu. tiny: autoencoder, inversion "
+        "and span only, a trial.",
     ] = None,
     data: Data = None,
     store: Annotated[
@@ -41,22 +41,23 @@ def study(
         "name=value; experiment.* is set in every cell, victim.* in every autoencoder, "
         "source.* in every source of `inversion`. Repeatable.",
     ] = None,
-    only: Annotated[str, "Just the cells, autoencoders or sources whose name contains this."] = "",
+    only: Annotated[str, "Just the parts (cells, rows, sources, ...) whose name has this."] = "",
     computed: Computed,
     dry_run: Annotated[bool, "Only say what it would take."] = False,
     fresh: FreshStore = False,
 ) -> None:
     """Attack every victim of a grid, score what comes back, and check the paper's claims.
 
-    `autoencoder` is the study of the autoencoder paper, `inversion` of the MixCon paper, the others
-    are of the KKT paper.
+    `autoencoder` is the study of the autoencoder paper, `inversion` of the MixCon paper, `span` and
+    `span-networks` are ours, the others are of the KKT paper.
 
     A study that was interrupted goes on where it was; settings are then those of its store.
 
     Examples: `palimpsest study list` · `palimpsest study multiclass --dry-run` · `palimpsest study
     width --data folder:cifar10` · `palimpsest study autoencoder --only fc10` · `palimpsest study
     inversion --only digits` · `palimpsest study losses --set n_victims=5 --set
-    experiment.training.epochs=60000`
+    experiment.training.epochs=60000` · `palimpsest study span --only digits --set
+    kinds.digits.data=mnist:PATH`
     """
     from flows.settings import parse_assignments
     from flows.studies import STUDIES, kind_of
@@ -86,8 +87,8 @@ def study(
     if fresh:
         start_over(store, kind.entries, option="--store")
     out.print(
-        f"[bold]palimpsest study {name}[/]  {made.preset}, {kind.size(made)}, on "
-        f"{escape(made.data)}, store {escape(str(store))}"
+        f"[bold]palimpsest study {name}[/]  {made.preset}, {kind.size(made)}, "
+        f"{f'on {escape(made.data)}, ' if made.data else ''}store {escape(str(store))}"
     )
     for split, facts in kind.facts(plan):
         show_images(out, split, facts)

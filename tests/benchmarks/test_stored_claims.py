@@ -21,7 +21,7 @@ PAPERS: dict[str, tuple[Callable[[list[str]], None], tuple[str, ...]]] = {
     "autoencoder": (claims_000.main, ("autoencoder", "noise-20-layers")),
     "kkt": (claims_002.main, ORDER),
     "mixcon": (claims_003.main, ("inversion",)),
-    "span": (claims_002.main, ("span",)),
+    "span": (claims_002.main, ("span-networks",)),
 }
 
 

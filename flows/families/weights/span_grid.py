@@ -101,7 +101,7 @@ def span(size: Size) -> Study:
                 )
             )
     return Study(
-        name="span",
+        name="span-networks",
         preset=size.preset,
         data=size.data,
         cells=tuple(cells),

@@ -277,7 +277,7 @@ GRIDS = (
         presets=_sizes(grids.large),
     ),
     GridStudy(
-        name="span",
+        name="span-networks",
         title="Where the span attack works",
         question="From which networks does the span attack give back more than half of the images, "
         "where does it break, and what of the KKT paper stands when the start is known?",

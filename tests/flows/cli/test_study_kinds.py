@@ -37,6 +37,8 @@ def test_every_study_is_listed_with_its_sizes() -> None:
          rf"fc3-leaky_relu .*7 units: at most about {TIME} of work on cpu, {TIME} on 1 workers"),
         (["inversion", "--preset", "tiny"],
          rf"digits 14 {TIME} {TIME} {TIME} .*6 cells: about {TIME} of work on cpu, {TIME} on 1 w"),
+        (["span", "--preset", "tiny", "--only", "gradients"],
+         rf"photographs 1 {TIME} .*1 row: about {TIME} of work on cpu, {TIME} on 1 workers"),
     ],
 )  # fmt: skip
 def test_a_dry_run_says_what_it_would_take_and_makes_nothing(
@@ -74,12 +76,19 @@ def test_a_dry_run_says_what_it_would_take_and_makes_nothing(
         ("inversion --set digits.n_train=5000", "takes 504 images of each class"),
         ("inversion --only mnist", "unknown source 'mnist'"),
         ("inversion --data svhn:nowhere", "nowhere"),
+        ("span --set rows.0.optimiser=Adm", "optimiser='Adm' is none of ['SGD', "),
+        ("span --set rows.0.n=1", "n=1 must be at least 2"),
+        ("span --set rows.0.n=5000", "5000 images and as many decoys are more than the "),
+        ("span --set rows.0.images=faces", "images='faces' is none of the kinds"),
+        ("span --set kinds.photographs.dat=photos", "did you mean 'kinds.photographs.data'?"),
+        ("span --set rows.1.has=checkpoint", "two rows are 'photographs, 20, SGD, momentum, check"),
+        ("span --only mine", "rows of one's own pictures need --data"),
+        ("span --data svhn:nowhere", "nowhere"),
     ],
 )
 def test_bad_input_is_said_in_one_line(words: str, said: str, tmp_path: Path) -> None:
-    tiny = (
-        ["--preset", "tiny"] if words.split(maxsplit=1)[0] in ("autoencoder", "inversion") else []
-    )
+    has_tiny = words.split(maxsplit=1)[0] in ("autoencoder", "inversion", "span")
+    tiny = ["--preset", "tiny"] if has_tiny else []
     done = RUN.invoke(app, ["study", *words.split(), *tiny, "--store", str(tmp_path / "s")])
     assert done.exit_code != 0
     assert said in str(done.exception)
@@ -92,6 +101,7 @@ def test_bad_input_is_said_in_one_line(words: str, said: str, tmp_path: Path) ->
         ("losses", "cpu", {"seed": 5}, {"n_attacks": 8}),
         ("autoencoder", "tiny", {"root_seed": 5}, {"n_shown": 1}),
         ("inversion", "tiny", {"root_seed": 5}, {"n_shown": 1}),
+        ("span", "tiny", {"victim.seed": 5}, {"n_shown": 1}),
     ],
 )
 def test_a_store_keeps_to_its_study(
@@ -138,6 +148,7 @@ def test_unknown_settings_are_refused(name: str) -> None:
         ("autoencoder", "", {"noise": None}, " --set noise=null"),
         ("inversion", "", {"chain": "null"}, " --set chain=null"),
         ("inversion", "", {"digits.eps": 1e-4}, " --set digits.eps=0.0001"),
+        ("span", "mine", {"kinds.mine.size": 24}, " --only mine --set kinds.mine.size=24"),
         ("inversion", "", {"source.lams": "0.5,1"}, " --set 'digits.lams=[0.5, 1.0]'"),
     ],
 )  # fmt: skip

@@ -277,5 +277,5 @@ STATEMENTS: dict[str, tuple[Statement[Results], ...]] = {
             check=checks.most_near_few_good,
         ),
     ),
-    "span": span.STATEMENTS,
+    "span-networks": span.STATEMENTS,
 }

@@ -355,5 +355,5 @@ FIGURES: dict[str, Callable[[Study], Sequence[Figure]]] = {
     "cnn": cnn,
     "width": width,
     "large": large,
-    "span": span,
+    "span-networks": span,
 }

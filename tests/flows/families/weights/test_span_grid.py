@@ -1,4 +1,4 @@
-"""The grid of `palimpsest study span`, and a few of its cells from images to a page."""
+"""The grid of `palimpsest study span-networks`, and a few of its cells from images to a page."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def points(made: Study) -> dict[str, dict[str, Cell]]:
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_value_of_every_axis_occurs_one_setting_from_the_base(preset: str) -> None:
-    made = study("span", preset)
+    made = study("span-networks", preset)
     base = made.cells[0].at
     for name, axis in made.axes.items():
         panels = ("base", name) if name != "attack" else ("base",)
@@ -49,7 +49,7 @@ def test_every_value_of_every_axis_occurs_one_setting_from_the_base(preset: str)
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_both_attacks_of_a_point_are_on_the_same_victims(preset: str) -> None:
-    for both in points(study("span", preset)).values():
+    for both in points(study("span-networks", preset)).values():
         assert set(both) == {"span", "KKT"}
         span, kkt = (vars(both[name].experiment) for name in ("span", "KKT"))
         for name in set(span) - {*AFTER_VICTIMS, *KKT.after_victims} | {"released"}:
@@ -61,7 +61,7 @@ def test_both_attacks_of_a_point_are_on_the_same_victims(preset: str) -> None:
 def test_the_search_has_the_separations_time_by_operations() -> None:
     """As measured: 450 iterations in 1.25 directions an image, of 45 filters at 225 places."""
     for name in ("base", "200 images", "width 10 per image", "MSE"):
-        kkt = points(study("span", "cpu"))[name]["KKT"]
+        kkt = points(study("span-networks", "cpu"))[name]["KKT"]
         n = kkt.images_per_run
         search = kkt_of(kkt.experiment.attack)
         assert search is not None
@@ -69,7 +69,7 @@ def test_the_search_has_the_separations_time_by_operations() -> None:
         assert work == pytest.approx(1.5 * 450 * 6 * (1.25 * n) ** 2 * 45 * 225, rel=0.05)
 
 
-SOME = ["study", "span", "--only", "20 images", "--data", "photos", "--device", "cpu",
+SOME = ["study", "span-networks", "--only", "20 images", "--data", "photos", "--device", "cpu",
         "--workers", "1", "--set", "n_tests=20", "--set", "experiment.training.epochs=200",
         "--set", "cells.1.experiment.attack.save_at=20"]  # fmt: skip
 
@@ -89,7 +89,8 @@ def test_some_cells_go_from_images_to_the_results_page(tmp_path: Path) -> None:
     assert len(kept) >= 4
     out = tmp_path / "claims.json"
     claims_002.main([str(store), "--json", str(out)])
+    record_text = (store / "study.json").read_text()
     page = build_page({"claims/span.json": out.read_text(),
-                       "studies/span/study.json": (store / "study.json").read_text()})  # fmt: skip
+                       "studies/span-networks/study.json": record_text})  # fmt: skip
     assert "# Span attack (ours)" in page
     assert "20 images; KKT" in page

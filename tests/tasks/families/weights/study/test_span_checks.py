@@ -26,7 +26,7 @@ def claims(
     span: Level, kkt: Level = lambda body: 0.1, *, only: str = "", **given: Any
 ) -> list[dict[str, Any]]:
     """Of a made-up record in which these shares come back."""
-    made = replace(study("span", "cpu", only=only), n_victims=2)
+    made = replace(study("span-networks", "cpu", only=only), n_victims=2)
 
     def share(body: Body, _seed: int) -> float:
         return (span if body["at"]["attack"] == "span" else kkt)(body)
@@ -39,7 +39,7 @@ def outcomes(*args: Any, **given: Any) -> list[str]:
 
 
 def test_every_axis_has_its_claim_and_names_are_different() -> None:
-    axes = set(study("span", "cpu").axes)
+    axes = set(study("span-networks", "cpu").axes)
     assert set(WHAT) == axes - {"attack"}
     said = [statement.claim for statement in STATEMENTS]
     assert all(is_ours(statement.where) for statement in STATEMENTS)
