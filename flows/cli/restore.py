@@ -47,6 +47,11 @@ class InSpan:
         "The attacked network's weights: answers lie in the span of its first layer.",
     ] = None
     initial: Annotated[Path | None, "The weights it started from, if known."] = None
+    optimizer: Annotated[list[Path] | None, "A file of its optimiser's state; repeatable."] = None
+    checkpoint: Annotated[
+        list[Path] | None, "Another checkpoint of its training, with its state; repeatable."
+    ] = None
+    gradients: Annotated[list[Path] | None, "Gradients of a batch; repeatable."] = None
     mean: Annotated[
         str | None, "What it was fed less of: .npy | picture | numbers; default: the pictures' own."
     ] = None
@@ -147,6 +152,9 @@ def _span_of(given: InSpan) -> Span | None:
         return Span(
             weights=given.span,
             initial=given.initial,
+            optimizers=tuple(given.optimizer or ()),
+            checkpoints=tuple(given.checkpoint or ()),
+            gradients=tuple(given.gradients or ()),
             mean=given.mean,
             std=None if given.std is None else numbers(given.std, "--std"),
             steps=given.span_steps,
@@ -154,7 +162,7 @@ def _span_of(given: InSpan) -> Span | None:
         )
     if any(value is not None for value in vars(given).values()):
         raise ValueError(
-            "--initial, --mean, --std, --span-steps and --span-tolerance are of the network of "
-            "--span; give it, too"
+            "--initial, --optimizer, --checkpoint, --gradients, --mean, --std, --span-steps and "
+            "--span-tolerance are of the network of --span; give it, too"
         )
     return None

@@ -23,6 +23,7 @@ from recon_core.attacks.span.settings import SpanAttack
 from recon_core.types import Progress, no_progress, seeded_generator
 from tasks.attack_file.record import check_std
 from tasks.families.weights.inputs import read_mean, read_std, read_victim
+from tasks.families.weights.sources import best_source
 from tasks.restoring.inputs import Inputs
 
 SPAN = "span"
@@ -38,12 +39,16 @@ WITHIN = 0.99
 @dataclass(frozen=True, kw_only=True)
 class Span:
     """A network whose training images are restored: the file of its `weights`, and as for an attack
-    on them what it started from, the mean that was subtracted in training (default: the pictures'
-    own), and what was then divided by. `steps` of a restorer are kept in the span, but for
-    `tolerance`, a standard deviation per pixel (default: see `OpenSpan`)."""
+    on them what it started from, files of its optimiser's states and of gradients, the mean that
+    was subtracted in training (default: the pictures' own), and what was then divided by. `steps`
+    of a restorer are kept in the span, but for `tolerance`, a standard deviation per pixel
+    (default: see `OpenSpan`)."""
 
     weights: Path
     initial: Path | None = None
+    optimizers: tuple[Path, ...] = ()
+    checkpoints: tuple[Path, ...] = ()
+    gradients: tuple[Path, ...] = ()
     mean: str | None = None
     std: tuple[float, ...] | None = None
     steps: Steps | None = None
@@ -123,19 +128,24 @@ def open_span(of: Span, pictures: Inputs) -> OpenSpan:
     """
     victim = read_victim(
         of.weights, arch=None, shape=None, activation="relu", leak=0.01, dtype="float32",
-        initial=of.initial,
+        initial=of.initial, optimizers=of.optimizers, checkpoints=of.checkpoints,
+        gradients=of.gradients,
     )  # fmt: skip
     check_victim(victim.architecture)
     shape = victim.architecture.shape
     given = _stacked(pictures, of.weights, shape)
-    mean = read_mean(of.mean, None, shape)
-    allowed, span = in_span(
-        victim.architecture,
-        victim.parameters,
-        start=None if victim.start is None else victim.start.parameters,
-        mean=given.mean(0) if mean is None else mean,
-        std=read_std(of.std, shape),
-    )
+    mean, std = read_mean(of.mean, None, shape), read_std(of.std, shape)
+    mean, source = given.mean(0) if mean is None else mean, best_source(victim, SpanAttack())
+    if source == "weights":
+        start = None if victim.start is None else victim.start.parameters
+        allowed, span = in_span(
+            victim.architecture, victim.parameters, start=start, mean=mean, std=std
+        )
+    else:
+        span = victim.sources[source].subspace(shape)
+        pixels = span.vectors[:, : victim.architecture.d].unflatten(1, shape)
+        wide = (pixels if std is None else pixels * std).flatten(1).double()
+        allowed = InSpan(torch.linalg.qr(wide.mT).Q.mT.to(pixels).contiguous(), mean.to(pixels))
     share, mirrored = allowed.share(given), allowed.share(given.flip(3))
     if share < WITHIN and 1 - share > OF_THE_NETWORK * (1 - mirrored):
         raise ValueError(
@@ -147,6 +157,8 @@ def open_span(of: Span, pictures: Inputs) -> OpenSpan:
     facts = {
         "weights": victim.file.sha256,
         "initial": None if victim.start is None else victim.start.file.sha256,
+        "source": source,
+        "beside": [part.sha256 for part in (*victim.states, *victim.gradients)],
         "directions": len(allowed.directions),
         "mean": of.mean,
         "std": None if of.std is None else list(of.std),

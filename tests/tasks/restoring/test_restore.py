@@ -225,6 +225,25 @@ def test_answers_lie_in_the_span_of_the_weights(tmp_path: Path) -> None:
     assert torch.allclose(opened.allowed.projected(samples[0]), samples[1], atol=1e-6)
 
 
+@pytest.mark.parametrize("std", [None, (0.2, 0.25, 0.3)])
+def test_gradients_give_the_span_without_the_start(
+    tmp_path: Path, std: tuple[float, ...] | None
+) -> None:
+    images = photograph_tiles(SIZE, shrink=4)[:6].numpy()
+    inputs = open_inputs(picture_folder(tmp_path / "in", images))
+    weights, start = tmp_path / "victim.safetensors", tmp_path / "start.safetensors"
+    network_of(images, weights, start=start)
+    begun, trained = load_file(start), load_file(weights)
+    moved = (trained["0.weight"] - begun["0.weight"]).unflatten(1, (3, SIZE, SIZE))
+    moved = (moved / torch.tensor(std or (1.0,))[:, None, None]).flatten(1)
+    save_file({"0.weight": moved}, tmp_path / "gradients.safetensors")
+    of = Span(weights=weights, gradients=(tmp_path / "gradients.safetensors",), std=std)
+    opened = open_span(of, inputs)
+    assert (opened.facts["source"], opened.facts["directions"]) == ("gradients", 5)
+    assert opened.facts["share_of_pictures"] == pytest.approx(1.0, abs=1e-4)
+    assert open_span(replace(of, gradients=()), inputs).facts["source"] == "weights"
+
+
 def test_every_step_of_edm_is_kept_in_the_span(tmp_path: Path) -> None:
     images = photograph_tiles(SIZE, shrink=4)[:6]
     pictures = images.float() / 255
