@@ -100,7 +100,7 @@ class AttackerStudy(UnitStudy[SpanStudy, SpanPlan]):
     def describe(self, plan: SpanPlan, ended: Outcome) -> tuple[list[Any], dict[str, Any]]:
         hashes = {name: images.content_hash for name, images in plan.images.items()}
         rows = [facts for _arrays, facts in plan.standing()]
-        seconds = {name: sum(row["cells"][name] for row in rows) for name in SPAN_PAGE.stages}
+        seconds = {n: round(sum(row["cells"][n] for row in rows)) for n in SPAN_PAGE.stages}
         failed = [{"unit": unit, "why": why} for unit, why in sorted(ended.failed.items())]
         source = dict(self.facts(plan))
         body = {"rows": rows, "seconds": seconds, "source": source, "failed": failed}
@@ -111,10 +111,9 @@ class AttackerStudy(UnitStudy[SpanStudy, SpanPlan]):
     ) -> None:
         """The table as Markdown, too."""
         pictures = {
-            f"{number:03d}/{name}": array
-            for number, (arrays, facts) in enumerate(plan.standing())
-            for name, array in arrays.items()
-            if "refused" not in facts["cells"]
+            f"{facts['name']}/{side}": array
+            for arrays, facts in plan.standing()
+            for side, array in arrays.items()
         }
         write_file(store / self.pictures, npz_of(pictures))
         write_file(store / "span.md", text_bytes(markdown(record)))

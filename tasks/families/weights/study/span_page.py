@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from tasks.study.products import Folder, loaded
 
 PROBE = 40
 """Images of the row that is timed for an estimate."""
-SIDES = ("original", "found")
 MOST_BYTES = 8_000_000
 """Pictures of the page, as text."""
 
@@ -105,20 +104,19 @@ def costs_of(plan: SpanPlan, _device: str) -> list[Cost]:
     of the rows of this kind that stand, else of a row of few images, which is run."""
     costs, standing = [], [facts for _arrays, facts in plan.standing()]
     for kind in plan.images:
-        missing = [
-            j for j in plan.jobs.values() if j.row.images == kind and not j.folder.has(j.key)
-        ]
+        jobs = [job for job in plan.jobs.values() if job.row.images == kind]
+        missing = [job for job in jobs if not job.folder.has(job.key)]
         cells = [facts["cells"] for facts in standing if facts["cells"]["images"] == kind]
         made = [(cell["seconds"] + cell["to train"], cell["number"]) for cell in cells]
         if missing and not made:
-            job = missing[0].of_few(PROBE)
-            made = [(seconds_of(partial(job.make, no_progress)), len(job.images))]
-        seconds = sum(s for s, _n in made) / max(1, sum(n for _s, n in made))
-        work = {"work": seconds * sum(job.row.n for job in missing)}
-        disk = sum(2 * plan.study.n_shown * job.images[0].nbytes for job in missing)
-        costs.append(
-            Cost(name=kind, counts={"missing": len(missing)}, seconds_of=work, disk_bytes=disk)
-        )
+            few = {name: getattr(jobs[0], name)[:PROBE] for name in ("images", "decoys", "classes")}
+            work = partial(replace(jobs[0], **few).make, no_progress)
+            made = [(seconds_of(work), len(few["images"]))]
+        each = sum(s for s, _n in made) / max(1, sum(n for _s, n in made))
+        seconds = {"work": each * sum(job.row.n for job in missing)}
+        disk = sum(2 * job.n_shown * job.images[0].nbytes for job in missing)
+        counts = {"missing": len(missing)}
+        costs.append(Cost(name=kind, counts=counts, seconds_of=seconds, disk_bytes=disk))
     return costs
 
 
@@ -130,22 +128,18 @@ def rows_table(record: Record) -> Table:
 def markdown(record: Record) -> str:
     """The study as Markdown."""
     table = rows_table(record)
-    texts = [
-        ["" if value is None else str(value) for value in row.values()] for row in table.rows()
-    ]
-    rows = [list(table.columns), ["---"] * len(table.columns), *texts]
-    lines = ["| " + " | ".join(cells) + " |" for cells in rows]
+    rows = [table.columns, ["---"] * len(table.columns), *(row.values() for row in table.rows())]
+    lines = ["| " + " | ".join("" if c is None else str(c) for c in row) + " |" for row in rows]
     head = (f"# {record['title']}", record["question"], ABOUT, f"`{record['command']}`")
     return "\n\n".join([*head, "\n".join(lines)]) + "\n"
 
 
 def words(record: Record, pictures: Arrays, _tables: Tables) -> dict[str, Any]:
     """Values that only this page shows."""
-    numbers = [n for n in range(len(record["rows"])) if f"{n:03d}/found" in pictures]
-    both = [pictures[f"{n:03d}/{side}"] for n in numbers for side in SIDES]
+    names = [row["name"] for row in record["rows"] if f"{row['name']}/found" in pictures]
+    both = [pictures[f"{name}/{side}"] for name in names for side in ("original", "found")]
     in_colour = [np.broadcast_to(p, (len(p), 3, *p.shape[2:])) for p in both]
     urls, _exact = strips(in_colour, most_bytes=MOST_BYTES)
-    names = (record["rows"][n]["name"] for n in numbers)
     shown = list(zip(names, urls[::2], urls[1::2], strict=True))
     return {"about": ABOUT, "shown": shown, "run": [("rows", len(record["rows"]))]}
 

@@ -25,6 +25,7 @@ from recon_core.attacks.span.settings import SpanAttack
 from recon_core.strict import Strict
 from recon_core.types import Progress
 from storage.files import write_file
+from tasks.campaign.part import this_worker
 from tasks.devices import cpu_name
 from tasks.families.weights.attack import WeightsJob, run_attacks
 from tasks.families.weights.preflight import prepare_weights, victim_of
@@ -107,8 +108,6 @@ class Victim(Strict):
     def __post_init__(self) -> None:
         self._at_least(1, "epochs", "batch_size")
         self._at_least(0, "seed")
-        if min(self.widths) < 2:
-            raise ValueError(f"widths={self.widths} must be at least 2 each")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,14 +167,10 @@ class RowJob(Job):
         images = hash_of(self.images, self.decoys, self.classes)
         return key_of(["span row", asdict(self.row), asdict(self.victim), images])
 
-    def of_few(self, n: int) -> RowJob:
-        """The same with `n` images."""
-        few = {name: getattr(self, name)[:n] for name in ("images", "decoys", "classes")}
-        return replace(self, **few)
-
     def make(self, progress: Progress) -> tuple[Arrays, dict[str, Any]]:
         """Pictures that are shown, and counts of what came back; why, if the attack refuses."""
-        with TemporaryDirectory(prefix="palimpsest-") as name:
+        worker = this_worker()  # whose folder goes even if it is killed
+        with TemporaryDirectory(dir=None if worker is None else worker.local_directory) as name:
             folder = Path(name)
             for side, pictures in (("images", self.images), ("decoys", self.decoys)):
                 (folder / side).mkdir()
@@ -211,7 +206,11 @@ class RowJob(Job):
             facts |= {"mean": listed, "std": tuple(std.tolist())}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.victim.seed)
-            net = _network(x[0].numel(), self.victim.widths, self.row.start)
+            first, (a, b) = nn.Linear(x[0].numel(), self.victim.widths[0]), self.victim.widths
+            rest = (nn.Linear(a, b), nn.ReLU(), nn.Linear(b, 10))
+            net = nn.Sequential(nn.Flatten(), first, nn.ReLU(), *rest)
+            if self.row.start is not None:
+                nn.init.normal_(first.weight, std=self.row.start)
             optimiser = OPTIMISERS[self.row.optimiser](net.parameters())
 
             def backward(batch: Tensor) -> None:
@@ -269,12 +268,3 @@ class RowJob(Job):
             "SSIM": round(scores["images"]["mean_ssim"], 3),
             "good by the mean image": control["images"]["n_good"],
         }  # fmt: skip
-
-
-def _network(d: int, widths: tuple[int, int], start: float | None) -> nn.Sequential:
-    first = nn.Linear(d, widths[0])
-    rest = (nn.Linear(*widths), nn.ReLU(), nn.Linear(widths[1], 10))
-    net = nn.Sequential(nn.Flatten(), first, nn.ReLU(), *rest)
-    if start is not None:
-        nn.init.normal_(first.weight, std=start)
-    return net

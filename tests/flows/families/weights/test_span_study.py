@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -78,7 +77,6 @@ def test_a_row_that_stands_is_not_computed_again_and_stays_on_the_page(tmp_path:
     assert "a row (why)" in page
     lines = (tmp_path / "span.md").read_text().splitlines()
     assert sum(line.startswith("| photographs | 20 |") for line in lines) == 3
-    assert json.loads((tmp_path / SPAN.record).read_text())["seconds"]["seconds"] > 0
     other = replace(plan.study.kinds["photographs"], size=24)
     moved = plan_of(tmp_path, kinds={**plan.study.kinds, "photographs": other})
     assert moved.standing() == []
