@@ -130,7 +130,10 @@ def markdown(record: Record) -> str:
     table = rows_table(record)
     rows = [table.columns, ["---"] * len(table.columns), *(row.values() for row in table.rows())]
     lines = ["| " + " | ".join("" if c is None else str(c) for c in row) + " |" for row in rows]
-    head = (f"# {record['title']}", record["question"], ABOUT, f"`{record['command']}`")
+    stand = (
+        f"{len(record['rows'])} of {len(record['settings']['rows'])} rows stand; the last command"
+    )
+    head = (f"# {record['title']}", record["question"], ABOUT, f"{stand}: `{record['command']}`")
     return "\n\n".join([*head, "\n".join(lines)]) + "\n"
 
 
@@ -141,7 +144,11 @@ def words(record: Record, pictures: Arrays, _tables: Tables) -> dict[str, Any]:
     in_colour = [np.broadcast_to(p, (len(p), 3, *p.shape[2:])) for p in both]
     urls, _exact = strips(in_colour, most_bytes=MOST_BYTES)
     shown = list(zip(names, urls[::2], urls[1::2], strict=True))
-    return {"about": ABOUT, "shown": shown, "run": [("rows", len(record["rows"]))]}
+    return {
+        "about": ABOUT,
+        "shown": shown,
+        "run": [("rows", f"{len(record['rows'])} of {len(record['settings']['rows'])}")],
+    }
 
 
 ABOUT = (

@@ -15,6 +15,7 @@ from storage.files import write_json
 from tasks.families.weights.study.span_page import SpanPlan
 from tasks.families.weights.study.span_rows import GIVEN, OPTIMISERS
 from tasks.study.executor import Outcome, run_unit
+from tests.tasks.pages import Page
 
 
 def plan_of(store: Path, **changes: Any) -> SpanPlan:
@@ -72,9 +73,11 @@ def test_a_row_that_stands_is_not_computed_again_and_stays_on_the_page(tmp_path:
     ]
     SPAN.keep_pictures(tmp_path, plan, Outcome({}, {}), record)
     write_json(tmp_path / SPAN.record, record)
-    page = SPAN.page.write(tmp_path).read_text()
-    assert page.count('alt="what came back"') == 3
-    assert "a row (why)" in page
+    page = Page(SPAN.page.write(tmp_path))
+    page.check()
+    assert len(page.images) == 2 * 3
+    assert "a row (why)" in page.prose
+    assert page.downloads["rows.csv"].count("photographs,20,") == 3
     lines = (tmp_path / "span.md").read_text().splitlines()
     assert sum(line.startswith("| photographs | 20 |") for line in lines) == 3
     other = replace(plan.study.kinds["photographs"], size=24)
