@@ -219,7 +219,7 @@ def span_pairs() -> Recipe:
     """Pairs by the hundred thousand: victims of 100 images that are trained for a hundred epochs,
     which leave the same span as whole trainings, with a start of three times the size, so that the
     separation brings back four of ten images and restorers have something to learn. It is cut
-    short, a quarter of the iterations for nearly as many images. A million pairs are
+    short, a third of the iterations for nearly as many images. A million pairs are
     `--set sampling.phases.0.n_runs=25000`; give the images with `--data`.
 
     Victims that are evaluated are trained for 3,000 epochs and attacked as they give most, by twice
@@ -230,21 +230,14 @@ def span_pairs() -> Recipe:
         augment_p=0.0,
         victim=Network(widths=(200, 200), init_std_first=3e-4),
         training=VictimTraining(epochs=100, optimiser=gradient_descent(0.5), span="auto"),
-        attack=SpanAttack(
-            sources="independent",
-            stride=3,
-            scales=(1.0, 0.5),
-            n_rotations=(40, 40),
-            n_grouped=20,
-            n_likelihood=20,
-        ),
+        attack=SpanAttack(sources="independent", n_independent=100, overcomplete=1.0),
     )
     whole = replace(brief.training, epochs=3000, optimiser=gradient_descent(0.2))
     return replace(
         start,
         experiment=brief,
         sampling=one_phase(200, images=100, per_part=4),
-        heldout_experiment=replace(brief, training=whole, attack=SpanAttack(overcomplete=2.0)),
+        heldout_experiment=replace(brief, training=whole, attack=SpanAttack()),
         restorers=half_hour_restorers(fitted=True, regress=True),
     )
 

@@ -35,6 +35,7 @@ from benchmarks.record import Claim, Measurement, checked_json, measured, said
 from benchmarks.span.speed import GOOD, HIGH, LOW, drawn, ratio_of_sums
 from flows.papers import gradient_descent
 from recon_core.attacks.span.attack import Separated, SpanAttack, separate
+from recon_core.attacks.span.rows import weight_rows
 from recon_core.attacks.span.search import sources_for
 from recon_core.matching import fit_to_range
 from recon_core.metrics import ssim_matrix
@@ -123,7 +124,8 @@ def restored(
 
     def attacked(attack: SpanAttack) -> Separated:
         generators = [seeded_generator(seed, 0, "attack")]
-        return separate(attack, architecture, trained, generators, start=start)[0]
+        rows = [weight_rows(trained, start)]
+        return separate(attack, architecture, trained, generators, rows=rows)[0]
 
     found = attacked(sparse_attack(quick))
     methods["before"] = scored(found.sources.x, clock.lap())
@@ -147,7 +149,7 @@ def sparse_attack(quick: bool) -> SpanAttack:
     """The attack without a model of images."""
     attack = SpanAttack(start="known", sources="independent")
     if quick:
-        attack = replace(attack, n_rotations=(5, 5, 5, 5), n_grouped=5, n_likelihood=5)
+        attack = replace(attack, n_independent=20)
     return attack
 
 

@@ -28,6 +28,7 @@ from benchmarks.record import Measurement, measured, said
 from benchmarks.span.speed import drawn
 from flows.papers import gradient_descent
 from recon_core.attacks.span.attack import SpanAttack, separate
+from recon_core.attacks.span.rows import weight_rows
 from recon_core.types import seeded_generator
 from recon_core.victims.network import Network
 from recon_core.victims.training import Training, train
@@ -56,7 +57,8 @@ def measure(images: ImageSet, *, quick: bool, seed: int) -> Iterator[Measurement
         attack = replace(ATTACK, start="known" if known else "unknown")
         generators = [seeded_generator(seed, 0, "attack")]
         clock = time.perf_counter()
-        (found,) = separate(attack, dense, trained, generators, start=begun if known else None)
+        rows = [weight_rows(trained, begun if known else None)]
+        (found,) = separate(attack, dense, trained, generators, rows=rows)
         seconds = time.perf_counter() - clock
         case = f"{n} maps of {tuple(features.shape[1:])}, {start} start"
         best, lucky = (likeness(found.sources.x, of.flatten(1)) for of in (features, decoys))

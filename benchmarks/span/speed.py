@@ -31,8 +31,9 @@ from flows.presets import preset
 from recon_core.attacks.kkt.results import KnownVictim
 from recon_core.attacks.kkt.run import KKT
 from recon_core.attacks.span.attack import SpanAttack, separate
-from recon_core.attacks.span.search import best_start, views_of
-from recon_core.attacks.span.separation import Stage, rotate, rotation_start
+from recon_core.attacks.span.rows import weight_rows
+from recon_core.attacks.span.search import searched, views_of
+from recon_core.attacks.span.separation import independent, rotation_start
 from recon_core.criteria import images_found
 from recon_core.matching import fit_to_range
 from recon_core.metrics import ssim_matrix
@@ -103,10 +104,10 @@ def planted(*, n: int, t: int) -> Iterator[Measurement]:
     values, vectors = torch.linalg.eigh(mixed @ mixed.mT / t)
     z = (vectors / values.sqrt()).mT @ mixed
     start = rotation_start(n, generator)
-    stages = (Stage(1.0, 300),)
+    search = partial(independent, n_filters=1, n_iterations=300)
 
     def ours() -> Tensor:
-        return rotate(z[None], start[None], stages, tolerance=1e-7).sources[0]
+        return search(z[None], start[None]).sources[0]
 
     case = f"{n} planted Laplacian sources, {t:,} samples, float64"
     yield _line(case, _smallest_correlation(ours(), sources), "smallest correlation")
@@ -161,7 +162,7 @@ def true_span(images: ImageSet, n: int, *, seed: int, quick: bool) -> Found:
     began = time.perf_counter()
     views = views_of(attack, vectors.unflatten(1, seen.shape[1:])[None])
     generator = seeded_generator(seed, 0, "attack")
-    ended = best_start(attack, views, [generator], lambda _n: None)
+    ended = searched(attack, views, [generator], lambda _n: None)
     x = ended.rotation[0] @ views.whiten[0] @ vectors
     seconds = time.perf_counter() - began
     return _found(x, mean, seen, decoys, seconds)
@@ -174,9 +175,9 @@ def frames(images: ImageSet, *, n: int, n_victims: int, seed: int) -> Iterator[M
     assert isinstance(experiment, KKT)
     rotation = "a rotation"
     attacks = {
-        rotation: (SpanAttack(), 1),
-        f"{ROTATIONS} rotations": (SpanAttack(), ROTATIONS),
-        "a frame of 2 sources for each direction": (SpanAttack(overcomplete=2.0), 1),
+        rotation: (SpanAttack(overcomplete=1.0), 1),
+        f"{ROTATIONS} rotations": (SpanAttack(overcomplete=1.0), ROTATIONS),
+        "a frame of 2 sources for each direction": (SpanAttack(), 1),
         "a frame of 4, and .4 more directions": (SpanAttack(overcomplete=4.0, surplus=0.4), 1),
     }
     by_attack: dict[str, list[Found]] = {name: [] for name in attacks}
@@ -255,7 +256,7 @@ def victims(
             victim.architecture,
             weights,
             [spec.generator("attack")],
-            start=start if known else None,
+            rows=[weight_rows(weights, start if known else None)],
         )
         seconds = time.perf_counter() - began
         case = f"victim of {name}, {n} images, start {attack.start}"

@@ -98,7 +98,7 @@ def attack_weights(
         int | None, "--n-images-guess", "Training images; default: counted in the first layer."
     ] = None,
     settings: Annotated[
-        list[str] | None, "--set", "name=value, e.g. attack.n_likelihood=200; repeatable."
+        list[str] | None, "--set", "name=value, e.g. attack.n_independent=400; repeatable."
     ] = None,
     known: Known,
     attempt: Attempt,

@@ -27,7 +27,7 @@ from recon_core.attacks.autoencoder.many_starts import NoiseAware
 from recon_core.attacks.inversion.strong_inversion import StrongInversion, whiten
 from recon_core.attacks.kkt.attacks import Victim, attack_stack
 from recon_core.attacks.kkt.settings import Attack, span_of
-from recon_core.attacks.span.rows import SpanRows
+from recon_core.attacks.span.rows import SpanRows, weight_rows
 from recon_core.matching import best_per_target, fit_to_range, identified, scaled_to_range
 from recon_core.metrics import ssim_matrix, ssim_pairs
 from recon_core.restore.precision import float32_arithmetic
@@ -183,18 +183,18 @@ class AttackJob(Job):
         span, architecture = span_of(self.attack), self.recipe.architecture(shape_of(self.pool))
         like = architecture.initial([torch.Generator()], dtype=torch.float32)
         parameters = like.like(_tensors(arrays, "weights", self.victim, device))
-        start = None
-        if span is not None and span.start == "known":
-            start = first_layer(like).like(_tensors(arrays, "start", self.victim, device))
         if not bool(parameters.isfinite()):
             return torch.empty(0, architecture.d)
         inputs = torch.empty(1, 0, architecture.d, device=device)
-        taken = None
-        if span is not None and span.source != "weights":
+        taken: tuple[SpanRows, ...] = ()
+        if span is not None and span.start == "known":
+            start = first_layer(like).like(_tensors(arrays, "start", self.victim, device))
+            taken = (weight_rows(parameters, start),)
+        elif span is not None and span.source != "weights":
             rows, *begun = (t[0] for t in _tensors(arrays, "rows", self.victim, device))
             n_joined = len(rows) // self.recipe.victim.widths[0]
             taken = (SpanRows(rows, begun[0] if begun else None, span.source, n_joined),)
-        victim = Victim(architecture, parameters, start, inputs, taken)
+        victim = Victim(architecture, parameters, inputs, taken)
         drawn = seeded_generator(self.seed, self.victim, "audit attack")
         given = given_separator(span)
         separator = None if given is None else given[0].to(device)

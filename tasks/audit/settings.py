@@ -20,7 +20,7 @@ from recon_core.attacks.autoencoder.many_starts import NoiseAware
 from recon_core.attacks.inversion.strong_inversion import StrongInversion
 from recon_core.attacks.kkt.objective import KKTAttack
 from recon_core.attacks.kkt.settings import Attack
-from recon_core.attacks.span.input_order import ChannelOrder, PixelOrder
+from recon_core.attacks.span.inputs import ChannelOrder, PixelOrder
 from recon_core.attacks.span.rows import Source
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.strict import Strict
@@ -195,7 +195,7 @@ class Audit(Strict):
     recipe: VictimRecipe = field(default_factory=VictimRecipe)
     defences: tuple[Defence, ...] = ()
     attacks: tuple[AttackName, ...] = (*ON_WEIGHTS, *MEMBERSHIP)
-    span: SpanAttack = field(default_factory=lambda: SpanAttack(overcomplete=2.0))
+    span: SpanAttack = field(default_factory=SpanAttack)
     kkt: KKTAttack = field(default_factory=KKTAttack)
     inversion: StrongInversion = field(
         default_factory=lambda: StrongInversion(zeta=0.01, starts=("grey",))

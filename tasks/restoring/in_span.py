@@ -95,8 +95,7 @@ class OpenSpan:
 
 @dataclass(frozen=True)
 class SpanRestorer:
-    """The separation that is begun at given pictures and follows the network that knows the other
-    images in them."""
+    """The separation by the network that knows the other images in given pictures."""
 
     span: InSpan
     attack: SpanAttack = field(default_factory=lambda: SpanAttack(sources="network"))
@@ -134,18 +133,12 @@ def open_span(of: Span, pictures: Inputs) -> OpenSpan:
     check_victim(victim.architecture)
     shape = victim.architecture.shape
     given = _stacked(pictures, of.weights, shape)
-    mean, std = read_mean(of.mean, None, shape), read_std(of.std, shape)
-    mean, source = given.mean(0) if mean is None else mean, best_source(victim, SpanAttack())
-    if source == "weights":
-        start = None if victim.start is None else victim.start.parameters
-        allowed, span = in_span(
-            victim.architecture, victim.parameters, start=start, mean=mean, std=std
-        )
-    else:
-        span = victim.sources[source].subspace(shape)
-        pixels = span.vectors[:, : victim.architecture.d].unflatten(1, shape)
-        wide = (pixels if std is None else pixels * std).flatten(1).double()
-        allowed = InSpan(torch.linalg.qr(wide.mT).Q.mT.to(pixels).contiguous(), mean.to(pixels))
+    mean, source = read_mean(of.mean, None, shape), best_source(victim, SpanAttack())
+    allowed, span = in_span(
+        victim.sources[source],
+        given.mean(0) if mean is None else mean,
+        std=read_std(of.std, shape),
+    )
     share, mirrored = allowed.share(given), allowed.share(given.flip(3))
     if share < WITHIN and 1 - share > OF_THE_NETWORK * (1 - mirrored):
         raise ValueError(

@@ -29,7 +29,7 @@ from tasks.dataset.curate import NothingToLearnError
 from tasks.workspace import Workspace
 from tests.storage.s3_server import S3Server
 
-SHORT = SpanAttack(n_rotations=(5, 5, 5, 5), n_grouped=3, n_likelihood=3)
+SHORT = SpanAttack(n_independent=20, overcomplete=1.0)
 TWO_WORKERS = Workers(n_workers=2, device="cpu")
 
 

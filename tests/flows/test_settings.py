@@ -127,10 +127,10 @@ def test_an_attack_on_weights_is_chosen_by_its_kind_and_asks_for_no_iteration_of
     before = preset("cifar-hundred")
     assert isinstance(before.experiment, KKT)
     assert before.curation.min_iteration > 0
-    span = resolve(before, {"experiment.attack.kind": "span", "experiment.attack.n_starts": "3"})
+    span = resolve(before, {"experiment.attack.kind": "span", "experiment.attack.n_network": "3"})
     assert span == replace(
         before,
-        experiment=replace(before.experiment, attack=SpanAttack(n_starts=3)),
+        experiment=replace(before.experiment, attack=SpanAttack(n_network=3)),
         curation=replace(before.curation, min_iteration=0),
         evaluation=replace(before.evaluation, restore_iterations="last"),
     )
@@ -185,8 +185,8 @@ def test_further_attacks_are_named_by_their_kinds_and_survive_the_command() -> N
     assert from_json(tree) == smoke, "a recipe of before there were any"
     recipe = resolve("smoke", {"further_attacks": "span,span_then_kkt"})
     assert recipe.further_attacks == (SpanAttack(), SpanThenKKT())
-    more = resolve(recipe, {"further_attacks.0.n_starts": "3"})
-    assert more.further_attacks == (SpanAttack(n_starts=3), SpanThenKKT())
+    more = resolve(recipe, {"further_attacks.0.n_network": "3"})
+    assert more.further_attacks == (SpanAttack(n_network=3), SpanThenKKT())
     assert typed_again(more, "smoke") == more
     assert resolve(more, {"further_attacks": "[]"}) == smoke
     own, further = smoke.campaign("heldout"), more.further_campaigns()
@@ -272,8 +272,8 @@ def test_an_unknown_setting_is_refused_with_the_nearest(name: str, nearest: str)
          {"experiment.attack.kind": "span_then_kkt", "experiment.attack.kkt.alpha": "-1"},
          "experiment.attack.kkt: alpha=-1.0 must be positive"),
         ("cifar-hundred",
-         {"experiment.attack.kind": "span_then_kkt", "experiment.attack.span.stride": "x"},
-         "experiment.attack.span.stride='x'"),
+         {"experiment.attack.kind": "span_then_kkt", "experiment.attack.span.surplus": "x"},
+         "experiment.attack.span.surplus='x'"),
         ("span-hundred", {"experiment.training.span": "x"}, "experiment.training.span"),
         ("autoencoder-paper", {"experiment.attack.gama": "1"},
          "did you mean 'experiment.attack.gamma'"),

@@ -53,7 +53,7 @@ GUARDED = KKT(
     attack=KKTAttack(n_candidates=6, save_at=(5, 23)),
     keep="all",
 )
-SPAN = SpanAttack(n_images=3, n_rotations=(5, 5, 5, 5), n_grouped=3, n_likelihood=3)
+SPAN = SpanAttack(n_images=3, n_independent=20, overcomplete=1.0)
 KNOWN = dataclasses.replace(SPAN, start="known", n_images=None)
 SEARCH = KKTAttack(save_at=(5, 23))
 SMALL: dict[str, Experiment] = {

@@ -30,6 +30,7 @@ from recon_core.attacks.kkt.settings import Attack, span_of
 from recon_core.attacks.kkt.solver import Judge, reconstruct
 from recon_core.attacks.kkt.span_coordinates import directions_of, orthonormal, stacked
 from recon_core.attacks.span.attack import Separated, SpanAttack, separate
+from recon_core.attacks.span.features import SIZE, STRIDE, n_filters
 from recon_core.attacks.span.rows import SpanRows
 from recon_core.attacks.span.search import separator_for, views_of
 from recon_core.attacks.span.separator import SHIPPED, Separator
@@ -52,8 +53,8 @@ def features_of(span: SpanAttack, shape: Shape) -> int:
     """T: how many features every direction has at most, of pictures (c, h, w)."""
     counts = [0]
     if span.sources in ("auto", "independent"):
-        n_filters = (span.filter_size**2 - 1) * (shape[0] if span.colours else 1)
-        counts.append(n_filters * _places(shape, span.filter_size, span.stride))
+        places = ((length - SIZE) // STRIDE + 1 for length in shape[1:])
+        counts.append(n_filters(shape[0]) * math.prod(places))
     if _by_network(span, shape) is not None:
         counts.append(IN_THE_METRIC * math.prod(shape))
     return max(counts)
@@ -81,10 +82,6 @@ def _by_network(span: SpanAttack, shape: Shape) -> Separator | None:
     return separator_for(span, shape)
 
 
-def _places(shape: Shape, side: int, stride: int) -> int:
-    return math.prod((length - side) // stride + 1 for length in shape[1:])
-
-
 def check_pictures(attack: Attack, n_images: int, shape: Shape) -> None:
     """Raises ValueError, before a victim is trained, for pictures too small for a separation."""
     span = span_of(attack)
@@ -94,23 +91,20 @@ def check_pictures(attack: Attack, n_images: int, shape: Shape) -> None:
 
 @dataclass(frozen=True)
 class Victim:
-    """Inputs of a stack of Q attacks: the weights of Q victims, or of one; those they started from,
-    for a span attack that knows them; the images, for the authors' stopping rule; and what a span
-    attack takes apart in place of weights."""
+    """Inputs of a stack of Q attacks: the weights of Q victims, or of one; the images, for the
+    authors' stopping rule; and what a span attack takes apart, by default the weights."""
 
     architecture: Architecture
     parameters: Parameters
-    start: Parameters | None
     inputs: Float[Tensor, "r n d"]
-    taken: tuple[SpanRows, ...] | None = None
+    taken: tuple[SpanRows, ...] = ()
 
     def rows(self, index: Tensor) -> Victim:
         if len(self.inputs) == 1:
             return self
-        start = None if self.start is None else self.start.rows(index)
+        taken = tuple(self.taken[i] for i in index.tolist() if self.taken)
         parameters = self.parameters.rows(index)
-        taken = None if self.taken is None else tuple(self.taken[i] for i in index.tolist())
-        return Victim(self.architecture, parameters, start, self.inputs[index], taken)
+        return Victim(self.architecture, parameters, self.inputs[index], taken)
 
 
 def attack_stack(
@@ -266,8 +260,7 @@ def _separated(
             victim.architecture,
             victim.parameters.rows(rows[some]),
             generators[some],
-            start=None if victim.start is None else victim.start.rows(rows[some]),
-            rows=victim.taken and [victim.taken[r] for r in rows[some].tolist()],
+            rows=[victim.taken[r] for r in rows[some].tolist()] if victim.taken else None,
             separator=separator,
             progress=part,
         )

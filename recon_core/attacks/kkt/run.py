@@ -43,7 +43,7 @@ from recon_core.attacks.kkt.settings import (
 )
 from recon_core.attacks.span.attack import check_victim
 from recon_core.attacks.span.restoration import InSpan, in_span
-from recon_core.attacks.span.rows import SpanRows, gradient_rows, state_rows
+from recon_core.attacks.span.rows import SpanRows, gradient_rows, state_rows, weight_rows
 from recon_core.precision import matmul_precision
 from recon_core.threads import AtOnce, one_after_another, share_of, side_by_side
 from recon_core.types import Progress, RunResult, RunSpec
@@ -139,14 +139,8 @@ class KKT(KKTSettings, TrainedRun[Learned, KnownVictim]):
         """
         check_victim(victim.architecture)
         parameters, start = self._given([victim], [spec])
-        allowed, _span = in_span(
-            victim.architecture,
-            parameters,
-            start=start,
-            mean=victim.mean,
-            attack=span_of(self.attack),
-        )
-        return allowed
+        rows, attack = weight_rows(parameters, start), span_of(self.attack)
+        return in_span(rows, victim.mean, attack=attack)[0]
 
     def _attacked(
         self,
@@ -156,19 +150,22 @@ class KKT(KKTSettings, TrainedRun[Learned, KnownVictim]):
     ) -> Victim:
         parameters, start = self._given(victims, specs)
         taken = self._taken(victims, specs, inputs)
-        return Victim(victims[0].architecture, parameters, start, inputs, taken)
+        if start is not None:
+            own = [slice(r, r + 1) for r in range(len(victims))]
+            taken = tuple(weight_rows(parameters.rows(r), start.rows(r)) for r in own)
+        return Victim(victims[0].architecture, parameters, inputs, taken)
 
     def _taken(
         self,
         victims: Sequence[KnownVictim],
         specs: Sequence[RunSpec],
         inputs: Float[Tensor, "r n d"],
-    ) -> tuple[SpanRows, ...] | None:
+    ) -> tuple[SpanRows, ...]:
         """Rows for a span attack on other things than weights: what the optimiser remembers, or the
         gradients of all images at the end."""
         span, decay = span_of(self.attack), self.training.weight_decay
         if span is None or span.source == "weights":
-            return None
+            return ()
         taken = []
         for victim, spec, x in zip(victims, specs, inputs, strict=True):
             trained = victim.trained

@@ -8,26 +8,23 @@ needed.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from recon_core.attacks.span.normalisation import channel_scales, undone
 from recon_core.attacks.span.rows import SpanRows, weight_rows
-from recon_core.attacks.span.search import best_start, separator_for, sources_for, views_of
-from recon_core.attacks.span.separation import contrast
+from recon_core.attacks.span.search import searched, separator_for, sources_for, views_of
+from recon_core.attacks.span.separation import SCALE, contrast
 from recon_core.attacks.span.separator import Separator, mixed_shares
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.attacks.span.sources import Sources, denoised, sources_of
 from recon_core.attacks.span.subspace import Subspace
 from recon_core.threads import share_of
 from recon_core.types import Progress, no_progress
-from recon_core.victims.network import Architecture, Parameters, Shape
+from recon_core.victims.network import Architecture, Parameters
 
 __all__ = ["Separated", "SpanAttack", "check_victim", "separate"]
 
@@ -35,7 +32,7 @@ __all__ = ["Separated", "SpanAttack", "check_victim", "separate"]
 @dataclass(frozen=True)
 class Separated:
     """The attack's findings in one victim: its span, its sources, and how the search ended.
-    `objective` is that of the kept start, `settled` whether nothing fell any more."""
+    `settled`: it had converged before its iterations were used up."""
 
     subspace: Subspace
     sources: Sources
@@ -60,49 +57,42 @@ def separate(
     parameters: Parameters,
     generators: Sequence[torch.Generator],
     *,
-    start: Parameters | None = None,
     rows: Sequence[SpanRows] | None = None,
     separator: Separator | None = None,
     progress: Progress = no_progress,
 ) -> list[Separated]:
     """Findings in the weights of R victims (`parameters`), in order.
 
-    `start` are the weights that training started from (of R networks, or of one), for
-    `attack.start` "known". `rows`: what is taken apart of each victim, by default its weights less
-    the start; of another `attack.source` the weights only tell signs and labels. `separator`: one
-    that was learned for such images, by default a shipped one where its shape fits. On a GPU
-    victims that follow each other with equally many directions are separated at once; on a CPU one
-    after the other, so that a result does not depend on what it is batched with. Raises ValueError
-    for a convolution in front, weights that are not finite, no start where one is needed, rows of
-    another source, or fewer directions than asked for.
+    `rows`: what is taken apart of each victim, by default its weights; of another `attack.source`
+    the weights only tell signs and labels. `separator`: one that was learned for such images, by
+    default a shipped one where its shape fits. On a GPU victims that follow each other with equally
+    many directions are separated at once; on a CPU one after the other, so that a result does not
+    depend on what it is batched with. Raises ValueError for a convolution in front, weights that
+    are not finite, rows of another source, with a start that is not to be known or without one that
+    is, or fewer directions than asked for.
     """
     check_victim(architecture)
     each = [parameters.rows(slice(r, r + 1)) for r in range(len(generators))]
-    if rows is None:
-        if (attack.start == "known") != (start is not None):
+    rows = [weight_rows(own) for own in each] if rows is None else rows
+    is_known, problems = attack.start == "known", []
+    for own, given, generator in zip(each, rows, generators, strict=True):
+        has_start = given.start is not None and given.source == "weights"
+        if (given.source, has_start) != (attack.source, is_known):
             raise ValueError(
-                f"attack.start={attack.start!r} and the start's weights are "
-                f"{'not ' if start is None else ''}given; known needs them, unknown must not have "
-                "them"
+                f"attack.source={attack.source!r}, attack.start={attack.start!r} with rows of "
+                f"{given.source} {'less a start' if has_start else 'without a start'}; give rows "
+                "of that source, and a start where it is known"
             )
-        begun = [None if start is None else start.rows(slice(r, r + 1)) for r in range(len(each))]
-        if start is not None and start.n_runs == 1:
-            begun = [start] * len(each)
-        rows = [weight_rows(own, its) for own, its in zip(each, begun, strict=True)]
-    if others := {own.source for own in rows} - {attack.source}:
-        raise ValueError(
-            f"attack.source={attack.source!r} with rows of {', '.join(sorted(others))}; give rows "
-            "of that source, or another attack.source"
+        span = given.subspace(
+            architecture.shape, n_directions=attack.n_images, surplus=attack.surplus
         )
-    problems = [
-        _problem(attack, architecture, *victim, separator=separator)
-        for victim in zip(each, rows, generators, strict=True)
-    ]
-    found: list[Separated] = []
+        decided = sources_for(attack, span, architecture.shape, separator)
+        problems.append((own, given, span, decided, generator))
     stacks = [[problem] for problem in problems]
     if parameters.weights[0].device.type != "cpu":
-        groups = groupby(problems, key=lambda p: (len(p.span.vectors), p.attack.sources))
+        groups = groupby(problems, key=lambda problem: (len(problem[2].vectors), problem[3]))
         stacks = [list(group) for _, group in groups]
+    found: list[Separated] = []
     for stack in stacks:
         ends = [n / len(problems) for n in (len(found), len(found) + len(stack))]
         found += _separate_stack(architecture, stack, separator, share_of(progress, *ends))
@@ -110,85 +100,41 @@ def separate(
     return found
 
 
-@dataclass(frozen=True)
-class _Problem:
-    attack: SpanAttack
-    parameters: Parameters
-    rows: Float[Tensor, "h e"]
-    span: Subspace
-    shape: Shape
-    generator: torch.Generator
-
-    def sources(self, unmixing: Float[Tensor, "m k"]) -> Float[Tensor, "m e"]:
-        """Rows that an unmixing matrix makes of the span's directions; where noise is left in the
-        weights, the start or what was added to them, their pixels are denoised."""
-        rows, d = unmixing @ self.span.vectors, math.prod(self.shape)
-        if self.span.ends_sharply and (self.span.start_shares or self.attack.source != "weights"):
-            return rows
-        pixels = denoised(rows[:, :d], self.rows[:, :d], noise=self.span.noise, shape=self.shape)
-        return torch.cat([pixels, rows[:, d:]], 1)
-
-
-def _problem(
-    attack: SpanAttack,
-    architecture: Architecture,
-    parameters: Parameters,
-    given: SpanRows,
-    generator: torch.Generator,
-    *,
-    separator: Separator | None = None,
-) -> _Problem:
-    span = given.subspace(architecture.shape, n_directions=attack.n_images, surplus=attack.surplus)
-    decided = sources_for(attack, span, architecture.shape, separator)
-    rows = given.less(span.start_shares)
-    return _Problem(decided, parameters, rows, span, architecture.shape, generator)
-
-
 def _separate_stack(
     architecture: Architecture,
-    stack: Sequence[_Problem],
+    stack: Sequence[tuple[Parameters, SpanRows, Subspace, SpanAttack, torch.Generator]],
     separator: Separator | None,
     progress: Progress,
 ) -> list[Separated]:
-    attack, d, shape = stack[0].attack, architecture.d, architecture.shape
-    pictures = [p.span.vectors[:, :d] for p in stack]
+    attack, shape, d = stack[0][3], architecture.shape, architecture.d
+    pictures = [span.vectors[:, :d] for _, _, span, _, _ in stack]
     if attack.sources == "network":
         separator = separator_for(attack, shape, pictures[0].device, separator)
         assert separator is not None
-        pictures = [
-            undone(separator, s.vectors, _scales(separator, s)) for s in (p.span for p in stack)
-        ]
+        for i, (_, _, span, _, _) in enumerate(stack):
+            scales = span.vectors.new_ones(shape[0])
+            if span.ends_sharply:  # without noise it tells what channels were divided by
+                scales = channel_scales(separator, span.vectors).to(scales)
+            pictures[i] = undone(separator, span.vectors, scales)
     views = views_of(attack, torch.stack(pictures).unflatten(2, shape), separator)
-    total = attack.n_iterations * attack.n_starts
-    generators = [p.generator for p in stack]
-    best = best_start(attack, views, generators, lambda n: progress(n / total))
+    generators = [generator for *_, generator in stack]
+    ended = searched(attack, views, generators, lambda n: progress(n / attack.n_iterations))
     if views.separator is not None:
-        sparsity = -mixed_shares(views.separator, best.sources)
+        sparsity = -mixed_shares(views.separator, ended.sources)
     else:
-        unit = best.sources / best.sources.square().mean(2, keepdim=True).sqrt().clamp_min(1e-30)
-        sparsity = -contrast(unit, attack.scales[-1])
-    found = [problem.sources(best.rotation[r] @ views.whiten[r]) for r, problem in enumerate(stack)]
-    return [
-        Separated(
-            problem.span,
-            sources_of(
-                found[r],
-                sparsity[r],
-                weight=problem.rows,
-                architecture=architecture,
-                parameters=problem.parameters,
-                is_frame=attack.overcomplete > 1,
-            ),
-            float(best.objective[r]),
-            best.n_iterations,
-            best.settled,
-        )
-        for r, problem in enumerate(stack)
-    ]
-
-
-def _scales(separator: Separator, span: Subspace) -> Float[Tensor, " c"]:
-    """What channels were divided by, as far as a span without noise tells."""
-    if not span.ends_sharply or separator.card.shape[0] == 1:
-        return span.vectors.new_ones(separator.card.shape[0])
-    return channel_scales(separator, span.vectors).to(span.vectors)
+        unit = ended.sources / ended.sources.square().mean(2, keepdim=True).sqrt().clamp_min(1e-30)
+        sparsity = -contrast(unit, SCALE)
+    found, unmixing = [], ended.rotation @ views.whiten
+    for r, (parameters, rows, span, _, _) in enumerate(stack):
+        x, weight = unmixing[r] @ span.vectors, rows.less(span.start_shares)
+        if not span.ends_sharply or (rows.source == "weights" and not span.start_shares):
+            # the start, or what was added to the weights, is noise in them
+            pixels = denoised(x[:, :d], weight[:, :d], noise=span.noise, shape=shape)
+            x = torch.cat([pixels, x[:, d:]], 1)
+        sources = sources_of(
+            x, sparsity[r], weight=weight, architecture=architecture, parameters=parameters,
+            is_frame=attack.overcomplete > 1,
+        )  # fmt: skip
+        objective = float(ended.objective[r])
+        found.append(Separated(span, sources, objective, ended.n_iterations, ended.settled))
+    return found

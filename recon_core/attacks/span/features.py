@@ -9,6 +9,15 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import conv2d
 
+SIZE, STRIDE = 4, 2
+"""Sides of the cosine filters, and pixels from one place to the next. Of 100 images of a network
+with an unknown start 4x4 give 70 back, 3x3 63, 6x6 and 8x8 68; every place 70, in more time."""
+
+
+def n_filters(channels: int) -> int:
+    """Number of features at each place."""
+    return (SIZE**2 - 1) * channels
+
 
 def colour_axes(channels: int) -> Float[Tensor, "c c"]:
     """Orthonormal: luminance first, then differences of colours (Helmert's matrix)."""
@@ -28,29 +37,22 @@ def cosine_matrix(n: int) -> Float[Tensor, "n n"]:
     return orthonormal
 
 
-def dct_filters(size: int, channels: int, *, colours: bool = True) -> Float[Tensor, "f c s s"]:
-    """The size^2 - 1 cosine filters without the constant, for luminance and, with `colours`, every
-    difference of colours. ValueError for a size below 2."""
-    if size < 2:
-        raise ValueError(f"filters of {size}x{size} pixels see no difference; give 2 or more")
-    cosines = cosine_matrix(size)
-    flat = torch.einsum("ai,bj->abij", cosines, cosines).flatten(0, 1)[1:]
-    axes = colour_axes(channels)[: channels if colours else 1]
-    return torch.einsum("fij,ac->afcij", flat, axes).flatten(0, 1)
+def dct_filters(channels: int) -> Float[Tensor, "f c s s"]:
+    """The cosine filters but for the constant, of luminance and every difference of colours."""
+    wave = cosine_matrix(SIZE)
+    flat = torch.einsum("ai,bj->abij", wave, wave).flatten(0, 1)[1:]
+    return torch.einsum("fij,ac->afcij", flat, colour_axes(channels)).flatten(0, 1)
 
 
-def outputs_of(
-    pictures: Float[Tensor, "k c h w"], filters: Float[Tensor, "f c s s"], *, stride: int
-) -> Float[Tensor, "k t"]:
-    """Every filter at every `stride`-th place, filter after filter, each of mean square 1 over all
+def features_of(pictures: Float[Tensor, "k c h w"]) -> Float[Tensor, "k t"]:
+    """Every filter at every second place, filter after filter, each of mean square 1 over all
     directions and places. ValueError for pictures smaller than the filters."""
-    size = filters.shape[-1]
-    if min(pictures.shape[2:]) < size:
+    if min(pictures.shape[2:]) < SIZE:
         raise ValueError(
             f"images of {pictures.shape[2]}x{pictures.shape[3]} are smaller than filters of "
-            f"{size}x{size}; lower attack.filter_size"
+            f"{SIZE}x{SIZE}; use larger images"
         )
-    outputs = conv2d(pictures, filters.to(pictures), stride=stride)
+    outputs = conv2d(pictures, dct_filters(pictures.shape[1]).to(pictures), stride=STRIDE)
     scale: Tensor = outputs.square().mean((0, 2, 3), keepdim=True).sqrt().clamp_min(1e-30)
     return (outputs / scale).flatten(1)
 
@@ -63,8 +65,7 @@ def whitened(features: Float[Tensor, "k t"]) -> tuple[Float[Tensor, "k t"], Floa
     n_directions, n_features = features.shape
     if n_features <= n_directions:
         raise ValueError(
-            f"{n_features} features cannot tell {n_directions} images apart; use larger images, a "
-            "smaller attack.stride or a larger attack.filter_size"
+            f"{n_features} features cannot tell {n_directions} images apart; use larger images"
         )
     wide = features.double()
     values, vectors = torch.linalg.eigh(wide @ wide.mT / n_features)
@@ -79,7 +80,5 @@ def cosines(pictures: Float[Tensor, "k c h w"], *, inverse: bool = False) -> Ten
     colours = colour_axes(channels).to(pictures)
     rows, columns = (cosine_matrix(n).to(pictures) for n in (height, width))
     if inverse:
-        mixed = torch.einsum("kahw,hi,wj->kaij", pictures, rows, columns)
-        return torch.einsum("kaij,ac->kcij", mixed, colours)
-    mixed = torch.einsum("kchw,ac->kahw", pictures, colours)
-    return torch.einsum("kahw,ih,jw->kaij", mixed, rows, columns)
+        return torch.einsum("kahw,hi,wj,ac->kcij", pictures, rows, columns, colours)
+    return torch.einsum("kchw,ac,ih,jw->kaij", pictures, colours, rows, columns)

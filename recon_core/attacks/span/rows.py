@@ -30,8 +30,8 @@ from recon_core.attacks.span.subspace import Subspace, subspace_of
 from recon_core.victims.network import Parameters
 
 Source = Literal["weights", "state", "gradients"]
-MOST_KEPT = 8
-_KEPT: dict[tuple[Any, ...], Subspace] = {}
+MOST_CACHED = 8
+_CACHED: dict[tuple[Any, ...], Subspace] = {}
 
 
 @dataclass(frozen=True)
@@ -54,19 +54,19 @@ class SpanRows:
         n_directions: int | None = None,
         surplus: float = 0.0,
     ) -> Subspace:
-        """Their span (`subspace_of`); those of the last rows are kept, as they take seconds."""
+        """Their span (`subspace_of`). It takes seconds, so the last few are cached."""
         given = [t for t in (self.rows, self.start) if t is not None]
         digest = hashlib.sha256(b"".join(t.cpu().numpy().tobytes() for t in given)).digest()
         options = (self.n_joined, self.source, shape, n_directions, surplus)
         key = (digest, len(given), self.rows.dtype, self.rows.device, *options)
-        if key not in _KEPT:
-            _KEPT[key] = subspace_of(
+        if key not in _CACHED:
+            _CACHED[key] = subspace_of(
                 self.rows, self.start, n_joined=self.n_joined, shape=shape,
                 has_start=self.source == "weights", n_directions=n_directions, surplus=surplus,
             )  # fmt: skip
-            for old in list(_KEPT)[:-MOST_KEPT]:
-                _KEPT.pop(old, None)
-        return _KEPT[key]
+            for old in list(_CACHED)[:-MOST_CACHED]:
+                _CACHED.pop(old, None)
+        return _CACHED[key]
 
     def less(self, shares: Sequence[float]) -> Float[Tensor, "m e"]:
         """The rows less these shares of their start."""
@@ -124,11 +124,13 @@ def joined(parts: Sequence[SpanRows]) -> SpanRows:
     parts = [
         p for i, p in enumerate(parts) if not any(torch.equal(p.rows, q.rows) for q in parts[:i])
     ]
-    scaled = [p.rows / _size(p.rows) for p in parts]
     starts = [p.start / _size(p.rows) for p in parts if p.start is not None]
-    n_joined = sum(p.n_joined for p in parts)
-    start = torch.cat(starts) if starts else None
-    return SpanRows(torch.cat(scaled), start, parts[0].source, n_joined)
+    return replace(
+        parts[0],
+        rows=torch.cat([p.rows / _size(p.rows) for p in parts]),
+        start=torch.cat(starts) if starts else None,
+        n_joined=sum(p.n_joined for p in parts),
+    )
 
 
 def _size(rows: Tensor) -> float:

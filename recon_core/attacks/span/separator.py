@@ -38,8 +38,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from recon_core.attacks.span.features import cosines
-from recon_core.attacks.span.lbfgs import Descent, Report, unheard
-from recon_core.attacks.span.separation import cayley, orthogonal
+from recon_core.attacks.span.separation import Descent, Report, cayley, orthogonal, unheard
 from recon_core.restore.unet import UNET_SIZES, CompactUNet, UNet
 from recon_core.strict import Strict
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
+from torch.nn.functional import cosine_similarity
 
 from recon_core.attacks.span.features import cosines
 from recon_core.attacks.span.subspace import mixing_of
@@ -26,17 +27,18 @@ from recon_core.victims.network import Architecture, Parameters
 INPUT_NORM = 0.25
 """Standard deviation of a pixel of an image less its mean: the scale at which a source is shown to
 the network."""
-
 ALONE = 0.9
 """Share of the direction (0, 1) in the span from which on biases tell nothing."""
+SMALLEST_VARIANCE = 1e-3
+"""Of a ring of frequencies, in units of the noise's."""
 
 
 @dataclass(frozen=True)
 class Sources:
     """Sources of one victim, best trusted first, in the victim's input space.
 
-    `x` (m, d) have the likelier sign; their scale is the image's where biases tell it (`scaled`),
-    otherwise that of an average image. `label` is -1 or +1, or a class, `other_label` that of -x.
+    `x` (m, d) have the likelier sign; their scale is the image's where biases tell it, otherwise
+    that of an average image. `label` is -1 or +1, or a class, `other_label` that of -x.
     `trust` in [0, 1] is the mean rank of `sparsity` and `strength`, the source's share of the
     layer's norm; of a frame it is the rank of `sparsity` alone, since of more sources than
     directions the shares are not determined. A network's `sparsity` is minus the share of
@@ -51,7 +53,6 @@ class Sources:
     sparsity: Float[Tensor, " m"]
     strength: Float[Tensor, " m"]
     agreement: Float[Tensor, " m"]
-    scaled: bool
 
 
 def sources_of(
@@ -71,38 +72,32 @@ def sources_of(
     """
     d = architecture.d
     mixing = mixing_of(rows, weight).to(rows)
-    with_bias = rows.shape[1] > d and biases_tell(rows)
-    x = rows[:, :d]
-    norm = x.norm(dim=1, keepdim=True).clamp_min(1e-30)
-    scale = INPUT_NORM * d**0.5 / norm
+    x, last = rows[:, :d], rows[:, d:]
+    scale = INPUT_NORM * d**0.5 / x.norm(dim=1, keepdim=True).clamp_min(1e-30)
+    with_bias = last.shape[1] > 0 and biases_tell(rows)
     if with_bias:
-        last = rows[:, d:]
         sign = torch.where(last < 0, -1.0, 1.0)
         x, mixing = x * sign, mixing * sign.mT
-        told = 1 / last.abs().clamp_min(1e-30)
-        scale = torch.where((told / scale - 1).abs() < 1, told, scale)
-    unit = x * scale
-    column = mixing / scale.mT
+        own = 1 / last.abs().clamp_min(1e-30)
+        scale = torch.where((own / scale - 1).abs() < 1, own, scale)
+    unit, column = x * scale, mixing / scale.mT
     flow = column.unflatten(0, (-1, parameters.weights[0].shape[1])).sum(0)
-    plus = _agreement(architecture, parameters, unit, flow)
-    minus = _agreement(architecture, parameters, -unit, -flow)
-    flip = torch.zeros_like(plus[0], dtype=torch.bool) if with_bias else minus[0] > plus[0]
-    agreement = torch.where(flip, minus[0], plus[0])
-    label, other = (torch.where(f, minus[1], plus[1]) for f in (flip, ~flip))
+    plus, label = _agreement(architecture, parameters, unit, flow)
+    minus, other = _agreement(architecture, parameters, -unit, -flow)
+    flip = (minus > plus) & (not with_bias)
     strength = column.norm(dim=0) * unit.norm(dim=1) / weight.norm().clamp_min(1e-30)
     trust = _ranks(sparsity) if is_frame else (_ranks(sparsity) + _ranks(strength)) / 2
-    order = trust.argsort(descending=True, stable=True)
-    signed = torch.where(flip[:, None], -unit, unit)
-    return Sources(
-        x=signed[order],
-        label=label[order],
-        other_label=other[order],
-        trust=trust[order],
-        sparsity=sparsity[order],
-        strength=strength[order],
-        agreement=agreement[order],
-        scaled=with_bias,
+    found = Sources(
+        x=torch.where(flip[:, None], -unit, unit),
+        label=torch.where(flip, other, label),
+        other_label=torch.where(flip, label, other),
+        trust=trust,
+        sparsity=sparsity,
+        strength=strength,
+        agreement=torch.where(flip, minus, plus),
     )
+    order = trust.argsort(descending=True, stable=True)
+    return Sources(**{name: values[order] for name, values in vars(found).items()})
 
 
 def biases_tell(rows: Float[Tensor, "k e"]) -> bool:
@@ -125,34 +120,24 @@ def _agreement(
     with torch.enable_grad():
         passed = architecture.forward(parameters, x[None].detach().requires_grad_())
         phi = passed.output[0]
-        n_outputs = phi.shape[1]
-        cosines = []
-        for output in range(n_outputs):
-            margin = phi[:, output]
-            if n_outputs > 1:
+        cosine = []
+        for output in range(phi.shape[1]):
+            margin = phi[:, output].sum()
+            if phi.shape[1] > 1:
                 others = phi.detach().clone()
                 others[:, output] = -torch.inf
-                margin = margin - phi.gather(1, others.argmax(1, keepdim=True))[:, 0]
-            (flow,) = torch.autograd.grad(margin.sum(), passed.pre[0], retain_graph=True)
-            cosines.append(_cosine(flow[0], column.mT))
-    if n_outputs == 1:
-        return cosines[0].abs(), torch.where(cosines[0] < 0, -1, 1)
-    best = torch.stack(cosines).max(0)
+                margin = margin - phi.gather(1, others.argmax(1, keepdim=True)).sum()
+            (flow,) = torch.autograd.grad(margin, passed.pre[0], retain_graph=True)
+            cosine.append(cosine_similarity(flow[0], column.mT, dim=1, eps=1e-30))
+    if len(cosine) == 1:
+        return cosine[0].abs(), torch.where(cosine[0] < 0, -1, 1)
+    best = torch.stack(cosine).max(0)
     return best.values, best.indices
-
-
-def _cosine(a: Float[Tensor, "k h"], b: Float[Tensor, "k h"]) -> Float[Tensor, " k"]:
-    cosine: Tensor = (a * b).sum(1) / (a.norm(dim=1) * b.norm(dim=1)).clamp_min(1e-30)
-    return cosine
 
 
 def _ranks(values: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
     places = values.argsort(stable=True).argsort(stable=True).to(values.dtype)
     return places / max(1, len(values) - 1)
-
-
-SMALLEST_VARIANCE = 1e-3
-"""Of a ring, in units of the noise's."""
 
 
 def denoised(
@@ -171,28 +156,24 @@ def denoised(
     """
     if noise <= 0:
         return x
-    norm = x.double().square().mean(1).sqrt().clamp_min(1e-30)
-    unit = x.double() / norm[:, None]
-    wide = weight.double()
-    mixing = mixing_of(unit, wide)
-    seen = cosines(wide.unflatten(1, shape))
+    norm = x.double().square().mean(1, keepdim=True).sqrt().clamp_min(1e-30)
+    mixing = mixing_of(x.double() / norm, weight)
+    seen = cosines(weight.double().unflatten(1, shape))
     relative = noise**2 / image_spectrum(seen, noise).flatten()
     strengths, axes = torch.linalg.eigh(mixing.mT @ mixing)
     projected = axes.mT @ (mixing.mT @ seen.flatten(1))
     estimate = axes @ (projected / (strengths.clamp_min(0)[:, None] + relative))
-    pictures = cosines(estimate.unflatten(1, shape), inverse=True)
-    return (pictures.flatten(1) * norm[:, None]).to(x.dtype)
+    return (cosines(estimate.unflatten(1, shape), inverse=True).flatten(1) * norm).to(x)
 
 
 def image_spectrum(seen: Float64[Tensor, "h c a b"], noise: float) -> Float64[Tensor, "c a b"]:
     """Variances of the images' cosines, 1 on the average, from those of weights with noise."""
     variance = seen.square().mean(0) - noise**2
-    sides = seen.shape[2:]
-    across, down = (torch.arange(n, dtype=seen.dtype, device=seen.device) / n for n in sides)
-    radius = (across[:, None].square() + down.square()).sqrt() * max(sides)
+    across, down = (torch.arange(n).to(seen) / n for n in seen.shape[2:])
+    radius = (across[:, None].square() + down.square()).sqrt() * max(seen.shape[2:])
     ring = radius.round().long().flatten()
-    n_rings = int(ring.max()) + 1
-    total = variance.new_zeros(len(variance), n_rings).index_add_(1, ring, variance.flatten(1))
-    mean = total / torch.bincount(ring, minlength=n_rings).clamp_min(1)
+    count = torch.bincount(ring)
+    total = variance.new_zeros(len(variance), len(count)).index_add_(1, ring, variance.flatten(1))
+    mean = total / count.clamp_min(1)
     spectrum = mean[:, ring].clamp_min(SMALLEST_VARIANCE * noise**2).view_as(variance)
     return spectrum / spectrum.mean()

@@ -7,24 +7,23 @@ Every gradient of a dense first layer is a sum of delta_i x_i^T over training im
 with X (n, d) the images, M (h, n) unknown, and W_0 the start, which weight decay shrank to c W_0.
 Where the start is known it is taken off; where it is not, it is noise. With biases the rows are (w,
 b) and the images (x, 1). Rules that move every weight at its own rate (Adam, Adadelta) leave the
-span a little. How many directions stand out of the noise is told by Kritchman and Nadler's rule
-(2009, IEEE Trans. Signal Process. 57(10)): with the k largest singular values taken for signal, the
-others give the noise's variance, and the next one is signal, too, if it is above the edge that
-noise of this size reaches in one case of 200 (Johnstone 2001, Tracy and Widom).
+span a little.
 
-That noise is the same everywhere holds for an unknown start, and not for what rounding leaves:
-neurons and pixels with large weights round more, and the strongest of it is far above that edge. So
-it is looked first whether the span ends sharply. The values behind an end are noise, and scatter
-little; a fall that is large beside their scatter is the end. Noise is then measured by neuron and
-by pixel on what the directions leave, both are divided by it, and the end is looked for again: the
-weakest directions of an optimiser's state, which drown in the rounding of a few neurons, stand out
-of it by a factor of ten once every neuron counts by its own rounding.
+White noise, as of an unknown start: with the k largest singular values taken for signal, the others
+give its variance, and the next one is signal, too, if it is above the edge that noise of this size
+reaches in one case of 200 (Kritchman and Nadler 2009, IEEE Trans. Signal Process. 57(10); Johnstone
+2001). Rounding is not white: neurons and pixels with large weights round more, far above that edge.
+So a sharp end is looked for first, a fall that is large beside the scatter of the values behind it.
+What the directions before it leave is then the noise of every neuron and pixel; both are divided by
+it, and the end is looked for again. The weakest directions of an optimiser's state, which drown in
+the rounding of a few neurons, then stand out by a factor of ten.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Float, Float64
@@ -35,42 +34,37 @@ TRACY_WIDOM = 2.4224
 NOISE_ROUGHNESS, BAND = 2.0, 0.1 * 3072**0.5
 """`roughness` of white noise, and how far from it noise of one pixel's size is: 32x32x3 has .1."""
 TAIL = 20
-"""Singular values behind an end whose scatter is looked at, and of those left half at most."""
-SCATTERS = 1.25
-"""Fall at a sharp end over the fall of the values behind it, both in logarithms."""
-FALL, FEW, LAST = 1.5, 4.0, 2.0
-"""Least fall at a sharp end, as a factor exp(FEW / k + LAST / m) FALL behind k values and before m:
-falls between a few images are large, and a few values of noise do not tell their scatter."""
+"""Values behind an end whose scatter is looked at, and of those left half at most."""
+SCATTERS, FALL, FEW, LAST = 1.25, 1.5, 4.0, 2.0
+"""The fall at a sharp end is that many times the one of the values behind it, in logarithms, and at
+least a factor exp(FEW / k + LAST / m) FALL behind k values and before m: falls between a few images
+are large, and a few values of noise do not tell their scatter."""
 NOTHING = 1e-13
 """Share of the largest singular value below which the others are float64's own rounding."""
 FAR, BEHIND = 1000.0, 3e-5
-"""Fall to so small a share of the largest singular value that is an end whatever stands out behind
-it, as the rounding of a mean that was taken off in single precision does. Between images it is as
-large where few of them have all the gradients, at the end of a long training."""
+"""Fall to so small a share of the largest value that is an end whatever stands out behind it, as
+the rounding of a mean that was taken off in single precision does. Between images it is as large
+where few of them have all the gradients, at the end of a long training."""
 CLEAR = 100.0
 """Fall from half of the directions to what is behind a sharp end: noise of a start reaches higher,
 and where it hides some directions the span is not known."""
 OWN, OWN_ROUNDED = 1e-4, 1e-6
-"""Share of the mean that directions leave of a neuron, whatever its size, below which it has a
-direction to itself: its own start, made large because it hardly learned, as an image moves many
-neurons. Without an unknown start it is its rounding; there neurons with few images come near."""
+"""Share of the mean that directions leave of a neuron below which it has a direction to itself: its
+unknown start, as it hardly learned, or else its rounding, as neurons with few images come near."""
 ROUNDED = 0.2
-"""Share of the precision that a number's own rounding has: what has a direction of its own, as a
-bias where images sum to zero, or nearly, as a neuron that one image moves, is known no better."""
+"""Share of the precision that a number's own rounding has: what has a direction of its own, a bias
+where images sum to zero, nearly a neuron that one image moves, is known no better."""
 WHITENINGS = 5
-QUIETEST = 1e-25
-"""Share of the loudest neuron's or pixel's size that every other one has at least."""
-MOVED = 1e-6
-"""Share of its norm by which a neuron's weights have changed, if training has changed them."""
+QUIETEST, MOVED = 1e-25, 1e-6
+"""Least size of a neuron or pixel beside the loudest; least change of one that was trained."""
 RIDGE = 1e-10
 """Share of a row's norm that keeps rows solvable where some are the same, or nothing."""
-FIT_ROUNDS = 30
-FIT_TOLERANCE = 1e-10
-"""Relative change of c at which its fit has ended."""
+FIT_ROUNDS, FIT_TOLERANCE = 30, 1e-10
 SLOWEST = 0.95
 """Ratio of two steps of the fit up to which they are taken for a geometric series."""
 ROUNDING = 1e-16
 """Share of the largest singular value that the others are known to."""
+_singular = partial(torch.linalg.svd, full_matrices=False)
 
 
 class NoSpanError(ValueError):
@@ -118,10 +112,21 @@ def subspace_of(
     that stands out of the noise; ValueError for rows of another shape than the start, or more
     directions than there are.
     """
-    _check(rows, start)
+    if n_bad := int((~rows.isfinite()).sum()):
+        raise NoSpanError(
+            f"{n_bad} of {rows.numel():,} first-layer numbers are NaN or infinite; a training that "
+            "diverged leaves nothing to separate: give an earlier checkpoint"
+        )
     wide = rows.double()
     shares: tuple[float, ...] = ()
     if start is not None:
+        if start.shape != rows.shape:
+            raise ValueError(
+                f"the start's first layer is {tuple(start.shape)}, the trained one "
+                f"{tuple(rows.shape)}; give the weights that this training started from"
+            )
+        if not bool(start.isfinite().all()):
+            raise ValueError("the start's first layer has values that are NaN or infinite")
         shares = fit_shares(wide, start.double(), n_joined)
         each = wide.new_tensor(shares).repeat_interleave(len(wide) // n_joined)
         wide = wide - each[:, None] * start.double()
@@ -135,19 +140,21 @@ def subspace_of(
     if sharp is None:
         n_signal, noise, edge = count_signal(values, rows.shape)
         if shape is not None:
-            pictures = vectors[:n_signal, : math.prod(shape)].unflatten(1, shape)
-            n_signal = _before_noise(pictures) or n_signal
+            pixels = math.prod(shape)
+            rough = roughness(vectors[:n_signal, :pixels].unflatten(1, shape))
+            clear = ((rough - NOISE_ROUGHNESS).abs() > BAND / pixels**0.5).nonzero()
+            n_signal = int(clear[-1]) + 1 if len(clear) else n_signal
+        more = round(surplus * n_signal)
     else:
-        n_signal = len(sharp)
+        n_signal, more = len(sharp), 0
         noise, edge = _noise_behind(n_signal, values, rows.shape)
+    if n_directions is None and n_signal == 0:
+        raise NoSpanError(
+            f"no direction of the first layer stands out of noise (largest singular value "
+            f"{float(values[0]):.3g}, edge {edge:.3g}): of weights, training moved them less than "
+            "their start is large; give the start (--initial)"
+        )
     if n_directions is None:
-        if n_signal == 0:
-            raise NoSpanError(
-                f"no direction of the first layer stands out of noise (largest singular value "
-                f"{float(values[0]):.3g}, edge {edge:.3g}): of weights, training moved them "
-                "less than their start is large; give the start (--initial)"
-            )
-        more = round(surplus * n_signal) if sharp is None else 0
         n_directions = min(len(values), n_signal + more)
     if not 1 <= n_directions <= len(values):
         raise ValueError(
@@ -176,13 +183,11 @@ def count_signal(
 
 def mixing_of(rows: Float[Tensor, "k e"], weight: Float[Tensor, "h e"]) -> Float64[Tensor, "h k"]:
     """M of W = M X by least squares, the same to the bit wherever its arguments lie in memory."""
-    wide = rows.double()
-    norm = wide.norm(dim=1).clamp_min(1e-30)
-    unit = wide / norm[:, None]
+    norm = rows.double().norm(dim=1, keepdim=True).clamp_min(1e-30)
+    unit = rows / norm
     gram = unit @ unit.mT
     gram.diagonal().add_(RIDGE)
-    solved = torch.linalg.solve(gram, unit @ weight.double().mT)
-    mixing: Tensor = (solved / norm[:, None]).mT
+    mixing: Tensor = (torch.linalg.solve(gram, unit @ weight.double().mT) / norm).mT
     return mixing
 
 
@@ -198,10 +203,9 @@ def fit_shares(
     slowly where noise is left, so that every two of them are followed to their limit (Aitken)."""
     if not bool(start.any()):
         return (0.0,) * n_joined
-    starts = start.new_zeros(n_joined, *start.shape)
-    for i, part in enumerate(start.chunk(n_joined)):
-        starts[i, i * len(part) : (i + 1) * len(part)] = part
-    share, before = start.new_ones(n_joined), start.new_zeros(n_joined)
+    blocks = torch.eye(n_joined).to(start).repeat_interleave(len(start) // n_joined, 1)
+    starts, before = blocks[:, :, None] * start, start.new_zeros(n_joined)
+    share = start.new_ones(n_joined)
     if n_joined > 1:
         parts = zip(rows.chunk(n_joined), start.chunk(n_joined), strict=True)
         share = start.new_tensor([fit_shares(*part)[0] for part in parts])
@@ -233,13 +237,6 @@ def roughness(pictures: Float[Tensor, "k c h w"]) -> Float[Tensor, " k"]:
     return (across + down) / 2 / pictures.square().mean((1, 2, 3)).clamp_min(1e-300)
 
 
-def _before_noise(pictures: Float[Tensor, "k c h w"]) -> int:
-    """The number of directions up to the last one that is not as rough as noise."""
-    band = BAND / math.prod(pictures.shape[1:]) ** 0.5
-    other = ((roughness(pictures) - NOISE_ROUGHNESS).abs() > band).nonzero()
-    return int(other[-1]) + 1 if len(other) else 0
-
-
 def _sharp_span(
     matrix: Float64[Tensor, "h e"], stored: Float64[Tensor, "h e"], own: float
 ) -> Float64[Tensor, "k e"] | None:
@@ -251,27 +248,24 @@ def _sharp_span(
     moved = [matrix.norm(dim=i) > (MOVED * stored.norm(dim=i)).clamp_min(least) for i in (0, 1)]
     counted = min(int(m.sum()) for m in moved)
     is_exact = not torch.equal(stored.float().double(), stored)
+    precision = torch.finfo(torch.float64 if is_exact else torch.float32).eps
     for sizes in (_sizes(stored), (stored.new_ones(1), stored.new_ones(1))):
-        by_neuron, pixels = sizes
-        scaled = matrix / by_neuron[:, None] / pixels
-        left, values, right = _singular(scaled)
-        end, before = _sharp_end(values[:counted], is_exact=is_exact), None
-        if end is None:
-            continue
-        precision = torch.finfo(torch.float64 if is_exact else torch.float32).eps
-        rounding = ROUNDED * precision * stored / by_neuron[:, None] / pixels
-        for _ in range(WHITENINGS):
+        by_neuron, by_pixel = sizes
+        scaled, rounding, before = matrix, ROUNDED * precision * stored, None
+        pixels = torch.ones_like(by_pixel)
+        for _ in range(1 + WHITENINGS):
+            scaled, rounding = (some / by_neuron[:, None] / by_pixel for some in (scaled, rounding))
+            pixels = pixels * by_pixel
+            left, values, right = _singular(scaled)
+            end = _sharp_end(values[:counted], is_exact=is_exact)
+            if end is None or end == before:
+                break
             rest = scaled - (left[:, :end] * values[:end]) @ right[:end]
             by_neuron, by_pixel = _sizes(torch.hypot(rest, rounding))
-            scaled, pixels = scaled / by_neuron[:, None] / by_pixel, pixels * by_pixel
-            rounding = rounding / by_neuron[:, None] / by_pixel
-            left, values, right = _singular(scaled)
-            before, end = end, _sharp_end(values[:counted], is_exact=is_exact)
-            if end is None:
-                return None
-            if end == before:
-                break
-        if float(values[(end - 1) // 2]) < CLEAR * float(values[end]):
+            before = end
+        if before is None:
+            continue
+        if end is None or float(values[(end - 1) // 2]) < CLEAR * float(values[end]):
             return None
         seen = left[:, :end] * values[:end]
         unit = seen / seen.norm(dim=1, keepdim=True).clamp_min(torch.finfo(seen.dtype).tiny)
@@ -290,8 +284,8 @@ def _sharp_end(values: Float64[Tensor, " s"], *, is_exact: bool) -> int | None:
     precision, and if there is no other; it is else where noise ends, of pixels that are alike."""
     if len(values) < 2:
         return None
-    falls = _falls(values)
-    n = len(falls)
+    logs = values.clamp_min(ROUNDING * float(values[0])).log()
+    falls, n = logs[:-1] - logs[1:], len(logs) - 1
     before = torch.arange(1, n + 1, dtype=values.dtype, device=values.device)
     behind = n + 1 - before
     seen = ((behind + 1) / 2).long().clamp_max(TAIL)
@@ -310,58 +304,24 @@ def _sharp_end(values: Float64[Tensor, " s"], *, is_exact: bool) -> int | None:
     return int(ends[0]) + 1 if is_exact and len(ends) else None
 
 
-def _falls(values: Float64[Tensor, " s"]) -> Float64[Tensor, " r"]:
-    """Logarithms of the ratios of neighbours."""
-    logs = values.clamp_min(ROUNDING * float(values[0])).log()
-    return logs[:-1] - logs[1:]
-
-
 def _sizes(of: Float64[Tensor, "h e"]) -> tuple[Float64[Tensor, " h"], Float64[Tensor, " e"]]:
     """Root mean squares by row, and by column once rows are divided by them."""
     found = []
     for dim in (1, 0):
-        sizes = of.square().mean(dim).sqrt()
+        sizes = of.square().mean(dim, keepdim=True).sqrt()
         sizes = sizes.clamp_min(max(QUIETEST * float(sizes.max()), torch.finfo(of.dtype).tiny))
-        found.append(sizes)
-        of = of / sizes.unsqueeze(dim)
+        found.append(sizes.flatten())
+        of = of / sizes
     return found[0], found[1]
 
 
 def _noise_behind(
     k: int, values: Float64[Tensor, " s"], shape: tuple[int, ...] | torch.Size
 ) -> tuple[float, float]:
-    """(sigma, the edge) if all but the k largest singular values are noise's."""
-    h, d = int(shape[0]), int(shape[1])
-    p, n = max(1, min(h, d) - k), max(1, max(h, d) - k)
+    """(sigma, the edge) if all but the k largest singular values are noise's. The edge is what the
+    largest of p x n normal numbers exceeds in a case of 200."""
+    p, n = (max(1, size - k) for size in sorted(shape))
     sigma = float((values[k:].double().square().sum() / (p * n)).sqrt())
-    return sigma, sigma * _largest_of_noise(p, n)
-
-
-def _singular(matrix: Float64[Tensor, "h e"]) -> tuple[Tensor, Tensor, Tensor]:
-    left, values, right = torch.linalg.svd(matrix, full_matrices=False)
-    return left, values, right
-
-
-def _largest_of_noise(p: int, n: int) -> float:
-    """The largest singular value of p x n standard normal numbers, exceeded in a case of 200."""
     a, b = max(p - 0.5, 0.5) ** 0.5, max(n - 0.5, 0.5) ** 0.5
-    centre, width = (a + b) ** 2, (a + b) * (1 / a + 1 / b) ** (1 / 3)
-    return float((centre + TRACY_WIDOM * width) ** 0.5)
-
-
-def _check(rows: Tensor, start: Tensor | None) -> None:
-    if not bool(rows.isfinite().all()):
-        n_bad = int((~rows.isfinite()).sum())
-        raise NoSpanError(
-            f"{n_bad} of {rows.numel():,} first-layer numbers are NaN or infinite; a training that "
-            "diverged leaves nothing to separate: give an earlier checkpoint"
-        )
-    if start is None:
-        return
-    if start.shape != rows.shape:
-        raise ValueError(
-            f"the start's first layer is {tuple(start.shape)}, the trained one "
-            f"{tuple(rows.shape)}; give the weights that this training started from"
-        )
-    if not bool(start.isfinite().all()):
-        raise ValueError("the start's first layer has values that are NaN or infinite")
+    width = (a + b) * (1 / a + 1 / b) ** (1 / 3)
+    return sigma, sigma * ((a + b) ** 2 + TRACY_WIDOM * width) ** 0.5

@@ -32,7 +32,7 @@ from recon_core.attacks.kkt.objective import (
 )
 from recon_core.attacks.kkt.solver import Attacked, AttackState, reconstruct
 from recon_core.attacks.span.attack import Separated, separate
-from recon_core.attacks.span.input_order import ChannelOrder, InputOrder, PixelOrder
+from recon_core.attacks.span.inputs import ChannelOrder, InputOrder, PixelOrder
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.types import seeded_generator
 from recon_core.victims.network import Activation
@@ -167,11 +167,6 @@ def description(job: WeightsJob, victim: Victim, device: str) -> dict[str, Any]:
         del attack["kind"]  # folders of before have none
         if attack["coordinates"] == "pixels":
             del attack["coordinates"]
-    else:
-        before = {"n_network": 300, "overcomplete": 1.0, "separator": "auto"}
-        for name, value in before.items():
-            if attack[name] == value:
-                del attack[name]
     if (separator := given_separator(job.attack)) is not None:
         attack["separator"] = separator[1]
     return {

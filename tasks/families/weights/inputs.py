@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from recon_core.attacks.span.input_order import ChannelOrder, InputOrder, PixelOrder
+from recon_core.attacks.span.inputs import ChannelOrder, InputOrder, PixelOrder
 from recon_core.attacks.span.rows import Source, SpanRows, joined, weight_rows
 from recon_core.sampling import binary_labels
 from recon_core.victims.network import (

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from recon_core.attacks.span.learning import Mixtures, is_mirrored, learn
-from recon_core.attacks.span.search import best_start, views_of
+from recon_core.attacks.span.search import searched, views_of
 from recon_core.attacks.span.separator import (
     SHIPPED,
     Card,
@@ -164,11 +164,11 @@ def _identified(held: Float[Tensor, "n c h w"], n: int, separator: Separator | N
     a separator."""
     x, device = held[:n], "cpu" if separator is None else separator.mean.device
     mean = x.mean(0) if separator is None else separator.mean.cpu().view_as(x[0])
-    attack = SpanAttack(start="known", sources="network" if separator else "independent")
+    attack = SpanAttack(sources="network" if separator else "independent", overcomplete=1.0)
     seen = x if separator is not None and not separator.card.centred else x - mean
     directions = torch.linalg.qr(seen.flatten(1).double().mT).Q.mT.float().to(device)
     views = views_of(attack, directions.unflatten(1, x.shape[1:])[None], separator)
-    ended = best_start(attack, views, [seeded_generator(0, n, "attack")], lambda _n: None)
+    ended = searched(attack, views, [seeded_generator(0, n, "attack")], lambda _n: None)
     found = (ended.rotation[0] @ views.whiten[0] @ directions).cpu()
     signed = torch.cat([found, -found]).unflatten(1, x.shape[1:])
     if separator is not None and not separator.card.centred:

@@ -11,13 +11,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from recon_core.attacks.span.input_mean import Subtracted, subtracted
-from recon_core.attacks.span.input_order import (
+from recon_core.attacks.span.inputs import (
     InputOrder,
+    Subtracted,
     better_order,
     orders_of,
     shares_in_span,
     smoother_order,
+    subtracted,
 )
 from recon_core.attacks.span.normalisation import channel_scales
 from recon_core.attacks.span.search import separator_for
@@ -216,22 +217,23 @@ def choose_mean(
         return _mean(
             None, None, "unknown", "not known, so that pictures stand on grey; say --mean."
         )
-    told = Subtracted("unknown")
+    told: Subtracted = "unknown"
+    fitted = None
     if directions is not None:
-        told = subtracted(directions, truth.images / (1.0 if std is None else std))
-    if told.kind in ("none", "constant"):
+        told, fitted = subtracted(directions, truth.images / (1.0 if std is None else std))
+    if told in ("none", "constant"):
         scale = torch.ones(shape[0], 1, 1) if std is None else std
-        constant = torch.zeros(shape[0]) if told.constant is None else told.constant
+        constant = torch.zeros(shape[0]) if fitted is None else fitted
         level = (constant[:, None, None] * scale).clamp(0, 1).expand(shape).contiguous()
         listed = ",".join(f"{number:.2f}" for number in level[:, 0, 0].tolist())
         source = f"{listed if level.any() else 'none'}, by the first layer"
         why = f"a constant was subtracted, by the first layer: about {listed}."
-        if told.kind == "none":
+        if told == "none":
             why = "nothing was subtracted, by the first layer: the images' own mean is in its span."
         return _mean(level, level, source, why)
     own, both = _means(truth, decoys)
     source = "that of the training images" if decoys is None else FAIR
-    if told.kind == "own":
+    if told == "own":
         why = f"one like that of these images was subtracted, by the first layer. Taken: {source}."
         return _mean(own, both, source, why)
     why = (

@@ -10,7 +10,6 @@ import pytest
 
 from recon_core.attacks.inversion.strong_inversion import StrongInversion
 from recon_core.attacks.kkt.halving import Halving
-from recon_core.attacks.kkt.settings import SpanThenKKT
 from recon_core.attacks.plug_and_play import Iteration
 from recon_core.attacks.span.attack import SpanAttack
 from recon_core.experiments import KKT, AutoencoderRecovery, Inversion
@@ -164,13 +163,6 @@ def test_what_later_releases_added_is_in_the_manifest_only_where_it_is_used(
     assert swept["experiment"]["attack"]["halving"] == {"first": 500, "factor": 3}
     span = Campaign(sampling=SAMPLING, experiment=KKT(attack=SpanAttack())).manifest(images)
     assert span["campaign"]["experiment"]["attack"]["kind"] == "span"
-    for frame in (SpanAttack(), SpanAttack(overcomplete=2.0)):
-        for attack in (frame, SpanThenKKT(span=frame)):
-            told = Campaign(sampling=SAMPLING, experiment=KKT(attack=attack)).manifest(images)
-            settings = told["campaign"]["experiment"]["attack"]
-            settings = settings.get("span", settings)
-            assert settings.get("overcomplete", 1.0) == frame.overcomplete
-            assert ("overcomplete" in settings) == (frame.overcomplete > 1)
     guarded = KKT(defence=MixCon(lam=2.0), defence_layer=1)
     told = Campaign(sampling=SAMPLING, experiment=guarded).manifest(images)["campaign"]
     assert told["experiment"]["defence"]["lam"] == 2.0

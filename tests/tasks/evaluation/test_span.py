@@ -31,7 +31,7 @@ from tasks.evaluation.scores import Bench
 from tasks.evaluation.settings import check_span
 from tests.tasks.evaluation.evaluations import Blender, image_set, planted_store, weights
 
-SHORT = SpanAttack(start="known", n_rotations=(5, 5, 5, 5), n_grouped=3, n_likelihood=3)
+SHORT = SpanAttack(start="known", n_independent=20, overcomplete=1.0)
 CONFIG = Evaluation(baselines=("tv",), n_samples=3, grid_rows=6, span=True)
 N = 6
 

@@ -129,7 +129,7 @@ def attack_seconds(experiment: KKT, n_images: int, shape: Shape, pace: Pace) -> 
         k = _directions(experiment, span, n_images)
         operations = separation_operations(span, k, shape)
         iteration = pace.iteration_s + operations / pace.attack_rate
-        seconds += span.n_starts * span.n_iterations * iteration
+        seconds += span.n_iterations * iteration
     if kkt is not None:
         operations = attack_operations(experiment, n_images, shape)
         seconds += kkt.n_iterations * (pace.iteration_s + operations / pace.attack_rate)

@@ -34,7 +34,7 @@ from tests.recon_core.small_runs import (
     specs,
 )
 
-SHORT = SpanAttack(n_images=4, n_rotations=(5, 5, 5, 5), n_grouped=3, n_likelihood=3)
+SHORT = SpanAttack(n_images=4, n_independent=20, overcomplete=1.0)
 KNOWN = replace(SHORT, start="known")
 SEPARATED = replace(QUICK_ALL, attack=SHORT)
 SEARCH = KKTAttack(save_at=(2, 6))
@@ -46,7 +46,7 @@ def test_operations_of_a_separation() -> None:
     shape, k = (3, 32, 32), 100
     operations = {
         sources: kkt_attacks.separation_operations(
-            SpanAttack(start="known", sources=sources), k, shape
+            SpanAttack(start="known", sources=sources, overcomplete=1.0), k, shape
         )
         for sources in ("independent", "network", "auto")
     }
@@ -58,7 +58,9 @@ def test_operations_of_a_separation() -> None:
         "network": network,
         "auto": max(alone, network),
     }
-    other = kkt_attacks.separation_operations(SpanAttack(), k, (3, 16, 16))  # no network
+    other = kkt_attacks.separation_operations(
+        SpanAttack(overcomplete=1.0), k, (3, 16, 16)
+    )  # no network
     assert other == 6 * k**2 * 45 * 7**2
     frame = kkt_attacks.separation_operations(SpanAttack(overcomplete=4.0), k, shape)
     assert frame == 4 * alone  # the start is unknown
@@ -106,7 +108,7 @@ def test_the_start_that_a_span_attack_knows_is_the_one_that_was_trained(
         return train(of, parameters, *given, **named)
 
     def spied_separate(*given: Any, **named: Any) -> Any:
-        told.append(named["start"].weights[0])
+        told.extend(own.start[None] for own in named["rows"])
         return separate(*given, **named)
 
     monkeypatch.setattr(kkt_run, "train", spied_train)
@@ -268,10 +270,11 @@ def test_what_cannot_be_separated_is_refused_with_the_settings(changed: Any, sai
     assert "\n" not in str(refusal.value)
 
 
-def test_a_filter_larger_than_the_pictures_is_refused_before_a_victim_is_trained(
+def test_more_images_than_pictures_have_features_are_refused_before_a_victim_is_trained(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(kkt_run, "train", lambda *_given, **_named: pytest.fail("trained"))
-    wide = replace(SEPARATED, attack=replace(SHORT, filter_size=17))
-    with pytest.raises(ValueError, match="smaller than filters of 17x17"):
-        run(wide)
+    with pytest.raises(ValueError, match="2205 features cannot tell 3000 images apart"):
+        run(
+            replace(SEPARATED, attack=replace(SHORT, n_images=3000), victim=Network(widths=(3000,)))
+        )

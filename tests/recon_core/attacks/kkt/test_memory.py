@@ -97,9 +97,7 @@ def test_the_estimate_of_a_separation(
 ) -> None:
     span = SpanAttack(
         n_images=n_images,
-        n_rotations=(12, 12, 12, 12),
-        n_grouped=2,
-        n_likelihood=12,
+        n_independent=12,
         overcomplete=overcomplete,
     )
     attack = SpanThenKKT(span=span, kkt=KKTAttack(save_at=(1, 2))) if then_kkt else span

@@ -42,7 +42,7 @@ from tests.recon_core.small_runs import QUICK_ALL, assert_all_equal, run, specs,
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 WIDE = Network(widths=(15, 5), bias="first")  # more neurons than the 12 pixels: full rank
-SHORT = SpanAttack(n_images=4, n_rotations=(5, 5, 5, 5), n_grouped=3, n_likelihood=3)
+SHORT = SpanAttack(n_images=4, n_independent=20, overcomplete=1.0)
 
 
 def inside(of: Architecture, parameters: Parameters, x: Tensor, k: int) -> SpanCoordinates:
@@ -201,10 +201,10 @@ def test_a_stack_goes_on_without_those_that_have_no_span(monkeypatch: pytest.Mon
     of, attack = architecture(), replace(attack_with(), coordinates="span")
     parameters, x, _ = problem(of)
     generators = [generator(q) for q in range(Q)]
-    calm = attack_stack(attack, Victim(of, parameters, None, x), generators, no_progress)
+    calm = attack_stack(attack, Victim(of, parameters, x), generators, no_progress)
     parameters.weights[0][1] = torch.nan
     generators = [generator(q) for q in range(Q)]
-    less = attack_stack(attack, Victim(of, parameters, None, x), generators, no_progress)
+    less = attack_stack(attack, Victim(of, parameters, x), generators, no_progress)
     assert [one.finite for one in less] == [True, False, True]
     assert less[1].stopped
     for q in (0, 2):

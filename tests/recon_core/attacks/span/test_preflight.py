@@ -9,9 +9,10 @@ from torch import Tensor
 from recon_core.attacks.span.preflight import span_preflight
 from recon_core.attacks.span.rows import SpanRows
 from recon_core.attacks.span.settings import SpanAttack
+from recon_core.victims.evidence import Finding
 from recon_core.victims.network import Architecture, Conv, Network, Parameters
 from recon_core.victims.preflight import Preflight
-from tests.recon_core.drawing import generator
+from tests.recon_core.drawing import generator, normal
 
 SHAPE, WIDTH, D = (3, 12, 12), 40, 432
 
@@ -34,13 +35,11 @@ def images(n: int) -> Tensor:
 
 
 def noise(std: float, seed: int = 2) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return std * torch.randn(WIDTH, D, generator=generator, dtype=torch.float64)
+    return std * normal(WIDTH, D, seed=seed)
 
 
 def signal(n: int) -> Tensor:
-    generator = torch.Generator().manual_seed(1)
-    return torch.randn(WIDTH, n, generator=generator, dtype=torch.float64) @ images(n)
+    return normal(WIDTH, n, seed=1) @ images(n)
 
 
 def said(
@@ -51,8 +50,9 @@ def said(
     return span_preflight(attack, architecture(), network(first), rows, **given)[0]  # type: ignore[arg-type]
 
 
-def levels(found: Preflight) -> dict[str, str]:
-    return {finding.subject: finding.level for finding in found.findings}
+def on_subject(found: Preflight, subject: str) -> Finding:
+    [finding] = [finding for finding in found.findings if finding.subject == subject]
+    return finding
 
 
 def test_a_small_start_and_fewer_images_than_neurons_can_be_taken_apart() -> None:
@@ -62,7 +62,7 @@ def test_a_small_start_and_fewer_images_than_neurons_can_be_taken_apart() -> Non
     assert found.numbers["noise_std"] == pytest.approx(1e-3, rel=0.05)
     assert found.numbers["images_in_span"] > 0.999
     others = said(signal(12) + noise(1e-3), images=noise(1.0)[:9])
-    assert levels(others)["images in the span"] == "warning"
+    assert on_subject(others, "images in the span").level == "warning"
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_small_start_and_fewer_images_than_neurons_can_be_taken_apart() -> Non
         (signal(12) + noise(0.02), None, None, "the start", "warning", "Give --initial"),
         (signal(1) + noise(1e-4), None, None, "directions", "stop", "nothing to take apart"),
         (signal(60), None, None, "directions", "warning", "as many images as neurons"),
-        (signal(60), None, 20, "directions", "warning", "--n-images-guess's word"),
+        (signal(60), None, 20, "directions", "warning", "--n-images-guess's assumption"),
         (signal(12), None, WIDTH, "directions", "stop", "width 40"),
         (noise(0.02), noise(0.02), None, "the start", "stop", "the trained weights themselves"),
         (signal(12) + noise(0.02), noise(0.02), None, "the start", "ok", "100.0%"),
@@ -87,10 +87,10 @@ def test_every_finding(
     first: Tensor, start: Tensor | None, n_images: int | None, subject: str, level: str, text: str
 ) -> None:
     found = said(first.double(), start, n_images=n_images)
-    [finding] = [f for f in found.findings if f.subject == subject]
+    finding = on_subject(found, subject)
     assert finding.level == level, finding.text
     assert text in finding.text
-    assert found.stopped == ("stop" in levels(found).values())
+    assert found.stopped == any(f.level == "stop" for f in found.findings)
     assert bool(found.reason) == found.stopped
 
 
@@ -99,8 +99,8 @@ def test_a_state_without_an_end_is_asked_about(n_images: int | None, level: str)
     attack = SpanAttack(source="state", n_images=n_images)
     rows = SpanRows(signal(12) + noise(0.05), source="state")
     found = span_preflight(attack, architecture(), network(signal(12)), rows)[0]
-    assert levels(found)["directions"] == level
-    assert "the start" not in levels(found)
+    assert on_subject(found, "directions").level == level
+    assert not any(f.subject == "the start" for f in found.findings)
     assert any("--n-images-guess" in f.text for f in found.findings) == (n_images is None)
 
 
@@ -125,19 +125,21 @@ def test_biases_tell_signs_unless_the_mean_was_subtracted(centred: bool, text: s
     """Rows (x, 1); where the x sum to 0, (0, 1) is among their sums, and free to be added."""
     x = images(12)
     x = x - x.mean(0) if centred else x
-    mixing = torch.randn(WIDTH, 12, generator=generator(1)).double()
+    mixing = normal(WIDTH, 12, seed=1)
     given = network(mixing @ x, "first")
     given = Parameters(given.weights, (mixing.sum(1)[None], *given.biases[1:]))
     found = span_preflight(SpanAttack(n_images=12), architecture("first"), given)[0]
-    [finding] = [f for f in found.findings if f.subject == "sign and scale"]
-    assert text in finding.text
+    assert text in on_subject(found, "sign and scale").text
 
 
-def test_pictures_too_small_for_their_number_are_said() -> None:
-    attack = SpanAttack(stride=8, filter_size=2)
-    found = span_preflight(attack, architecture(), network(signal(36) + noise(1e-4)))[0]
-    assert levels(found)["features"] == "stop"
-    assert "a smaller attack.stride" in found.reason
+def test_pictures_without_enough_features_or_a_separator_are_said() -> None:
+    small = Network(widths=(WIDTH, 10)).on((1, 5, 5))
+    first = normal(WIDTH, 16, seed=1) @ normal(16, 25, seed=2)
+    start = small.initial([generator(9)], dtype=torch.float64)
+    given = Parameters((first[None], *start.weights[1:]), start.biases)
+    found = span_preflight(SpanAttack(), small, given)[0]
+    assert on_subject(found, "features").level == "stop"
+    assert "15 features cannot tell 16 images apart" in found.reason
     network_alone = SpanAttack(sources="network")
     unknown = span_preflight(network_alone, architecture(), network(signal(12)))[0]
     assert "palimpsest train separator" in unknown.reason

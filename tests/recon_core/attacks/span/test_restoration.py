@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import Tensor
 
 from recon_core.attacks.span import search
-from recon_core.attacks.span.restoration import NEW, InSpan, in_span, start_at
+from recon_core.attacks.span.restoration import InSpan, in_span
+from recon_core.attacks.span.rows import SpanRows
 from recon_core.attacks.span.search import sources_for
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.attacks.span.subspace import subspace_of
-from recon_core.victims.network import Architecture, Network, Parameters
 from tests.recon_core.drawing import generator
 from tests.recon_core.tiles import photograph_tiles
 
@@ -25,18 +23,15 @@ def _images() -> Tensor:
     return photograph_tiles(32, shrink=2)[:N].float() / 255
 
 
-def _victim(images: Tensor, *, std: float = 1.0) -> tuple[Architecture, Parameters, Parameters]:
-    """A network whose first layer moved by random multiples of the images less their mean."""
-    architecture = Network(widths=(3 * N, 8)).on((3, 32, 32))
-    start = architecture.initial([generator(0)], dtype=torch.float32)
+def _rows(images: Tensor, std: Tensor | float = 1.0) -> SpanRows:
+    """A first layer that moved by random multiples of the images less their mean."""
+    start = 0.01 * torch.randn(3 * N, 3072, generator=generator(0))
     mixing = torch.randn(3 * N, len(images), generator=generator(1))
-    first = start.weights[0] + mixing @ ((images - images.mean(0)) / std).flatten(1)
-    return architecture, replace(start, weights=(first, *start.weights[1:])), start
+    return SpanRows(start + mixing @ ((images - images.mean(0)) / std).flatten(1), start)
 
 
 def _allowed(images: Tensor) -> InSpan:
-    architecture, trained, start = _victim(images)
-    return in_span(architecture, trained, start=start, mean=images.mean(0))[0]
+    return in_span(_rows(images), images.mean(0))[0]
 
 
 def _correlations(found: Tensor, images: Tensor) -> Tensor:
@@ -61,31 +56,14 @@ def test_what_is_projected_lies_in_the_span_and_stays_there() -> None:
 
 
 def test_a_networks_own_scale_of_channels_is_taken_off() -> None:
-    images = _images()
-    std = torch.tensor([0.2, 0.25, 0.3])[:, None, None]
-    moved = images.mean(0) + (images - images.mean(0)) / std
-    architecture, trained, start = _victim(moved)
-    known, _span = in_span(architecture, trained, start=start, mean=images.mean(0), std=std)
-    unknown, _span = in_span(architecture, trained, start=start, mean=images.mean(0))
+    images, std = _images(), torch.tensor([0.2, 0.25, 0.3])[:, None, None]
+    known, unknown = (
+        in_span(_rows(images, std), images.mean(0), std=given)[0] for given in (std, None)
+    )
     assert known.share(images) == pytest.approx(1.0, abs=1e-4)
     assert unknown.share(images) < 0.999
     eye = torch.eye(len(known.directions))
     assert torch.allclose(known.directions @ known.directions.mT, eye, atol=1e-5)
-
-
-def test_a_start_has_each_picture_once_and_is_filled_up() -> None:
-    pictures = torch.randn(4, 9, generator=generator(3))
-    near = pictures[0] + 0.05 * torch.randn(9, generator=generator(4))
-    given = torch.cat([pictures[:2], -pictures[:1], near[None], torch.zeros(1, 9), pictures[2:]])
-    start = start_at(given, generator(5))
-    assert start.shape == (9, 9)
-    assert torch.allclose(start[:4], pictures / pictures.norm(dim=1, keepdim=True))
-    assert torch.allclose(start[4:] @ start[4:].mT, torch.eye(5), atol=1e-5)
-    assert torch.allclose(start[4:] @ pictures.mT, torch.zeros(5, 4), atol=1e-5)
-    many = torch.randn(30, 9, generator=generator(6))
-    full = start_at(many, generator(5))
-    assert full.shape == (9, 9)
-    assert float(torch.linalg.svdvals(full.double())[-1]) > 0.1 * NEW
 
 
 def test_pictures_that_other_images_got_into_come_apart() -> None:
@@ -125,8 +103,7 @@ def test_sources_that_auto_takes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_attack_says_how_many_directions_a_span_has() -> None:
     images = _images()
-    architecture, trained, start = _victim(images)
-    few = replace(ATTACK, n_images=5)
-    allowed, span = in_span(architecture, trained, start=start, mean=images.mean(0), attack=few)
+    few = SpanAttack(start="known", n_images=5)
+    allowed, span = in_span(_rows(images), images.mean(0), attack=few)
     assert allowed.directions.shape == (5, 3 * 32 * 32)
     assert span.n_signal > 5

@@ -34,18 +34,17 @@ def _images(n: int = N) -> Tensor:
     return tiles[tiles.std(1) > 0.05][:n]  # none is flat
 
 
-Make = Callable[..., torch.optim.Optimizer]
-
-
 class Midway:
     """A network in the middle of its training."""
 
-    def __init__(self, make: Make, *, bias: bool, x: Tensor, **settings: float) -> None:
+    def __init__(
+        self, make: type[torch.optim.Optimizer], x: Tensor, *, bias: bool, **settings: float
+    ) -> None:
         torch.manual_seed(0)
         self.x, self.layer = x, nn.Linear(x.shape[1], WIDTH, bias=bias)
         self.last = nn.Linear(WIDTH, 4, bias=bias)
         self.net = nn.Sequential(self.layer, nn.ReLU(), self.last)
-        self.optimiser = make(self.net.parameters(), **settings)
+        self.optimiser = make(self.net.parameters(), **settings)  # type: ignore[arg-type]
 
     @property
     def weights(self) -> Parameters:
@@ -66,10 +65,9 @@ class Midway:
 
     def state(self, *, decays: bool = False) -> SpanRows:
         """What the optimiser remembers of the first layer."""
-        kind = (
-            "exp_avg" if "exp_avg" in self.optimiser.state[self.layer.weight] else "momentum_buffer"
-        )
-        gradient = self._first(lambda p: self.optimiser.state[p][kind])
+        state = self.optimiser.state
+        kind = "exp_avg" if "exp_avg" in state[self.layer.weight] else "momentum_buffer"
+        gradient = self._first(lambda p: state[p][kind])
         return gradient_rows(gradient, "state", self.weights if decays else None)
 
     def _first(self, of: Callable[[nn.Parameter], Tensor]) -> Parameters:
@@ -85,7 +83,7 @@ def _outside(span: Subspace, x: Tensor) -> float:
     return float((rest.square().sum(1) / wide.double().square().sum(1)).max())
 
 
-RULES: dict[str, tuple[Make, dict[str, float]]] = {
+RULES: dict[str, tuple[type[torch.optim.Optimizer], dict[str, float]]] = {
     "adam": (torch.optim.Adam, {"lr": 1e-3}),
     "adamw": (torch.optim.AdamW, {"lr": 1e-3, "weight_decay": 0.01}),
     "nadam": (torch.optim.NAdam, {"lr": 1e-3}),
@@ -102,7 +100,7 @@ def test_an_optimisers_state_spans_the_images_without_a_start(
 ) -> None:
     make, settings = RULES[rule]
     images = _images() - (_images().mean(0) if centred else 0)
-    victim = Midway(make, bias=bias, x=images, **settings)
+    victim = Midway(make, images, bias=bias, **settings)
     victim.train(range(N))
     decays = rule == "decay"
     found = victim.state(decays=decays).subspace(SHAPE)
@@ -114,9 +112,8 @@ def test_an_optimisers_state_spans_the_images_without_a_start(
 
 
 def test_the_earlier_of_two_checkpoints_is_a_start() -> None:
-    victim = Midway(
-        torch.optim.SGD, bias=True, x=_images(), lr=0.05, momentum=0.9, weight_decay=5e-4
-    )
+    decayed = {"momentum": 0.9, "weight_decay": 5e-4}
+    victim = Midway(torch.optim.SGD, _images(), bias=True, lr=0.05, **decayed)
     victim.train(range(N), epochs=5)
     earlier = victim.weights
     victim.train(range(N), epochs=20)
@@ -129,7 +126,7 @@ def test_the_earlier_of_two_checkpoints_is_a_start() -> None:
 def test_joined_states_span_the_images_of_each() -> None:
     """As many images as neurons: neither state alone has an end, both together do."""
     x = _images(WIDTH + 12)
-    victim = Midway(torch.optim.SGD, bias=True, x=x, lr=0.02, momentum=0.9, weight_decay=5e-4)
+    victim = Midway(torch.optim.SGD, x, bias=True, lr=0.02, momentum=0.9, weight_decay=5e-4)
     parts = []
     for images in (range(40), range(32, len(x))):
         victim.train(images)
@@ -144,7 +141,7 @@ def test_joined_states_span_the_images_of_each() -> None:
 
 
 def test_gradients_of_batches_are_joined() -> None:
-    victim = Midway(torch.optim.SGD, bias=False, x=_images(), lr=0.1)
+    victim = Midway(torch.optim.SGD, _images(), bias=False, lr=0.1)
     batches = [torch.arange(N)[i::2] for i in (0, 1)]
     each = [gradient_rows(victim.backward(batch), "gradients") for batch in batches]
     assert [rows.subspace(SHAPE).n_signal for rows in each] == [N // 2] * 2
@@ -157,7 +154,7 @@ def test_gradients_of_batches_are_joined() -> None:
 def test_signs_and_labels_are_those_of_the_images_without_biases(source: str) -> None:
     """Gradients point away from where weights go; were they not negated, signs would be wrong."""
     x = _images(12) - _images(12).mean(0)
-    victim = Midway(torch.optim.Adam, bias=False, x=x, lr=1e-3)
+    victim = Midway(torch.optim.Adam, x, bias=False, lr=1e-3)
     victim.train(range(12), epochs=4)
     rows = victim.state()
     if source == "gradients":
@@ -167,15 +164,13 @@ def test_signs_and_labels_are_those_of_the_images_without_biases(source: str) ->
     architecture = Network(widths=(WIDTH,)).on(SHAPE, 4)
     attack = SpanAttack(source=rows.source)
     (found,) = separate(attack, architecture, whole, [generator(0)], rows=[rows])
-    sources = found.sources
-    like = torch.corrcoef(torch.cat([sources.x, x]))[: len(sources.x), len(sources.x) :]
-    best = like.abs().amax(0)
-    row = like.abs().argmax(0)
+    n = len(found.sources.x)
+    like = torch.corrcoef(torch.cat([found.sources.x, x]))[:n, n:]
+    best, row = like.abs().max(0)
     good = best > 0.9
     assert int(good.sum()) >= 8
-    signed = like.gather(0, row[None])[0]
-    assert float((signed[good] > 0).float().mean()) > 0.8
-    right = sources.label[row] == torch.arange(12) % 4
+    assert float((like.gather(0, row[None])[0][good] > 0).float().mean()) > 0.8
+    right = found.sources.label[row] == torch.arange(12) % 4
     assert float(right[good].float().mean()) > 0.8
 
 
@@ -219,14 +214,10 @@ def test_rows_that_do_not_belong_together_are_refused() -> None:
         joined([rows, replace(rows, source="state")])
     with pytest.raises(ValueError, match="rows of 0 kinds"):
         joined([])
-    weights = Network(widths=(WIDTH,)).on(SHAPE).initial([generator(0)], dtype=torch.float32)
-    with pytest.raises(ValueError, match=r"attack.source='weights' with rows of gradients"):
-        separate(
-            SpanAttack(),
-            Network(widths=(WIDTH,)).on(SHAPE),
-            weights,
-            [generator(0)],
-            rows=[SpanRows(first_rows(weights), source="gradients")],
-        )
+    architecture = Network(widths=(WIDTH,)).on(SHAPE)
+    weights = architecture.initial([generator(0)], dtype=torch.float32)
+    rows = SpanRows(first_rows(weights), source="gradients")
+    with pytest.raises(ValueError, match=r"attack.source='weights', .* with rows of gradients"):
+        separate(SpanAttack(), architecture, weights, [generator(0)], rows=[rows])
     with pytest.raises(ValueError, match=r"start='known' with source='state'"):
         SpanAttack(source="state", start="known")

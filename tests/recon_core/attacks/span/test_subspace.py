@@ -95,22 +95,18 @@ def _strokes(n: int) -> Tensor:
     return pictures.clamp_max(1.0).flatten(1)
 
 
-def _rounded(rows: Tensor, dtype: torch.dtype) -> Tensor:
+def _rounded(rows: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     return rows.to(dtype).double()
 
 
-def _even(n: int) -> Tensor:
-    return normal(WIDTH, n, seed=3) @ _strokes(n)
+def _mixed(inputs: Tensor) -> Tensor:
+    return normal(WIDTH, len(inputs), seed=3) @ inputs
 
 
 def _uneven(n: int) -> Tensor:
     """As an optimiser's state: neurons and images of very different sizes."""
-    sizes = torch.logspace(0, -7, WIDTH, dtype=torch.float64)[:, None]
-    return (
-        sizes
-        * normal(WIDTH, n, seed=3)
-        @ (torch.logspace(0, -4, n, dtype=torch.float64)[:, None] * _strokes(n))
-    )
+    neurons, images = (torch.logspace(0, -e, m).double()[:, None] for e, m in ((7, WIDTH), (4, n)))
+    return neurons * _mixed(images * _strokes(n))
 
 
 def _dominated(n: int) -> Tensor:
@@ -124,41 +120,28 @@ def _dominated(n: int) -> Tensor:
     return mixing @ _strokes(n)
 
 
-def _few(mixed: Tensor, inputs: Tensor) -> Tensor:
-    """The mixtures that three neurons of five would have learned, the others stay as they were."""
-    return torch.where(torch.arange(WIDTH)[:, None] % 5 < 3, mixed, 0.0) @ inputs
+def _few(n: int) -> Tensor:
+    """Three neurons of five learned, the others stay as they were."""
+    return torch.where(torch.arange(WIDTH)[:, None] % 5 < 3, _mixed(_strokes(n)), 0.0)
+
+
+def _centred(n: int, *, bias: bool) -> Tensor:
+    x = _strokes(n) - _strokes(n).mean(0)
+    return _mixed(torch.cat([x, torch.ones(n, 1).double()], 1) if bias else x)
 
 
 ENDS: dict[str, tuple[Callable[[], Tensor], int]] = {
-    "float64": (lambda: _even(40), 40),
-    "float32": (lambda: _rounded(_even(40), torch.float32), 40),
-    "a few": (lambda: _rounded(_even(4), torch.float32), 4),
-    "all but three neurons": (lambda: _rounded(_even(57), torch.float32), 57),
-    "a state": (lambda: _rounded(_uneven(30), torch.float32), 30),
-    "one image above all": (lambda: _rounded(_dominated(30), torch.float32), 30),
-    "dead neurons": (
-        lambda: _rounded(_few(normal(WIDTH, 20, seed=3), _strokes(20)), torch.float32),
-        20,
-    ),
-    "bfloat16": (lambda: _rounded(_even(10), torch.bfloat16), 10),
-    "white ground": (
-        lambda: _rounded(normal(WIDTH, 30, seed=3) @ (1 - _strokes(30)), torch.float32),
-        30,
-    ),
-    "centred, with biases": (
-        lambda: _rounded(
-            normal(WIDTH, 30, seed=3)
-            @ torch.cat([_strokes(30) - _strokes(30).mean(0), torch.ones(30, 1).double()], 1),
-            torch.float32,
-        ),
-        30,
-    ),
-    "centred": (
-        lambda: _rounded(
-            normal(WIDTH, 30, seed=3) @ (_strokes(30) - _strokes(30).mean(0)), torch.float32
-        ),
-        29,
-    ),
+    "float64": (lambda: _mixed(_strokes(40)), 40),
+    "float32": (lambda: _rounded(_mixed(_strokes(40))), 40),
+    "a few": (lambda: _rounded(_mixed(_strokes(4))), 4),
+    "all but three neurons": (lambda: _rounded(_mixed(_strokes(57))), 57),
+    "a state": (lambda: _rounded(_uneven(30)), 30),
+    "one image above all": (lambda: _rounded(_dominated(30)), 30),
+    "dead neurons": (lambda: _rounded(_few(20)), 20),
+    "bfloat16": (lambda: _rounded(_mixed(_strokes(10)), torch.bfloat16), 10),
+    "white ground": (lambda: _rounded(_mixed(1 - _strokes(30))), 30),
+    "centred, with biases": (lambda: _rounded(_centred(30, bias=True)), 30),
+    "centred": (lambda: _rounded(_centred(30, bias=False)), 29),
 }
 
 
@@ -172,7 +155,7 @@ def test_a_sharp_end_is_found_by_its_own_noise(case: str) -> None:
 
 @pytest.mark.parametrize("n", [WIDTH, WIDTH + 30])
 def test_as_many_images_as_neurons_leave_no_end(n: int) -> None:
-    assert not subspace_of(_rounded(_even(n), torch.float32)).ends_sharply
+    assert not subspace_of(_rounded(_mixed(_strokes(n)))).ends_sharply
 
 
 def test_a_direction_that_drowns_in_the_rounding_of_loud_neurons_is_found() -> None:
@@ -181,7 +164,7 @@ def test_a_direction_that_drowns_in_the_rounding_of_loud_neurons_is_found() -> N
     mixing[:, -1] = 0.0
     mixing[:30] *= 1e-5
     mixing[:30, -1] = 1e-9 * normal(30, seed=4)  # of quiet neurons alone
-    rows = _rounded(mixing @ strokes, torch.float32)
+    rows = _rounded(mixing @ strokes)
     _left, values, right = torch.linalg.svd(rows, full_matrices=False)
     assert float(values[19]) < 1.3 * float(values[20])
     assert abs(float(right[19] @ strokes[19])) < 0.9  # the raw direction is mostly rounding
@@ -193,8 +176,8 @@ def test_a_direction_that_drowns_in_the_rounding_of_loud_neurons_is_found() -> N
 
 def test_a_start_is_taken_off_of_nearly_as_many_images_as_neurons() -> None:
     start = 0.03 * normal(WIDTH, D, seed=2)
-    rows = _rounded(_even(50) + start, torch.float32)
-    found = subspace_of(rows, _rounded(start, torch.float32))
+    rows = _rounded(_mixed(_strokes(50)) + start)
+    found = subspace_of(rows, _rounded(start))
     assert (found.n_signal, found.ends_sharply) == (50, True)
     assert found.start_shares[0] == pytest.approx(1.0, abs=1e-7)
 
@@ -269,11 +252,9 @@ def test_a_brief_training_leaves_the_span_of_a_whole_one(epochs: int) -> None:
 
 def test_the_start_of_a_neuron_that_hardly_learned_is_no_direction() -> None:
     """Divided by its own size, its noise is as strong as what other neurons learned."""
-    generator = torch.Generator().manual_seed(0)
-    learned = torch.randn(40, 5, generator=generator) @ torch.randn(5, 300, generator=generator)
+    learned = (normal(40, 5) @ normal(5, 300, seed=1)).float()
     learned[:2] = 0
-    rows = learned + 1e-4 * torch.randn(40, 300, generator=generator)
-    assert subspace_of(rows).n_signal == 5
+    assert subspace_of(learned + 1e-4 * normal(40, 300, seed=2).float()).n_signal == 5
 
 
 def test_a_neuron_with_an_image_nearly_to_itself_is_a_direction_without_a_start() -> None:
@@ -281,7 +262,7 @@ def test_a_neuron_with_an_image_nearly_to_itself_is_a_direction_without_a_start(
     mixing = normal(WIDTH, 30, seed=3)
     mixing[:, 0] *= 2e-3
     mixing[0] = torch.eye(30, dtype=torch.float64)[0]
-    rows = _rounded(mixing @ _strokes(30), torch.float32)
+    rows = _rounded(mixing @ _strokes(30))
     found = subspace_of(rows, has_start=False)
     assert (found.n_signal, found.ends_sharply) == (30, True)
     assert not subspace_of(rows).ends_sharply

@@ -18,7 +18,6 @@ from PIL import Image
 
 from recon_core.attacks.kkt.objective import KKTAttack, Search
 from recon_core.attacks.kkt.solver import AttackState
-from recon_core.attacks.span.settings import SpanAttack
 from recon_core.matching import fit_to_range
 from recon_core.metrics import ssim_matrix
 from recon_core.optimisers import Optimiser
@@ -395,16 +394,6 @@ def test_other_settings_are_not_mixed_in(files: VictimFiles, done: Done) -> None
             run_attacks(other, victim, device="cpu", on_progress=nobody)
     shown = replace(job, n_shown=3, data=None, decoys=None)
     assert len(run_attacks(shown, prepared.victim, device="cpu", on_progress=nobody)) == 3
-
-
-def test_folders_of_before_go_on_where_a_span_attack_uses_nothing_new(
-    files: VictimFiles, tmp_path: Path
-) -> None:
-    later = {"separator": "digits", "overcomplete": 2.0}
-    for changed in ({}, *({name: value} for name, value in later.items())):
-        job = job_of(files, tmp_path, attack=SpanAttack(**changed))
-        told = attack_module.description(job, prepare_weights(job).victim, "cpu")["attack"]
-        assert {name: told[name] for name in later.keys() & told.keys()} == changed
 
 
 def test_a_single_attack_is_ranked_by_consistency(files: VictimFiles, tmp_path: Path) -> None:

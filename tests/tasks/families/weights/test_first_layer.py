@@ -11,7 +11,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from recon_core.attacks.span.input_order import InputOrder
+from recon_core.attacks.span.inputs import InputOrder
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.attacks.span.subspace import Subspace
 from storage.weights import WeightsError

@@ -14,7 +14,7 @@ from scipy.stats import mannwhitneyu
 from torch import Tensor
 
 from recon_core.attacks.kkt.objective import KKTAttack
-from recon_core.attacks.span.input_order import ChannelOrder, InputOrder, PixelOrder
+from recon_core.attacks.span.inputs import ChannelOrder, InputOrder, PixelOrder
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.metrics import ssim_matrix
 from storage.sources.load import load_images

@@ -1,10 +1,11 @@
-"""The order in which a network takes the numbers of an image, and what its first layer says of it.
+"""What a first layer says of a network's inputs: their order, and what was subtracted from them.
 
 Images are (c, h, w) here, in red, green, blue. Keras and numpy flatten height x width x channels,
-others column by column, OpenCV has blue first. The inputs of training lie in the span of the first
-layer's directions (`recon_core.attacks.span.subspace`), so the order in which images lie in it most
-is the right one. Without images, directions are smooth in the right order alone, but for a
-transposition or an exchange of colours, which no weights show.
+others column by column, OpenCV has blue first. Inputs x_i - m of training lie in the span of the
+first layer's directions (`recon_core.attacks.span.subspace`), so with images at hand the order in
+which they lie in it most is the right one, and P x_i = P m for all of them, where P projects off
+the span. Without images, directions are smooth in the right order alone, but for a transposition or
+an exchange of colours, which no weights show.
 """
 
 from __future__ import annotations
@@ -19,21 +20,28 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from recon_core.attacks.span.subspace import roughness
+from recon_core.victims.network import Shape
 
 PixelOrder = Literal["chw", "hwc", "cwh", "whc", "hcw", "wch"]
 ChannelOrder = Literal["rgb", "bgr"]
-Shape = tuple[int, int, int]
+Subtracted = Literal["none", "constant", "own", "unknown"]
 
-T_AT_LEAST = 4.0
-"""Student's t of the paired differences between two orders from which one fits better: twelve
-orders are compared."""
-RESIDUAL = 0.95
-"""Share of the energy outside the span that may be left by the better order. On networks of 40
-photographs or digits (small and standard starts, gradient descent and Adam) the right order left
-.02 to .95 of that of the next best, and images that were never seen .98 and more."""
+T_AT_LEAST, RESIDUAL = 4.0, 0.95
+"""Student's t of the paired differences between two of twelve orders, and share of the energy
+outside the span, from which one fits better. On networks of 40 photographs or digits (small and
+standard starts, gradient descent and Adam) the right order left .02 to .95 of that of the next
+best, and images that were never seen .98 and more."""
 SMOOTHER = 0.85
 """Roughness of directions against that in the order taken from which another order is likelier: .33
 to .71 where inputs were flattened as hwc, above 1 where not."""
+FEWEST = 4
+"""Images without which nothing is said of what was subtracted."""
+INSIDE, OUTSIDE, ROUNDING = 0.4, 1.1, 1e-4
+"""Share of the mean's energy outside the span, against the same of the images less their mean, up
+to which the mean lies in it, and from which on not: up to .36 on the networks above where it was
+not subtracted, .69 and more where it was."""
+KNOWN = 0.1
+"""Share of a constant's energy outside the span without which nothing tells it from others."""
 
 
 @dataclass(frozen=True)
@@ -111,3 +119,41 @@ def smoother_order(
 
     best = min(orders_of(shape), key=rough)
     return best if rough(best) < SMOOTHER * rough(taken) else None
+
+
+def subtracted(
+    directions: Float[Tensor, "k d"], images: Float[Tensor, "n c h w"]
+) -> tuple[Subtracted, Float[Tensor, " c"] | None]:
+    """The mean that was subtracted from a network's training images, or from others like them:
+    "none", a "constant" per channel (returned beside), the images' "own" mean or one like it, or
+    "unknown" where the first layer does not tell.
+
+    `directions` are those of the first layer, over flat images; `images` as the network had them
+    but for the mean, so divided by a standard deviation if that was done. If nothing was subtracted
+    their mean lies in the span as much as they do; if a constant was, their mean less that; if
+    their own mean was, neither.
+    """
+    basis = torch.linalg.qr(directions.double().mT).Q
+    x, channels = images.double().flatten(1), images.shape[1]
+    mean = x.mean(0)
+    constants = torch.eye(channels).to(x).repeat_interleave(x.shape[1] // channels, 1)
+
+    def outside(rows: Tensor) -> Tensor:
+        found: Tensor = rows - (rows @ basis) @ basis.mT
+        return found
+
+    def share(rows: Tensor) -> float:
+        return float(outside(rows).square().sum() / rows.square().sum().clamp_min(1e-12))
+
+    fitted = torch.linalg.lstsq(outside(constants).mT, outside(mean)[:, None]).solution[:, 0]
+    usual, none, constant = share(x - mean), share(mean), share(mean - fitted @ constants)
+    inside = max(INSIDE * usual, ROUNDING)
+    is_shade = bool(((fitted > 0) & (fitted < 1)).all()) and share(constants) > KNOWN
+    if len(x) < FEWEST:
+        return "unknown", None
+    if none <= inside:
+        return "none", None
+    if is_shade and constant <= inside:
+        return "constant", fitted.float()
+    is_own = min(none, constant) >= max(OUTSIDE * usual, ROUNDING)
+    return "own" if is_own else "unknown", None
