@@ -31,6 +31,11 @@ shrank it; no training leaves more than the third."""
 UNMOVED = 1e-6
 HELD = 0.9
 """Share of the images' energy in the span above which most came back when measured."""
+UNKNOWN = {"normalisation": "a normalisation layer", "activation": "a learned activation"}
+BEHIND = (
+    "Behind the first layer it leaves the span alone, but signs and labels are read from a network "
+    "without it and may be wrong; in front of it, what comes back are no images."
+)
 ELSEWHERE = " The rest cannot come back: other images, another mean, or a start that hides it."
 HOW_MANY = "If you know how many images there are, give --n-images-guess."
 ONE = (
@@ -64,7 +69,10 @@ def span_preflight(
     the network saw them, mean subtracted.
     """
     rows = rows or weight_rows(parameters)
-    findings = [Finding("warning", "unknown layers", _unknown(*layer)) for layer in unknown_layers]
+    findings = []
+    for name, kind in unknown_layers:
+        text = f"{name} is {UNKNOWN.get(kind, 'no layer that the engine knows')}. {BEHIND}"
+        findings.append(Finding("warning", "unknown layers", text))
     numbers: dict[str, float] = {}
     span, stops = _span(attack, architecture, parameters, rows)
     findings += stops
@@ -98,15 +106,6 @@ def span_preflight(
     levels = {finding.level for finding in findings}
     outlook: Outlook = "none" if "stop" in levels else "open" if "warning" in levels else "good"
     return Preflight(tuple(findings), outlook, numbers), span
-
-
-def _unknown(name: str, kind: str) -> str:
-    what = {"normalisation": "a normalisation layer", "activation": "a learned activation"}
-    return (
-        f"{name} is {what.get(kind, 'no layer that the engine knows')}. Behind the first layer it "
-        "does not touch the span, but signs and labels are read from a network without it and may "
-        "be wrong; in front of it, what comes back are no images."
-    )
 
 
 def _span(

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
 from recon_core.attacks.span import subspace
-from recon_core.attacks.span.rows import first_rows
-from recon_core.attacks.span.subspace import Subspace, count_signal, fit_shares, subspace_of
-from recon_core.optimisers import Optimiser
-from recon_core.victims.network import Network, Parameters
-from recon_core.victims.training import Training, train
+from recon_core.attacks.span.subspace import count_signal, fit_shares, subspace_of
 from tests.recon_core.drawing import generator, normal
 from tests.recon_core.tiles import photograph_tiles
 
@@ -190,13 +185,6 @@ def test_surplus_directions_come_behind_those_of_the_signal() -> None:
     assert torch.allclose(found.vectors @ found.vectors.mT, torch.eye(25), atol=1e-5)
 
 
-def test_biases_stand_behind_the_weights() -> None:
-    weight, bias = normal(4, 6, seed=1), normal(4, seed=2)
-    given = Parameters((weight[None],), (bias[None],))
-    assert torch.equal(first_rows(given)[:, -1], bias)
-    assert torch.equal(first_rows(replace(given, biases=(None,))), weight)
-
-
 def _with(value: float) -> Tensor:
     rows = _signal(5, seed=1)[0]
     rows[3, 7] = value
@@ -228,26 +216,6 @@ def test_what_cannot_be_taken_apart_is_refused(case: str) -> None:
     attempt, message = REFUSALS[case]
     with pytest.raises(ValueError, match=message):
         attempt()
-
-
-@pytest.mark.parametrize("epochs", [1, 10])
-def test_a_brief_training_leaves_the_span_of_a_whole_one(epochs: int) -> None:
-    """It is that of the images, after one step as after hundreds: pairs need no whole training."""
-    images = photograph_tiles(16, shrink=2)[:12].double() / 255
-    x = (images - images.mean(0)).flatten(1)
-    architecture = Network(widths=(WIDTH, 20)).on((3, 16, 16))
-    start = architecture.initial([generator(0)], dtype=torch.float64)
-    labels = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(6)
-
-    def span(epochs: int) -> Subspace:
-        training = Training(epochs=epochs, optimiser=Optimiser(rule="gd", lr=0.2))
-        trained = train(architecture, start, x[None], labels[None], training=training)
-        assert trained.epochs_done.tolist() == [epochs]
-        return subspace_of(first_rows(trained.parameters), first_rows(start))
-
-    brief, whole = span(epochs), span(500)
-    assert len(brief.vectors) == len(whole.vectors) == 11  # twelve less their mean
-    assert float(torch.linalg.svdvals(brief.vectors @ whole.vectors.mT)[-1]) > 1 - 1e-6
 
 
 def test_the_start_of_a_neuron_that_hardly_learned_is_no_direction() -> None:
