@@ -15,7 +15,6 @@ from benchmarks.restore import in_span
 from benchmarks.span import features as span_features
 from benchmarks.span import kkt as span_kkt
 from benchmarks.span import speed as span
-from benchmarks.span import where
 from benchmarks.span.kkt import SMALL, SpanCoordinates, check_gradients, paired, planted
 from recon_core.restore.generic import GENERIC_RESTORERS
 from storage.sources.load import load_images
@@ -202,16 +201,3 @@ def test_restoration_inside_the_span_is_not_computed_twice(
 def test_the_interval_is_students() -> None:
     mean, low, high = paired([1.0, 2.0, 3.0])
     assert (mean, low, high) == pytest.approx((2.0, 2 - 2.4841, 2 + 2.4841), abs=1e-3)
-
-
-@pytest.mark.slow
-def test_a_row_of_where_it_works(tmp_path: Path) -> None:
-    names = [row.name for row in where.rows()]
-    assert len(set(names)) == len(names) > 40
-    row = where.Row(
-        images="photographs", n=20, optimiser="SGD, momentum", has="start known", start=1e-4
-    )
-    found = where.measure(row, {"photos": "photos"}, tmp_path)
-    assert found["directions"] == 20
-    assert found["identified"] > 10 > found["identified_decoys"]
-    assert found["good"] >= found["identified"] > found["good_by_mean_image"]

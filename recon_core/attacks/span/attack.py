@@ -1,9 +1,8 @@
 """The span attack from rows to candidates: span, features, separation, sign and label.
 
-Images are independent and sparse where mixtures are less so, hence blind source separation takes
-apart the span of a dense first layer's weights, of an optimiser's state, or of gradients (as
-Kariyappa et al. 2023, arXiv 2209.05578, do). No margin, no homogeneity and no special loss is
-needed.
+Images are independent and sparse where mixtures are less so: blind source separation takes apart
+the span of a dense first layer's weights, of an optimiser's state, or of gradients (Kariyappa et
+al. 2023, arXiv 2209.05578), whatever the loss.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """What a first layer says of a network's inputs: their order, and what was subtracted from them.
 
 Images are (c, h, w) here, in red, green, blue. Keras and numpy flatten height x width x channels,
-others column by column, OpenCV has blue first. Inputs x_i - m of training lie in the span of the
-first layer's directions (`recon_core.attacks.span.subspace`), so with images at hand the order in
-which they lie in it most is the right one, and P x_i = P m for all of them, where P projects off
-the span. Without images, directions are smooth in the right order alone, but for a transposition or
-an exchange of colours, which no weights show.
+OpenCV has blue first. Inputs x_i - m of training lie in the span of the first layer's directions:
+of images at hand most of them does in the right order, and P x_i = P m for all, where P projects
+off the span. Without images, directions are smooth in the right order alone, but for transposed
+images or exchanged colours, which no weights show.
 """
 
 from __future__ import annotations

@@ -1,9 +1,5 @@
 """Restoration that must agree with the weights: every training image lies in the span of the first
-layer, so pictures of them, however they were made, can be put back there, and taken apart anew.
-
-What is wrong in a separated picture is other training images, which one picture alone does not
-tell. So the whole span is taken apart by what was learned of images, and each answer is the source
-that a picture is most like.
+layer, so pictures of them can be projected on it, or exchanged for the sources they are most like.
 """
 
 from __future__ import annotations

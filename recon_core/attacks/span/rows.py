@@ -1,14 +1,13 @@
 """Rows that span training images: weights, optimisers' states, gradients.
 
-Every gradient of a dense first layer is a sum of delta_i x_i^T over images, and so are sums of
-gradients:
+Gradients of a dense first layer are sums of delta_i x_i^T over images, and so are their sums:
 
-- Weights are W = c W_0 + M X, with a start W_0 that is taken off if it is known. Of two checkpoints
-  the earlier one is the start of the later one.
-- Adam's first moment is (1 - b) sum_t b^(T-t) g_t, and a momentum buffer sum_t mu^(T-t) g_t, of raw
-  gradients: the images of the last steps, without a start, and without Adam's rate of every weight.
-  Weight decay that is part of the gradient adds c W, taken off as a start is; what Adam has moved
-  in these steps is left of it. Decoupled decay (AdamW) adds nothing.
+- Weights W = c W_0 + M X, with a start W_0 that is taken off if it is known. Of two checkpoints the
+  earlier one is the start of the later one.
+- Adam's first moment (1 - b) sum_t b^(T-t) g_t, and a momentum buffer sum_t mu^(T-t) g_t: raw
+  gradients of the last steps, without a start or Adam's rate of every weight. Weight decay that is
+  part of the gradient adds c W, taken off as a start is, but for what Adam moved in these steps.
+  Decoupled decay (AdamW) adds nothing.
 - Gradients of batches, as clients of federated learning send them.
 
 Rows with biases end in these. Gradients are negated, so that they point where weights go.

@@ -14,20 +14,17 @@ from recon_core.strict import Strict
 class SpanAttack(Strict):
     """Settings of the attack.
 
-    `source`: what is taken apart, the first layer's weights, the optimiser's state of it, or
-    gradients (`rows`). `start`: whether the weights' start is known and taken off. `n_images`: the
-    number of directions; None counts those that stand out of the noise and takes the share
-    `surplus` more.
+    `source`: what is taken apart, the first layer's weights, its optimiser's state, or gradients
+    (`rows`). `start`: whether the weights' start is known and taken off. `n_images`: the number of
+    directions; None counts those that stand out of the noise and takes the share `surplus` more.
     `sources`: "independent" takes filters' outputs for independent, which bears noise in the span,
-    for at most `n_independent` iterations. "network" follows a network that was learned from images
-    of the kind (`separator`), for at most `n_network`, and tells hundreds of images apart. "auto"
-    is "network" where the span ends sharply, after 32 directions or more, and the network's card
-    says that it beats filters.
+    for at most `n_independent` iterations. "network" follows a network that learned from images of
+    the kind (`separator`), for at most `n_network`, and tells hundreds apart. "auto" is "network"
+    where the span ends sharply, after 32 directions or more, and its card says it beats filters.
     `separator`: the name of a shipped one, "auto" for the one of the images' shape, or
     "sha256:..." of one that is given beside these settings.
-    `overcomplete`: sources of "independent" for each direction. Where noise hides some of the
-    images' directions there are more images than directions, and a tight frame of sources shows
-    more of them than a rotation does. Where the span ends sharply it is 1.
+    `overcomplete`: sources of "independent" for each direction, 1 where the span ends sharply. Else
+    noise hides directions, and a tight frame of sources shows more images than a rotation does.
     """
 
     kind: Literal["span"] = "span"

@@ -37,13 +37,12 @@ SMALLEST_VARIANCE = 1e-3
 class Sources:
     """Sources of one victim, best trusted first, in the victim's input space.
 
-    `x` (m, d) have the likelier sign; their scale is the image's where biases tell it, otherwise
-    that of an average image. `label` is -1 or +1, or a class, `other_label` that of -x.
-    `trust` in [0, 1] is the mean rank of `sparsity` and `strength`, the source's share of the
-    layer's norm; of a frame it is the rank of `sparsity` alone, since of more sources than
-    directions the shares are not determined. A network's `sparsity` is minus the share of
-    interference that it finds in the source. `agreement` is the cosine between the mixing column
-    and what the network says of it, which tells the sign, and would rank worse.
+    `x` (m, d) have the likelier sign, and the image's scale where biases tell it, otherwise that of
+    an average image. `label` is -1 or +1, or a class, `other_label` that of -x. `trust` in [0, 1]
+    is the mean rank of `sparsity` and `strength`, the source's share of the layer's norm; of a
+    frame, whose shares are not determined, the rank of `sparsity` alone. A separator's `sparsity`
+    is minus the share of interference in the source. `agreement`: cosine of the mixing column with
+    what the network says of it, which tells the sign, and would rank worse.
     """
 
     x: Float[Tensor, "m d"]

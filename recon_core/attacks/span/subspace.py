@@ -32,9 +32,9 @@ from torch import Tensor
 TRACY_WIDOM = 2.4224
 """Quantile .995 of the Tracy-Widom distribution for real matrices (beta = 1)."""
 NOISE_ROUGHNESS, BAND = 2.0, 0.1 * 3072**0.5
-"""`roughness` of white noise, and how far from it noise of one pixel's size is: 32x32x3 has .1."""
+"""`roughness` of white noise, and how far from it noise may be in one pixel (.1 at 32x32x3)."""
 TAIL = 20
-"""Values behind an end whose scatter is looked at, and of those left half at most."""
+"""Values behind an end whose scatter is looked at, and half of those left at most."""
 SCATTERS, FALL, FEW, LAST = 1.25, 1.5, 4.0, 2.0
 """The fall at a sharp end is that many times the one of the values behind it, in logarithms, and at
 least a factor exp(FEW / k + LAST / m) FALL behind k values and before m: falls between a few images
@@ -42,12 +42,10 @@ are large, and a few values of noise do not tell their scatter."""
 NOTHING = 1e-13
 """Share of the largest singular value below which the others are float64's own rounding."""
 FAR, BEHIND = 1000.0, 3e-5
-"""Fall to so small a share of the largest value that is an end whatever stands out behind it, as
-the rounding of a mean that was taken off in single precision does. Between images it is as large
-where few of them have all the gradients, at the end of a long training."""
+"""Fall, to so small a share of the largest value, that is an end whatever stands out behind it, as
+the rounding of a mean that was taken off in single precision does."""
 CLEAR = 100.0
-"""Fall from half of the directions to what is behind a sharp end: noise of a start reaches higher,
-and where it hides some directions the span is not known."""
+"""Fall from half of the directions to behind a sharp end: the noise of a start reaches higher."""
 OWN, OWN_ROUNDED = 1e-4, 1e-6
 """Share of the mean that directions leave of a neuron below which it has a direction to itself: its
 unknown start, as it hardly learned, or else its rounding, as neurons with few images come near."""
@@ -76,10 +74,9 @@ class Subspace:
     """Orthonormal directions of one victim's first layer, strongest first.
 
     `vectors` (k, d), or (k, d + 1) with biases; `values` are all singular values of W - c W_0.
-    `n_signal`: how many of them stand out of the noise, whose singular values end at `edge`, all
-    of about the size `noise`. `start_shares`: the fitted c of all that is joined; none with an
-    unknown start.
-    `ends_sharply`: they stand out by far, so that the span is known as exactly as numbers are.
+    `n_signal` of them stand out of noise of standard deviation `noise`, whose values end at `edge`;
+    `ends_sharply`: by far, so that the span is known as exactly as numbers are. `start_shares`: the
+    fitted c of all that is joined; none with an unknown start.
     """
 
     vectors: Float[Tensor, "k e"]
@@ -194,13 +191,12 @@ def mixing_of(rows: Float[Tensor, "k e"], weight: Float[Tensor, "h e"]) -> Float
 def fit_shares(
     rows: Float64[Tensor, "h e"], start: Float64[Tensor, "h e"], n_joined: int = 1
 ) -> tuple[float, ...]:
-    """c of W = c W_0 + M X where log |det A A^T|, A = W - c W_0, is least: the best likelihood that
-    normal columns have with any covariance, which is that of signal and noise together. It asks for
-    no number of directions, and is exact for up to one fewer than there are neurons. Each of
+    """c of W = c W_0 + M X where log |det A A^T|, A = W - c W_0, is least: the likelihood of normal
+    columns of any covariance, exact for up to one direction fewer than there are neurons. Each of
     `n_joined` equal parts of the rows has a c of its own, fitted to the part first, then to all.
 
-    Least squares, weighted by the inverse of the covariance before. Steps shrink geometrically,
-    slowly where noise is left, so that every two of them are followed to their limit (Aitken)."""
+    Least squares, weighted by the inverse of the covariance before; every two steps are followed to
+    their limit (Aitken), as they shrink slowly where noise is left."""
     if not bool(start.any()):
         return (0.0,) * n_joined
     blocks = torch.eye(n_joined).to(start).repeat_interleave(len(start) // n_joined, 1)
