@@ -134,11 +134,9 @@ def test_rotating_and_scaling_the_neurons_changes_nothing() -> None:
 def test_a_victim_is_separated_alike_whatever_it_is_batched_with() -> None:
     architecture = _network()
     victims = [_victim(_images(seed), architecture, seed)[0] for seed in (1, 2)]
-    both = victims[0].like(
-        [torch.cat(pair) for pair in zip(*(v.tensors() for v in victims), strict=True)]
-    )
-    generators = [generator(r) for r in range(2)]
-    together = separate(QUICK, architecture, both, generators)
+    pairs = zip(*(v.tensors() for v in victims), strict=True)
+    both = victims[0].like([torch.cat(pair) for pair in pairs])
+    together = separate(QUICK, architecture, both, [generator(0), generator(1)])
     for r, victim in enumerate(victims):
         (alone,) = separate(QUICK, architecture, victim, [generator(r)])
         assert torch.equal(alone.sources.x, together[r].sources.x)
@@ -168,14 +166,14 @@ def test_a_frame_has_more_sources_than_directions_and_every_image_among_them() -
 def test_what_does_not_fit_is_refused() -> None:
     architecture = _network()
     victim, start = _victim(_images(), architecture, seed=1)
-    with pytest.raises(ValueError, match="start='known' with rows of weights without a start"):
-        _separated(replace(QUICK, start="known"), architecture, victim)
-    with pytest.raises(ValueError, match="start='unknown' with rows of weights less a start"):
-        _separated(QUICK, architecture, victim, start)
-    with pytest.raises(ValueError, match="knows no images of 3x16x16"):
-        _separated(replace(QUICK, sources="network"), architecture, victim)
-    with pytest.raises(ValueError, match="knows images of 1x28x28, and not of 3x16x16"):
-        _separated(replace(QUICK, sources="network", separator="digits"), architecture, victim)
     conv = Network(widths=(WIDTH,), conv=Conv()).on((3, SIDE, SIDE))
-    with pytest.raises(ValueError, match=r"convolution .*attack.kind=kkt"):
-        _separated(QUICK, conv, victim)
+    digits = replace(QUICK, sources="network", separator="digits")
+    for attack, of, begun, message in (
+        (replace(QUICK, start="known"), architecture, None, "start='known' with rows .* without a"),
+        (QUICK, architecture, start, "start='unknown' with rows of weights less a start"),
+        (replace(QUICK, sources="network"), architecture, None, "knows no images of 3x16x16"),
+        (digits, architecture, None, "knows images of 1x28x28, and not of 3x16x16"),
+        (QUICK, conv, None, r"convolution .*attack.kind=kkt"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            _separated(attack, of, victim, begun)

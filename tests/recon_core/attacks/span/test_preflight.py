@@ -105,12 +105,7 @@ def test_a_state_without_an_end_is_asked_about(n_images: int | None, level: str)
 
 
 def test_layers_matter_where_they_stand() -> None:
-    given = span_preflight(
-        SpanAttack(),
-        architecture(),
-        network(signal(12) + noise(1e-3)),
-        unknown_layers=[("norm.weight", "normalisation")],
-    )[0]
+    given = said(signal(12) + noise(1e-3), unknown_layers=[("norm.weight", "normalisation")])
     assert given.outlook == "open"
     assert "norm.weight is a normalisation layer" in given.findings[0].text
     convolution = Network(widths=(20,), conv=Conv(kernel=3, channels=4)).on(SHAPE)
