@@ -4,7 +4,7 @@
 
 "Agree with the weights" is three things: a restorer's answers are projected on the span, or every
 step of one that has steps is (`recon_core.restore.edm.Constraint`), or `SpanRestorer` takes the
-pictures of a network apart anew, all of them together.
+whole span apart anew and gives for each picture the source that it is most like.
 """
 
 from __future__ import annotations

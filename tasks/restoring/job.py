@@ -162,8 +162,7 @@ class _Job:
     shown: dict[str, tuple[Pixels, ...]] = field(default_factory=dict)
 
     def take_up(self, pictures: Sequence[dict[str, Any]]) -> None:
-        """Counts as done those pictures of a record whose files are there; where all are seen
-        together, all or none."""
+        """Count as done those pictures of a record whose files are there."""
         for picture in pictures:
             name = picture["name"]
             files = [self._path("mean", name), self._path("disagreement", name)]
@@ -171,8 +170,6 @@ class _Job:
                 files += [self._path("samples", f"{name}-{k}") for k in range(picture["n_samples"])]
             if all(file.is_file() for file in files):
                 self.done[name] = picture
-        if self.restorer.sees_the_set and len(self.done) < len(self.names):
-            self.done.clear()
 
     def run(self, on_picture: OnPicture, save_seconds: float) -> None:
         """Restores what is not done, saving every `save_seconds` and whatever ends it."""

@@ -157,14 +157,14 @@ class OpenRestorer:
         return cut if self.span is None else self.span.projected(cut)
 
     @property
-    def sees_the_set(self) -> bool:
-        """True if an answer depends on all pictures, which are then restored together."""
+    def separates(self) -> bool:
+        """True if one separation of the span serves all pictures, which come together then."""
         return isinstance(self.restorer, SpanRestorer)
 
     def chunk_size(self, n_samples: int, batch_size: int, shape: Sequence[int]) -> int:
         """Number of pictures whose samples fill one batch, for pictures of `shape` (.., h, w); all
-        of them for a restorer that sees the set."""
-        if self.sees_the_set:
+        of them where one separation serves all."""
+        if self.separates:
             return sys.maxsize
         return max(1, _fitting(batch_size, shape) // (n_samples if self.generative else 1))
 
@@ -218,8 +218,8 @@ def open_restorer(
 ) -> OpenRestorer:
     """The restorer that `weights` names: a folder that `palimpsest train` wrote (or the model.json
     in it), an ONNX file (`*.onnx`, whose pictures are in `onnx_range`), or one of the baselines
-    `nlm`, `tv`, `wavelet`, which run on the CPU wherever `device` is; or `span`, which takes the
-    pictures of one victim apart anew, all together. With `span` every answer lies in the span of
+    `nlm`, `tv`, `wavelet`, which run on the CPU wherever `device` is; or `span`, which takes
+    one victim's span apart anew for its pictures. With `span` every answer lies in the span of
     that victim's first layer, of EDM every step on the way to it, too, if `span.at_every_step`.
 
     Raises ValueError for nothing of that name, a device that is not there, or a model that takes or
