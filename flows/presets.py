@@ -230,7 +230,7 @@ def span_pairs() -> Recipe:
         augment_p=0.0,
         victim=Network(widths=(200, 200), init_std_first=3e-4),
         training=VictimTraining(epochs=100, optimiser=gradient_descent(0.5), span="auto"),
-        attack=SpanAttack(sources="independent", n_independent=100, overcomplete=1.0),
+        attack=SpanAttack(sources="independent", n_independent=100, overcomplete=1.0, surplus=0.1),
     )
     whole = replace(brief.training, epochs=3000, optimiser=gradient_descent(0.2))
     return replace(

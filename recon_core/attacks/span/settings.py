@@ -31,7 +31,7 @@ class SpanAttack(Strict):
     source: Source = "weights"
     start: Literal["unknown", "known"] = "unknown"
     n_images: int | None = None
-    surplus: float = 0.1
+    surplus: float = 0.2
     sources: Literal["auto", "independent", "network"] = "auto"
     separator: str = "auto"
     n_network: int = 300

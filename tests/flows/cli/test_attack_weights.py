@@ -85,7 +85,7 @@ def test_from_weights_to_a_page(
     )
     assert json.loads((out / "attack.json").read_bytes())["ranking"]["found"] is None
     monkeypatch.undo()
-    assert "attack.surplus is 0.1 there, 0.3 here" in palimpsest.refused(
+    assert "attack.surplus is 0.2 there, 0.3 here" in palimpsest.refused(
         *words(files, out, "--set", "attack.surplus=0.3")
     )
     assert "use another --out, or --fresh" in palimpsest.refused(
@@ -209,7 +209,7 @@ def test_a_convolution_is_left_to_the_other_attack(
             "0.weight (40, 300); expected the first layer's 0.weight (40, 432)",
         ),
         (["--set", "attack.alpha=3"], "attack.alpha"),
-        (["--set", "attack.surplus=3"], "surplus=3.0 is a share"),
+        (["--set", "attack.surplus=3"], "surplus=3.0 is outside"),
         (["--set", "attack.start=known"], "needs the weights before training: --initial"),
         (["--set", "n_attacks=many"], "n_attacks='many'"),
         (["--set", "victim.widths=3"], "only the attack has settings"),

@@ -141,9 +141,10 @@ def test_a_separation_costs_its_iterations_and_both_signs_are_stored(kind: str) 
     cell = made.cells[0]
     cost = cost_of(made, cell, SHAPE, PACE, stacked=False)
     n_attacks, n_directions = 3 * made.n_attacks, round(1.5 * cell.images_per_run)
-    assert cost.disk_bytes == n_attacks * (3 if steps else 1) * 2 * n_directions * 3072 * 2
     attack = cell.experiment.attack
     span = attack if isinstance(attack, SpanAttack) else attack.span
+    n_stored = (3 if steps else 1) * 2 * span.n_sources(n_directions)
+    assert cost.disk_bytes == n_attacks * n_stored * 3072 * 2
     one = 2e-3 + separation_operations(span, n_directions, SHAPE) / 2e9
     searched = cost.seconds_of["attacks take"] / n_attacks - span.n_iterations * one
     iteration = 2e-3 + attack_operations(cell.experiment, cell.images_per_run, SHAPE) / 2e9
