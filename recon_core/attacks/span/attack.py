@@ -13,11 +13,12 @@ from itertools import groupby
 
 import torch
 
+from recon_core.attacks.span.guided import mixed_shares
 from recon_core.attacks.span.normalisation import channel_scales, undone
 from recon_core.attacks.span.rows import SpanRows, weight_rows
 from recon_core.attacks.span.search import searched, separator_for, sources_for, views_of
 from recon_core.attacks.span.separation import SCALE, contrast
-from recon_core.attacks.span.separator import Separator, mixed_shares
+from recon_core.attacks.span.separator import Separator
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.attacks.span.sources import Sources, denoised, sources_of
 from recon_core.attacks.span.subspace import Subspace

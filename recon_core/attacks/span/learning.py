@@ -90,9 +90,12 @@ class Mixtures:
         self.mean = ((mean + mean.flip(-1)) / 2 if card.mirrored else mean).flatten()
         self.origin = self.mean if card.centred else torch.zeros_like(self.mean)
         self.pictures = pictures.flatten(1)
-        seen = (self.pictures - self.origin).view_as(pictures)
-        self.metric = metric or metric_of(seen, floor=card.floor, mirrored=card.mirrored)
         self.maps = _maps(card).to(pictures.device)
+        if metric is None:
+            seen = torch.cat([(self.pictures - self.origin)[:, columns] for columns in self.maps])
+            seen = seen.unflatten(1, card.shape)
+            metric = metric_of(seen, floor=card.floor, mirrored=card.mirrored)
+        self.metric = metric
         self.generator = torch.Generator(pictures.device).manual_seed(seed)
         self.levels = [share * card.noise for share in LEVELS]
         self.metrics = {level: self.metric.noisy(level) for level in set(self.levels)}

@@ -20,9 +20,11 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from recon_core.attacks.span.separator import LEAST_SHARE, Separator
+from recon_core.attacks.span.separator import Separator
 
 NEWTON_STEPS = 30
+LEAST_ROOM = 1e-3
+"""Least share of the mean's energy in the metric that is not accounted for by the metric."""
 GAIN = 0.01
 """Share of energy that channels lose at least where they are scaled: .012 to .2 of 100 images of a
 JPEG copy of CIFAR-10 with the usual divisors, at most .005 of lossless photographs, whose right
@@ -80,7 +82,7 @@ def offset(
     that sees pictures less m, otherwise s / t."""
     m, shape, b = separator.mean, separator.card.shape, bias[:, None]
     own = separator.whitened(m[None]).double()
-    room = (1 - own.square().sum()).clamp_min(LEAST_SHARE).sqrt()
+    room = (1 - own.square().sum()).clamp_min(LEAST_ROOM).sqrt()
 
     def seen(x: Float[Tensor, "n d"]) -> Float64[Tensor, "n e"]:
         """Pictures in the metric of images less m; another metric has m m^T in it, which a further

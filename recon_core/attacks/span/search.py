@@ -10,8 +10,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from recon_core.attacks.span.features import features_of, n_filters, whitened
+from recon_core.attacks.span.guided import apart
 from recon_core.attacks.span.separation import Descent, Report, independent, rotation_start
-from recon_core.attacks.span.separator import SHIPPED, Separator, apart, shipped_separator
+from recon_core.attacks.span.separator import SHIPPED, Separator, shipped_separator
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.attacks.span.subspace import Subspace
 
@@ -107,14 +108,15 @@ def searched(
     attack: SpanAttack, views: Views, generators: Sequence[torch.Generator], report: Report
 ) -> Descent:
     """Every victim's separation from a random start."""
-    k, separator = views.z.shape[1], views.separator
-    m = k if separator else attack.n_sources(k)
-    starts = torch.stack([rotation_start(k, g, n_sources=m) for g in generators]).to(views.z)
-    if separator is not None:
-        return apart(separator, views.z, starts, n_iterations=attack.n_network, report=report)
+    if views.separator is not None:
+        return apart(
+            views.separator, views.z, generators, n_iterations=attack.n_network, report=report
+        )
+    k = views.z.shape[1]
+    starts = [rotation_start(k, g, n_sources=attack.n_sources(k)) for g in generators]
     return independent(
         views.z,
-        starts,
+        torch.stack(starts).to(views.z),
         n_filters=views.n_filters,
         n_iterations=attack.n_independent,
         report=report,

@@ -126,21 +126,27 @@ def likelihood(
     w: Float[Tensor, "r k k"], y: Float[Tensor, "r k t"]
 ) -> tuple[Float[Tensor, " r"], Float[Tensor, "r k k"], Float[Tensor, "r k k"]]:
     """-log|det W| + a sum_i E[log(1 + (y_i / c)^2)] of independent Student sources; its relative
-    gradient G = E[psi(y) y^T] - I, psi(y) = 2 a y / (c^2 + y^2); and the step H^{-1} G. H are
-    Picard's blocks ((h_ij, 1), (1, h_ji)) of p_ij and p_ji, h_ij = E[psi'(y_i)] E[y_j^2], with
-    eigenvalues lifted to `LEAST_CURVATURE` (Ablin, Cardoso and Gramfort 2018, "Faster independent
-    component analysis by preconditioning with Hessian approximations")."""
+    gradient G = E[psi(y) y^T] - I, psi(y) = 2 a y / (c^2 + y^2); and the step H^{-1} G."""
     square = y.square()
     inverse = (square + WIDTH**2).reciprocal_()
     volume = torch.linalg.slogdet(w.double()).logabsdet.to(y)
     gradient = torch.bmm(y * inverse, y.mT).mul_(2 * SHAPE / y.shape[2])
     gradient.diagonal(dim1=1, dim2=2).sub_(1)
     curve = 2 * SHAPE * (2 * WIDTH**2 * inverse.square() - inverse).mean(2)
-    h = curve[:, :, None] * square.mean(2)[:, None]
-    least = (h + h.mT) / 2 - (((h - h.mT) / 2).square() + 1).sqrt()
-    h = h + (LEAST_CURVATURE - least).clamp_min(0.0)
-    step = (h.mT * gradient - gradient.mT) / (h * h.mT - 1)
+    step = newton_step(gradient, curve[:, :, None] * square.mean(2)[:, None], LEAST_CURVATURE)
     return SHAPE * contrast(y, WIDTH).sum(1) - volume, gradient, step
+
+
+def newton_step(
+    gradient: Float[Tensor, "r k k"], h: Float[Tensor, "r k k"], least: float
+) -> Float[Tensor, "r k k"]:
+    """H^{-1} G of Picard's blocks ((h_ij, 1), (1, h_ji)) of p_ij and p_ji, h_ij = E[psi'(y_i)]
+    E[y_j^2], with eigenvalues lifted to `least` (Ablin, Cardoso and Gramfort 2018, "Faster
+    independent component analysis by preconditioning with Hessian approximations")."""
+    lowest = (h + h.mT) / 2 - (((h - h.mT) / 2).square() + 1).sqrt()
+    h = h + (least - lowest).clamp_min(0.0)
+    step: Tensor = (h.mT * gradient - gradient.mT) / (h * h.mT - 1)
+    return step
 
 
 def rotation_start(

@@ -4,15 +4,7 @@ pictures of the same kind (`learning`), with the metric in which it sees them.
 A separated picture is y = a x + b m, an image x (the target) and a mixture m of the other training
 images (the interference). Everything here is in the metric of the public pictures' second moments
 C: of vectors C^{-1/2} y, of square d. The network gives the interference, g = E[b m | y], for any a
-and b; a mixture of hundreds is Gaussian noise in this metric, so by Tweedie's formula (Efron 2011)
-g / b^2 is -grad log p of the density p of images in as much noise. Hence
-
-    psi_i = g_i / (g_i^T y_i / d),    G_ij = psi_i^T y_j / d
-
-is the relative gradient of the likelihood of sources y = W z, each in its own noise, at the scale
-where its diagonal is 1. Rows of W are orthogonal at first, as images nearly are, and W moves as in
-Picard-O (`separation`), with E psi'_i = E psi_i^2, Stein's identity for Gaussian noise. Then every
-source loses what the network finds of the others in it, whatever becomes of the products.
+and b. What a search makes of that is in `guided`.
 
 What images share does not tell them apart, so pictures are seen less the public mean
 (`Card.centred`) or, where black pixels tell more, as they are; the first layer's biases bring
@@ -38,7 +30,6 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from recon_core.attacks.span.features import cosines
-from recon_core.attacks.span.separation import Descent, Report, cayley, orthogonal, unheard
 from recon_core.restore.unet import UNET_SIZES, CompactUNet, UNet
 from recon_core.strict import Strict
 
@@ -51,20 +42,6 @@ STEEPEST = 4.0
 """Factor from the network's mean of its last channel to the logit of the interference's share."""
 DETAIL = (0.0, 0.03, 0.06, 0.12)
 """Levels of white noise, in shares of the pictures' deviation, that `Separator.fitted` tries."""
-MOMENTUM = 0.7
-LEAST_CURVATURE = 0.3
-LONGEST = 0.5
-"""Root mean square length, over rows, of the largest step."""
-LEAST_SHARE = 1e-3
-"""Least share of interference that psi is divided by."""
-CLEAN_EVERY = 10
-FALLEN, PATIENCE = 0.99, 20
-LOW, SHORT_PATIENCE, HIGH, LONG_PATIENCE = 0.03, 6, 0.1, 60
-"""Rotations end after `PATIENCE` steps in which the sources' interference has not fallen by a
-hundredth; after fewer or more where less than `LOW` or more than `HIGH` of their energy is that."""
-FREED, N_FREED, SETTLED, RIDGE = 10, 40, 0.98, 1e-4
-"""Least and most final steps without orthogonality, which end once the interference falls by less
-than a fiftieth in one, and what is added to the squares of sources there."""
 AT_ONCE, AT_ONCE_ON_GPU = 64, 1024
 """Pictures that the network sees at once."""
 
@@ -78,8 +55,8 @@ class Card(Strict):
     `centred`: pictures are seen less their mean. `mirrored`, `shifted` (pixels): how pictures were
     varied. `noise`: the highest level of white
     noise it has learned, as a share of the pictures' deviation. `source`, `n_pictures`, `sha256`:
-    what it learned from. `separated`: (number mixed, identified by it, identified by plain filters)
-    of held-out pictures.
+    what it learned from. Of held-out pictures, `alone`: the share of interference that it finds in
+    them unmixed, and `separated`: (number mixed, identified by it, identified by plain filters).
     """
 
     shape: Shape
@@ -95,6 +72,7 @@ class Card(Strict):
     n_pictures: int
     sha256: str
     n_steps: int
+    alone: float = 0.0
     separated: tuple[tuple[int, int, int], ...] = ()
 
     def __post_init__(self) -> None:
@@ -107,7 +85,7 @@ class Card(Strict):
         if not self.widths and not self.large:
             raise ValueError("widths=() and large=False: a separator has a network")
         self._at_least(1, "patch", "n_pictures")
-        self._at_least(0, "noise", "shifted", "n_steps")
+        self._at_least(0, "noise", "shifted", "n_steps", "alone")
         self._positive("floor")
 
     def beats_filters(self, n: int) -> bool:
@@ -271,6 +249,13 @@ class Separator:
                 found.append(self.answer(self.networks[name], seen.float(), shown.float()))
         return torch.cat(found).to(whitened)
 
+    @torch.no_grad()
+    def share_alone(self, pictures: Float[Tensor, "n d"]) -> float:
+        """Mean share of interference that the last network finds in pictures as it sees them."""
+        white = self.whitened(pictures)
+        white = white / white.square().mean(1, keepdim=True).sqrt()
+        return float((self.interference(list(self.networks)[-1], white, pictures) * white).mean())
+
     def answer(
         self, net: nn.Module, whitened: Float[Tensor, "n d"], pictures: Float[Tensor, "n d"]
     ) -> Float[Tensor, "n d"]:
@@ -384,89 +369,3 @@ def metadata_of(content: bytes) -> dict[str, str]:
     length = int.from_bytes(content[:8], "little")
     found: dict[str, str] = json.loads(content[8 : 8 + length]).get("__metadata__", {})
     return found
-
-
-@torch.no_grad()
-def apart(
-    separator: Separator,
-    z: Float[Tensor, "r k d"],
-    start: Float[Tensor, "r k k"],
-    *,
-    n_iterations: int,
-    report: Report = unheard,
-) -> Descent:
-    """The matrices at which no source of pictures `z`, white in the metric, holds interference.
-
-    At most `n_iterations` rotations, until the sources' interference, which is the objective, falls
-    no more, and `N_FREED` steps in which rows need not be orthogonal.
-    """
-    seen = separator.whitened(z.flatten(0, 1)).view_as(z)
-    k = z.shape[1]
-    first, *_, last = *separator.networks, *separator.networks
-    w, moved = start, torch.zeros_like(start)
-    least, since, n = z.new_full((len(z),), torch.inf), z.new_zeros(len(z)), 0
-    patience = torch.full_like(least, PATIENCE)
-    while n < n_iterations and bool((since < patience).any()):
-        y, found = _interference(separator, first, z, seen, w, exact=False)
-        share = (found * y).mean(2)
-        psi = found / share.clamp_min(LEAST_SHARE)[:, :, None]
-        g = torch.bmm(psi, y.mT) / z.shape[2]
-        curve = psi.square().mean(2)
-        bent = (curve[:, :, None] + curve[:, None, :] - 2).clamp_min(LEAST_CURVATURE)
-        moved = MOMENTUM * moved - (g - g.mT) / bent
-        length = moved.square().sum(2).mean(1).sqrt()
-        moved = moved * (LONGEST / length.clamp_min(LONGEST))[:, None, None]
-        w = cayley(moved) @ w
-        if n % CLEAN_EVERY == CLEAN_EVERY - 1:
-            w = orthogonal(w)
-        total = share.sum(1)
-        since = torch.where(total < FALLEN * least, 0, since + 1)
-        least = torch.minimum(least, total)
-        patience = torch.where(least > HIGH * k, LONG_PATIENCE, PATIENCE)
-        patience = torch.where(least < LOW * k, SHORT_PATIENCE, patience)
-        n += 1
-        report(n)
-    left, freed = torch.full_like(least, torch.inf), 0
-    while freed < N_FREED:
-        w = w / (w @ seen).square().mean(2, keepdim=True).sqrt().clamp_min(1e-30)
-        y, found = _interference(separator, last, z, seen, w)
-        square = torch.bmm(y, y.mT) / z.shape[2] + RIDGE * torch.eye(k).to(w)
-        taken = torch.linalg.solve(square, torch.bmm(y, found.mT) / z.shape[2]).mT
-        taken.diagonal(dim1=1, dim2=2).zero_()
-        w = w - taken @ w
-        freed += 1
-        report(n + freed)
-        before, left = left, (found * y).mean((1, 2)) * k
-        if freed >= FREED and bool((left > SETTLED * before).all()):
-            break
-    return Descent(w, w @ z, least, n + freed, n < n_iterations)
-
-
-@torch.no_grad()
-def mixed_shares(separator: Separator, sources: Float[Tensor, "r k d"]) -> Float[Tensor, "r k"]:
-    """The share of interference in every source."""
-    y, found = _interference(
-        separator, list(separator.networks)[-1], sources,
-        torch.stack([separator.whitened(x) for x in sources]),
-        torch.eye(sources.shape[1]).to(sources).expand(len(sources), -1, -1),
-    )  # fmt: skip
-    share: Tensor = (found * y).mean(2) / y.square().mean(2).clamp_min(1e-30)
-    return share
-
-
-def _interference(
-    separator: Separator,
-    name: str,
-    z: Float[Tensor, "r k d"],
-    seen: Float[Tensor, "r k d"],
-    w: Float[Tensor, "r k k"],
-    *,
-    exact: bool = True,
-) -> tuple[Float[Tensor, "r k d"], Float[Tensor, "r k d"]]:
-    """(sources in the metric, their interference there)."""
-    y = w @ seen
-    size = y.square().mean(2, keepdim=True).sqrt().clamp_min(1e-30)
-    pictures = (w @ z).flatten(0, 1)
-    seen_alone = (y / size).flatten(0, 1)
-    found = separator.interference(name, seen_alone, pictures, exact=exact)
-    return y, found.view_as(y) * size

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from recon_core.attacks.span.guided import MOST
 from recon_core.attacks.span.rows import Source
-from recon_core.attacks.span.separator import N_FREED
 from recon_core.strict import Strict
 
 
@@ -55,6 +55,6 @@ class SpanAttack(Strict):
 
     @property
     def n_iterations(self) -> int:
-        network = self.n_network + N_FREED
+        network = self.n_network + MOST
         counts = {"independent": self.n_independent, "network": network}
         return counts.get(self.sources, max(counts.values()))

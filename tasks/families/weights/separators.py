@@ -123,7 +123,9 @@ def train_separator(job: SeparatorJob, out: Path, *, device: str, advance: Advan
         ours = _identified(held, n, learned.to(torch.device(device)))
         rows.append((n, ours, _identified(held, n, None)))
         advance(card.n_steps, card.n_steps, f"tells {ours} of {n} held-out pictures")
-    learned = replace(learned, card=replace(card, separated=tuple(rows)))
+    seen_held = (held.flatten(1) - learned.mean) if card.centred else held.flatten(1)
+    alone = max(0.0, learned.share_alone(seen_held))
+    learned = replace(learned, card=replace(card, alone=alone, separated=tuple(rows)))
     write_separator(learned, out)
     return learned.card
 

@@ -12,19 +12,17 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from recon_core.attacks.span.features import whitened
+from recon_core.attacks.span.guided import OVER, SHORT_PATIENCE, apart, joined
 from recon_core.attacks.span.learning import Mixtures, is_mirrored, learn, metric_of
 from recon_core.attacks.span.search import views_of
 from recon_core.attacks.span.separation import rotation_start
 from recon_core.attacks.span.separator import (
-    FREED,
     METADATA,
     SHIPPED,
-    SHORT_PATIENCE,
     STEEPEST,
     Card,
     Metric,
     Separator,
-    apart,
     build_networks,
     packed,
     shipped_separator,
@@ -244,17 +242,46 @@ def test_who_knows_the_interference_takes_a_span_apart() -> None:
         knows = {"compact": _Knows(x[rows].flatten(0, 1))}
         separator = Separator(_card(), knows, white, torch.zeros(256))
         z = torch.stack([whitened(some)[1] @ some for some in x[rows]])
-        starts = torch.stack([rotation_start(12, generator(9)).float() for _ in z])
-        heard: list[int] = []
-        ended = apart(separator, z, starts, n_iterations=200, report=heard.append)
+        own, heard = [generator(9) for _ in z], list[int]()
+        ended = apart(separator, z, own, n_iterations=200, report=heard.append)
         assert ended.settled
-        assert SHORT_PATIENCE + FREED < ended.n_iterations < 150
+        assert SHORT_PATIENCE + OVER < ended.n_iterations < 150
         assert heard == list(range(1, ended.n_iterations + 1))
         for sources, images in zip(ended.sources, x[rows], strict=True):
             alike = torch.corrcoef(torch.cat([sources, images]))[:12, 12:].abs()
             assert float(alike.amax(0).min()) > 0.999
         assert float(ended.objective.max()) < 0.3
-    assert not apart(separator, z, starts, n_iterations=3).settled
+    assert not apart(separator, z, own, n_iterations=3).settled
+
+
+def test_searches_go_on_until_sources_are_clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a first search of one rotation others find what it missed, also beside a victim whose
+    images the network does not know."""
+    x = torch.randn(2, 30, 256, generator=generator(4))
+    white = Metric((1, 16, 16), torch.ones(1, 256), torch.eye(256)[None], torch.zeros(1, 256))
+    knows = {"compact": _Knows(x[0])}
+    separator = Separator(_card(alone=0.005), knows, white, torch.zeros(256))
+    z = torch.stack([whitened(some)[1] @ some for some in x])
+    monkeypatch.setattr("recon_core.attacks.span.guided.N_FREE", 1)
+
+    def right(n_searches: int, own: Tensor) -> int:
+        monkeypatch.setattr("recon_core.attacks.span.guided.N_SEARCHES", n_searches)
+        ended = apart(separator, own, [generator(i) for i in range(len(own))], n_iterations=1)
+        alike = torch.corrcoef(torch.cat([ended.sources[0], x[0]]))[:30, 30:].abs()
+        return int((alike.amax(0) > 0.99).sum())
+
+    assert right(1, z[:1]) < 30
+    assert right(12, z[:1]) == right(12, z) == 30
+
+
+def test_rows_are_joined_by_what_is_new_in_them() -> None:
+    rows = torch.tensor([[2.0, 0, 0, 0], [1, 0.1, 0, 0], [1, 1, 0, 0], [-1, -3, 0, 0]])
+    found = joined(rows, generator(0))
+    torch.testing.assert_close(
+        found[:2], torch.tensor([[1.0, 0, 0, 0], [0.5**0.5, 0.5**0.5, 0, 0]])
+    )
+    torch.testing.assert_close(found[2:] @ found[2:].mT, torch.eye(2))
+    assert float((found[2:] @ found[:2].mT).abs().max()) < 1e-6
 
 
 def _strokes(n: int) -> Tensor:
@@ -284,8 +311,8 @@ def test_a_shipped_separator_takes_apart_what_it_never_saw(name: str) -> None:
     directions = torch.linalg.qr(x.mT).Q.mT.unflatten(1, separator.card.shape)
     attack = SpanAttack(sources="network", separator=name)
     views = views_of(attack, directions[None])
-    start = rotation_start(len(x), generator(1)).float()[None]
-    begun, ended = start @ views.z, apart(separator, views.z, start, n_iterations=60).sources
+    begun = rotation_start(len(x), generator(1)).float() @ views.z
+    ended = apart(separator, views.z, [generator(1)], n_iterations=60).sources
     before, after = (
         torch.corrcoef(torch.cat([some[0], x]))[: len(x), len(x) :].abs().amax(0)
         for some in (begun, ended)

@@ -1,0 +1,247 @@
+"""The search with a separator: rotations, likelihood steps, and the best of several searches.
+
+The separator gives g = E[b m | y], the interference in a source y = a x + b m. A mixture of
+hundreds is Gaussian noise in its metric, so by Tweedie's formula (Efron 2011) g / b^2 is
+-grad log p of the density p of images in as much noise. Hence
+
+    psi_i = g_i / (g_i^T y_i / d),    G_ij = psi_i^T y_j / d - delta_ij
+
+is the relative gradient of the likelihood of sources y = W z, each in its own noise, at the scale
+where its diagonal is nothing. Rows of W are orthogonal at first, as images nearly are, and W moves
+as in Picard-O, with E psi'_i = E psi_i^2, Stein's identity for Gaussian noise. Then W is free
+(`separation.newton_step`), and at last every source loses what the network finds of the others in
+it.
+
+Hundreds of images that are far from orthogonal, as digits are, have many near-optima, each with
+other images right. Sources without interference are right, so searches go on while there is more
+of it than in pictures alone, and the cleanest sources of all are kept: of 300 digits one search
+tells 112 apart, twelve 200.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from recon_core.attacks.span.separation import (
+    Descent,
+    Report,
+    cayley,
+    newton_step,
+    orthogonal,
+    rotation_start,
+    unheard,
+)
+from recon_core.attacks.span.separator import Separator
+
+MOMENTUM = 0.7
+LEAST_CURVATURE = 0.3
+LONGEST = 0.5
+"""Root mean square length, over rows, of the largest step."""
+LEAST_SHARE = 1e-3
+"""Least share of interference that psi is divided by."""
+CLEAN_EVERY = 10
+FALLEN, PATIENCE = 0.99, 20
+LOW, SHORT_PATIENCE, HIGH, LONG_PATIENCE = 0.03, 6, 0.1, 60
+"""Rotations end after `PATIENCE` steps in which the sources' interference has not fallen by a
+hundredth; after fewer or more where less than `LOW` or more than `HIGH` of their energy is that."""
+N_FREE, FREE_LENGTH, FREE_CURVATURE = 60, 0.3, 1.0
+"""Most likelihood steps, their length, and the least eigenvalue of the Hessian's blocks there."""
+SETTLED, OVER = 0.95, 5
+"""They end once the interference has fallen by less than a twentieth in five of them."""
+N_LAST, LAST_SETTLED, RIDGE = 10, 0.98, 1e-4
+"""Most last steps, which end once the interference falls by less than a fiftieth in one, and what
+is added to the squares of sources there."""
+N_SEARCHES, LATER, WAITED = 12, (50, 25), 3
+"""Most searches, the rotations and likelihood steps of all but the first, and how many may lower
+the interference by less than a twentieth before they end."""
+CLEAN, ALONE = 0.02, 2.0
+"""Share of interference below which a source is kept where the next search begins; and searches end
+below so many times the share in pictures alone."""
+NEW = 0.1
+"""Share of a source's energy that must lie outside the span of those before it."""
+
+MOST = N_FREE + N_LAST + (N_SEARCHES - 1) * (LATER[0] + 2 * LATER[1])
+"""Most iterations beside the first search's rotations."""
+
+
+@torch.no_grad()
+def apart(
+    separator: Separator,
+    z: Float[Tensor, "r k d"],
+    generators: Sequence[torch.Generator],
+    *,
+    n_iterations: int,
+    report: Report = unheard,
+) -> Descent:
+    """The matrices at which sources of pictures `z`, white in the metric, hold least interference,
+    which is the objective. The first search has at most `n_iterations` rotations."""
+    search = _Search(separator, z, separator.whitened(z.flatten(0, 1)).view_as(z), report)
+    r, k = z.shape[:2]
+    start = torch.stack([rotation_start(k, g) for g in generators]).to(z)
+    w = search.freed(search.rotated(start, n_iterations), N_FREE)
+    settled = search.n < n_iterations
+    shares = search.shares(w)
+    enough = k * ALONE * max(separator.card.alone, LEAST_SHARE)
+    least = shares.sum(1)
+    waited = least.new_zeros(r)
+    for number in range(1, N_SEARCHES):
+        going = (least > enough) & (waited < WAITED)
+        if not bool(going.any()):
+            break
+        limit = CLEAN if number % 2 else -torch.inf  # every other search begins anywhere
+        starts = [joined(own[share < limit], g)
+                  for own, share, g in zip(w, shares, generators, strict=True)]  # fmt: skip
+        new = search.freed(search.rotated(orthogonal(torch.stack(starts)), LATER[0]), LATER[1])
+        both, found = torch.cat([w, new], 1), torch.cat([shares, search.shares(new)], 1)
+        order = found.argsort(dim=1, stable=True)
+        pairs = zip(both, order, generators, strict=True)
+        tried = search.freed(torch.stack([joined(own[o], g) for own, o, g in pairs]), LATER[1])
+        found = search.shares(tried)
+        lower = found.sum(1) < least
+        fell = found.sum(1) < 0.95 * least
+        take = going & lower
+        w = torch.where(take[:, None, None], tried, w)
+        shares = torch.where(take[:, None], found, shares)
+        least, waited = shares.sum(1), torch.where(fell, 0, waited + 1)
+    w = search.cleaned(w)
+    return Descent(w, w @ z, search.shares(w).sum(1), search.n, settled)
+
+
+def joined(rows: Float[Tensor, "m k"], generator: torch.Generator) -> Float[Tensor, "k k"]:
+    """The rows that are new beside those before them (`NEW`), and random ones outside these."""
+    k = rows.shape[1]
+    basis, kept = rows.new_zeros(0, k), [rows[:0]]
+    for row in rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-30):
+        rest = row - (basis @ row) @ basis
+        rest = rest - (basis @ rest) @ basis  # twice is enough
+        size = float(rest.square().sum())
+        if size >= NEW and len(basis) < k:
+            basis = torch.cat([basis, (rest / size**0.5)[None]])
+            kept.append(row[None])
+    drawn = torch.randn(k - len(basis), k, generator=generator, dtype=torch.float64).to(rows)
+    outside = drawn - (drawn @ basis.mT) @ basis
+    return torch.cat([*kept, torch.linalg.qr(outside.mT).Q.mT])
+
+
+@torch.no_grad()
+def mixed_shares(separator: Separator, sources: Float[Tensor, "r k d"]) -> Float[Tensor, "r k"]:
+    """The share of interference in every source."""
+    seen = torch.stack([separator.whitened(x) for x in sources])
+    unchanged = torch.eye(sources.shape[1]).to(sources).expand(len(sources), -1, -1)
+    return _Search(separator, sources, seen, unheard).shares(unchanged)
+
+
+@dataclass
+class _Search:
+    """One stack of victims: pictures, the same in the metric, and the iterations so far."""
+
+    separator: Separator
+    z: Float[Tensor, "r k d"]
+    seen: Float[Tensor, "r k d"]
+    report: Report
+    n: int = 0
+
+    def interference(
+        self, w: Float[Tensor, "r k k"], *, rotating: bool = False, exact: bool = True
+    ) -> tuple[Float[Tensor, "r k d"], Float[Tensor, "r k d"]]:
+        """(sources in the metric, their interference there)."""
+        first, *_, last = *self.separator.networks, *self.separator.networks
+        y = w @ self.seen
+        size = y.square().mean(2, keepdim=True).sqrt().clamp_min(1e-30)
+        found = self.separator.interference(
+            first if rotating else last,
+            (y / size).flatten(0, 1),
+            (w @ self.z).flatten(0, 1),
+            exact=exact,
+        )
+        return y, found.view_as(y) * size
+
+    def shares(self, w: Float[Tensor, "r k k"]) -> Float[Tensor, "r k"]:
+        """The share of interference in every source."""
+        y, found = self.interference(w)
+        share: Tensor = (found * y).mean(2) / y.square().mean(2).clamp_min(1e-30)
+        return share
+
+    def rotated(self, w: Float[Tensor, "r k k"], most: int) -> Float[Tensor, "r k k"]:
+        """W after at most so many rotations, until the interference falls no more."""
+        (r, k), moved = w.shape[:2], torch.zeros_like(w)
+        least, since = w.new_full((r,), torch.inf), w.new_zeros(r)
+        patience = torch.full_like(least, PATIENCE)
+        for n in range(most):
+            y, found = self.interference(w, rotating=True, exact=False)
+            share, psi = _score(y, found)
+            g = torch.bmm(psi, y.mT) / y.shape[2]
+            curve = psi.square().mean(2)
+            bent = (curve[:, :, None] + curve[:, None, :] - 2).clamp_min(LEAST_CURVATURE)
+            moved = _bounded(MOMENTUM * moved - (g - g.mT) / bent)
+            w = cayley(moved) @ w
+            if n % CLEAN_EVERY == CLEAN_EVERY - 1:
+                w = orthogonal(w)
+            total = share.sum(1)
+            since = torch.where(total < FALLEN * least, 0, since + 1)
+            least = torch.minimum(least, total)
+            patience = torch.where(least > HIGH * k, LONG_PATIENCE, PATIENCE)
+            patience = torch.where(least < LOW * k, SHORT_PATIENCE, patience)
+            self._done()
+            if not bool((since < patience).any()):
+                break
+        return w
+
+    def freed(self, w: Float[Tensor, "r k k"], most: int) -> Float[Tensor, "r k k"]:
+        """W after at most so many likelihood steps in which rows need not be orthogonal."""
+        moved, totals = torch.zeros_like(w), []
+        for n in range(most):
+            w = self._unit(w)
+            y, found = self.interference(w, exact=False)
+            share, psi = _score(y, found)
+            totals.append(share.sum(1))
+            if n >= OVER and bool((totals[-1] > SETTLED * totals[-1 - OVER]).all()):
+                break
+            g = torch.bmm(psi, y.mT) / y.shape[2]
+            g.diagonal(dim1=1, dim2=2).zero_()
+            h = psi.square().mean(2)[:, :, None].expand_as(g)
+            moved = _bounded(MOMENTUM * moved - FREE_LENGTH * newton_step(g, h, FREE_CURVATURE))
+            w = w + moved @ w
+            self._done()
+        return w
+
+    def cleaned(self, w: Float[Tensor, "r k k"]) -> Float[Tensor, "r k k"]:
+        """W after every source has lost what the network finds of the others in it."""
+        left, eye = w.new_full((len(w),), torch.inf), torch.eye(w.shape[1]).to(w)
+        for _ in range(N_LAST):
+            w = self._unit(w)
+            y, found = self.interference(w)
+            square = torch.bmm(y, y.mT) / y.shape[2] + RIDGE * eye
+            taken = torch.linalg.solve(square, torch.bmm(y, found.mT) / y.shape[2]).mT
+            taken.diagonal(dim1=1, dim2=2).zero_()
+            w = w - taken @ w
+            before, left = left, (found * y).mean((1, 2)) * w.shape[1]
+            self._done()
+            if bool((left > LAST_SETTLED * before).all()):
+                break
+        return w
+
+    def _unit(self, w: Float[Tensor, "r k k"]) -> Float[Tensor, "r k k"]:
+        size = (w @ self.seen).square().mean(2, keepdim=True).sqrt()
+        return w / size.clamp_min(1e-30)
+
+    def _done(self) -> None:
+        self.n += 1
+        self.report(self.n)
+
+
+def _score(
+    y: Float[Tensor, "r k d"], found: Float[Tensor, "r k d"]
+) -> tuple[Float[Tensor, "r k"], Float[Tensor, "r k d"]]:
+    share = (found * y).mean(2)
+    return share, found / share.clamp_min(LEAST_SHARE)[:, :, None]
+
+
+def _bounded(moved: Float[Tensor, "r k k"]) -> Float[Tensor, "r k k"]:
+    length = moved.square().sum(2).mean(1).sqrt()
+    return moved * (LONGEST / length.clamp_min(LONGEST))[:, None, None]
