@@ -7,11 +7,15 @@ al. 2023, arXiv 2209.05578), whatever the loss.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import NamedTuple
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from recon_core.attacks.span.guided import mixed_shares
 from recon_core.attacks.span.normalisation import channel_scales, undone
@@ -24,7 +28,7 @@ from recon_core.attacks.span.sources import Sources, denoised, sources_of
 from recon_core.attacks.span.subspace import Subspace
 from recon_core.threads import share_of
 from recon_core.types import Progress, no_progress
-from recon_core.victims.network import Architecture, Parameters
+from recon_core.victims.network import Architecture, Parameters, Shape
 
 __all__ = ["Separated", "SpanAttack", "check_victim", "separate"]
 
@@ -87,37 +91,56 @@ def separate(
             architecture.shape, n_directions=attack.n_images, surplus=attack.surplus
         )
         decided = sources_for(attack, span, architecture.shape, separator)
-        problems.append((own, given, span, decided, generator))
+        seen = _pictures(decided, span, architecture.shape, separator)
+        problems.append(_Problem(decided, own, given, span, generator, *seen))
     stacks = [[problem] for problem in problems]
     if parameters.weights[0].device.type != "cpu":
-        groups = groupby(problems, key=lambda problem: (len(problem[2].vectors), problem[3]))
-        stacks = [list(group) for _, group in groups]
+        stacks = [list(group) for _, group in groupby(problems, key=_Problem.alike)]
     found: list[Separated] = []
     for stack in stacks:
         ends = [n / len(problems) for n in (len(found), len(found) + len(stack))]
-        found += _separate_stack(architecture, stack, separator, share_of(progress, *ends))
+        found += _separate_stack(architecture, stack, share_of(progress, *ends))
     progress(1.0)
     return found
 
 
+class _Problem(NamedTuple):
+    attack: SpanAttack
+    parameters: Parameters
+    rows: SpanRows
+    span: Subspace
+    generator: torch.Generator
+    pictures: Float[Tensor, "k d"]
+    separator: Separator | None
+
+    def alike(self) -> tuple[int, SpanAttack, float]:
+        """What victims that are searched at once have in common."""
+        detail = 0.0 if self.separator is None else self.separator.detail
+        return len(self.pictures), self.attack, detail
+
+
+def _pictures(
+    attack: SpanAttack, span: Subspace, shape: Shape, separator: Separator | None
+) -> tuple[Float[Tensor, "k d"], Separator | None]:
+    """(a span's directions as they are searched, the separator with a metric that fits them)."""
+    if attack.sources != "network":
+        return span.vectors[:, : math.prod(shape)], None
+    separator = separator_for(attack, shape, span.vectors.device, separator)
+    assert separator is not None
+    scales = span.vectors.new_ones(shape[0])
+    if span.ends_sharply:  # without noise it tells what channels were divided by
+        scales = channel_scales(separator, span.vectors).to(scales)
+    pictures = undone(separator, span.vectors, scales)
+    return pictures, separator.fitted(pictures)
+
+
 def _separate_stack(
-    architecture: Architecture,
-    stack: Sequence[tuple[Parameters, SpanRows, Subspace, SpanAttack, torch.Generator]],
-    separator: Separator | None,
-    progress: Progress,
+    architecture: Architecture, stack: Sequence[_Problem], progress: Progress
 ) -> list[Separated]:
-    attack, shape, d = stack[0][3], architecture.shape, architecture.d
-    pictures = [span.vectors[:, :d] for _, _, span, _, _ in stack]
-    if attack.sources == "network":
-        separator = separator_for(attack, shape, pictures[0].device, separator)
-        assert separator is not None
-        for i, (_, _, span, _, _) in enumerate(stack):
-            scales = span.vectors.new_ones(shape[0])
-            if span.ends_sharply:  # without noise it tells what channels were divided by
-                scales = channel_scales(separator, span.vectors).to(scales)
-            pictures[i] = undone(separator, span.vectors, scales)
-    views = views_of(attack, torch.stack(pictures).unflatten(2, shape), separator)
-    generators = [generator for *_, generator in stack]
+    attack, shape, d = stack[0].attack, architecture.shape, architecture.d
+    pictures = torch.stack([problem.pictures for problem in stack]).unflatten(2, shape)
+    views = views_of(attack, pictures, stack[0].separator)
+    generators = [problem.generator for problem in stack]
     ended = searched(attack, views, generators, lambda n: progress(n / attack.n_iterations))
     if views.separator is not None:
         sparsity = -mixed_shares(views.separator, ended.sources)
@@ -125,7 +148,7 @@ def _separate_stack(
         unit = ended.sources / ended.sources.square().mean(2, keepdim=True).sqrt().clamp_min(1e-30)
         sparsity = -contrast(unit, SCALE)
     found, unmixing = [], ended.rotation @ views.whiten
-    for r, (parameters, rows, span, _, _) in enumerate(stack):
+    for r, (_, parameters, rows, span, *_) in enumerate(stack):
         x, weight = unmixing[r] @ span.vectors, rows.less(span.start_shares)
         if not span.ends_sharply or (rows.source == "weights" and not span.start_shares):
             # the start, or what was added to the weights, is noise in them

@@ -36,9 +36,9 @@ RATE, WARM, DECAY = 2e-3, 50, 1e-3
 LARGEST_BLOCK, RANK = 2048, 512
 """Cosines up to which a metric has all second moments; of more it has their variances and so many
 factors."""
-ASYMMETRY = 0.05
+ASYMMETRY = 0.13
 """Share of the second moments between cosines of even and odd horizontal order from which on
-mirrored pictures are others."""
+mirrored pictures are others: .16 to .17 of digits, .10 of faces of 20 people, .00 of CIFAR-10."""
 
 
 def is_mirrored(pictures: Float[Tensor, "n c h w"]) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from recon_core.attacks.span.rows import SpanRows
-from recon_core.attacks.span.search import searched, views_of
+from recon_core.attacks.span.search import searched, separator_for, views_of
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.attacks.span.subspace import Subspace
 from recon_core.matching import fit_to_range
@@ -59,7 +59,10 @@ class InSpan:
 
         Raises ValueError for pictures of a shape that no separator knows.
         """
-        views = views_of(attack, self.directions.unflatten(1, self.mean.shape)[None])
+        shape = self.mean.shape[0], self.mean.shape[1], self.mean.shape[2]
+        separator = separator_for(attack, shape, self.directions.device)
+        fitted = None if separator is None else separator.fitted(self.directions)
+        views = views_of(attack, self.directions.unflatten(1, shape)[None], fitted)
         ended = searched(attack, views, [generator], lambda n: progress(n / attack.n_iterations))
         progress(1.0)
         sources = normalize(ended.rotation[0] @ views.whiten[0] @ self.directions)

@@ -96,7 +96,6 @@ def views_of(
         separator = separator_for(attack, (c, h, w), pictures.device, separator)
         assert separator is not None
         flat = pictures.flatten(2)
-        separator = separator.fitted(flat[0])
         whiten = torch.stack([whitened(separator.whitened(some))[1] for some in flat])
         return Views(whiten @ flat, whiten, separator)
     features = [whitened(features_of(some)) for some in pictures]

@@ -191,13 +191,14 @@ def initialise(net: nn.Module, generator: torch.Generator) -> None:
 @dataclass(frozen=True)
 class Separator:
     """Networks (`build_networks`) with their metric, at one level of noise: the first rotates, the
-    last frees. `mean`: the public pictures' own, in [0, 1]."""
+    last frees. `mean`: the public pictures' own, in [0, 1]. `detail`: see `fitted`."""
 
     card: Card
     networks: dict[str, nn.Module]
     metric: Metric
     mean: Float[Tensor, " d"]
     noise: float = 0.0
+    detail: float = 0.0
 
     def at(self, noise: float) -> Separator:
         """The same for pictures in so much noise, or in as much as it has learned."""
@@ -207,8 +208,9 @@ class Separator:
     def fitted(self, pictures: Float[Tensor, "k d"]) -> Separator:
         """The same with so much noise in its metric that the span of pictures is likeliest: others
         than those it learned from have detail where these have none, such as a JPEG's."""
-        metrics = [self.metric.noisy(share) for share in DETAIL]
-        return replace(self, metric=min(metrics, key=lambda metric: metric.misfit(pictures)))
+        metrics = {share: self.metric.noisy(share) for share in DETAIL}
+        best = min(DETAIL, key=lambda share: metrics[share].misfit(pictures))
+        return replace(self, metric=metrics[best], detail=best)
 
     def to(self, device: torch.device) -> Separator:
         """The same on a device."""
