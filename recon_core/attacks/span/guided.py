@@ -56,12 +56,12 @@ SETTLED, OVER = 0.95, 5
 N_LAST, LAST_SETTLED, RIDGE = 10, 0.98, 1e-4
 """Most last steps, which end once the interference falls by less than a fiftieth in one, and what
 is added to the squares of sources there."""
-N_SEARCHES, LATER, WAITED = 12, (50, 25), 3
-"""Most searches, the rotations and likelihood steps of all but the first, and how many may lower
-the interference by less than a twentieth before they end."""
+N_SEARCHES, LATER, WAITED = 20, (50, 25), 2
+"""Most searches, the rotations and likelihood steps of all but the first, and how many may find no
+further clean source before they end."""
 CLEAN, ALONE = 0.02, 2.0
-"""Share of interference below which a source is kept where the next search begins; and searches end
-below so many times the share in pictures alone."""
+"""Share of interference below which a source is clean; and searches end below so many times the
+mean share in pictures alone."""
 NEW = 0.1
 """Share of a source's energy that must lie outside the span of those before it."""
 
@@ -87,10 +87,9 @@ def apart(
     settled = search.n < n_iterations
     shares = search.shares(w)
     enough = k * ALONE * max(separator.card.alone, LEAST_SHARE)
-    least = shares.sum(1)
-    waited = least.new_zeros(r)
+    n_clean, waited = (shares < CLEAN).sum(1), shares.new_zeros(r)
     for number in range(1, N_SEARCHES):
-        going = (least > enough) & (waited < WAITED)
+        going = (shares.sum(1) > enough) & (waited < WAITED)
         if not bool(going.any()):
             break
         limit = CLEAN if number % 2 else -torch.inf  # every other search begins anywhere
@@ -102,12 +101,12 @@ def apart(
         pairs = zip(both, order, generators, strict=True)
         tried = search.freed(torch.stack([joined(own[o], g) for own, o, g in pairs]), LATER[1])
         found = search.shares(tried)
-        lower = found.sum(1) < least
-        fell = found.sum(1) < 0.95 * least
-        take = going & lower
+        found_clean = (found < CLEAN).sum(1)
+        waited = torch.where(found_clean > n_clean, 0, waited + 1)
+        take = going & (found_clean >= n_clean)
+        n_clean = torch.where(take, found_clean, n_clean)
         w = torch.where(take[:, None, None], tried, w)
         shares = torch.where(take[:, None], found, shares)
-        least, waited = shares.sum(1), torch.where(fell, 0, waited + 1)
     w = search.cleaned(w)
     return Descent(w, w @ z, search.shares(w).sum(1), search.n, settled)
 
