@@ -15,7 +15,7 @@ it.
 Hundreds of images that are far from orthogonal, as digits are, have many near-optima, each with
 other images right. Sources without interference are right, so searches go on while there is more
 of it than in pictures alone, and the cleanest sources of all are kept: of 300 digits one search
-tells 112 apart, twelve 200.
+identifies 149, fifteen 190.
 """
 
 from __future__ import annotations
