@@ -81,13 +81,16 @@ def apart(
     """The matrices at which sources of pictures `z`, white in the metric, hold least interference,
     which is the objective. The first search has at most `n_iterations` rotations."""
     search = _Search(separator, z, separator.whitened(z.flatten(0, 1)).view_as(z), report)
-    r, k = z.shape[:2]
+    k = z.shape[1]
     start = torch.stack([rotation_start(k, g) for g in generators]).to(z)
     w = search.freed(search.rotated(start, n_iterations), N_FREE)
     settled = search.n < n_iterations
     shares = search.shares(w)
     enough = k * ALONE * max(separator.card.alone, LEAST_SHARE)
-    n_clean, waited = (shares < CLEAN).sum(1), shares.new_zeros(r)
+    n_clean = (shares < CLEAN).sum(1)
+    waited = torch.where(n_clean > 0, 0, WAITED)  # where none is, the network is the limit
+    if separator.detail:  # other pictures than it learned from, whose shares say less
+        waited = torch.full_like(waited, WAITED)
     for number in range(1, N_SEARCHES):
         going = (shares.sum(1) > enough) & (waited < WAITED)
         if not bool(going.any()):

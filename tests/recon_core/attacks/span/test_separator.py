@@ -255,18 +255,18 @@ def test_who_knows_the_interference_takes_a_span_apart() -> None:
 
 
 def test_searches_go_on_until_sources_are_clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a first search of one rotation others find what it missed, also beside a victim whose
+    """After a first search of three rotations others find what it missed, also beside a victim whose
     images the network does not know."""
     x = torch.randn(2, 30, 256, generator=generator(4))
     white = Metric((1, 16, 16), torch.ones(1, 256), torch.eye(256)[None], torch.zeros(1, 256))
     knows = {"compact": _Knows(x[0])}
     separator = Separator(_card(alone=0.005), knows, white, torch.zeros(256))
     z = torch.stack([whitened(some)[1] @ some for some in x])
-    monkeypatch.setattr("recon_core.attacks.span.guided.N_FREE", 1)
+    monkeypatch.setattr("recon_core.attacks.span.guided.N_FREE", 4)
 
     def right(n_searches: int, own: Tensor) -> int:
         monkeypatch.setattr("recon_core.attacks.span.guided.N_SEARCHES", n_searches)
-        ended = apart(separator, own, [generator(i) for i in range(len(own))], n_iterations=1)
+        ended = apart(separator, own, [generator(i) for i in range(len(own))], n_iterations=3)
         alike = torch.corrcoef(torch.cat([ended.sources[0], x[0]]))[:30, 30:].abs()
         return int((alike.amax(0) > 0.99).sum())
 
