@@ -255,7 +255,7 @@ def test_who_knows_the_interference_takes_a_span_apart() -> None:
 
 
 def test_searches_go_on_until_sources_are_clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a first search of three rotations others find what it missed, also beside a victim whose
+    """After three rotations later searches find what the first missed, also beside a victim whose
     images the network does not know."""
     x = torch.randn(2, 30, 256, generator=generator(4))
     white = Metric((1, 16, 16), torch.ones(1, 256), torch.eye(256)[None], torch.zeros(1, 256))
