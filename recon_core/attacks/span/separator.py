@@ -72,7 +72,7 @@ class Card(Strict):
     n_pictures: int
     sha256: str
     n_steps: int
-    alone: float = 0.0
+    alone: float
     separated: tuple[tuple[int, int, int], ...] = ()
 
     def __post_init__(self) -> None:

@@ -147,6 +147,7 @@ def _card(job: SeparatorJob, seen: Float[Tensor, "n c h w"]) -> Card:
         n_pictures=len(seen),
         sha256=hashlib.sha256((255 * seen).round().to(torch.uint8).numpy().tobytes()).hexdigest(),
         n_steps=job.n_steps or STEPS,
+        alone=0.0,
     )
 
 

@@ -40,7 +40,7 @@ def _card(shape: tuple[int, int, int] = (1, 16, 16), **changed: object) -> Card:
         "shape": shape, "widths": (8, 12), "patch": 2, "large": False, "centred": True,
         "mirrored": False,
         "shifted": 1, "noise": 0.4, "floor": 1e-2, "source": "drawn", "n_pictures": 40,
-        "sha256": "", "n_steps": 3, "separated": ((50, 40, 30), (200, 20, 30)),
+        "sha256": "", "n_steps": 3, "alone": 0.0, "separated": ((50, 40, 30), (200, 20, 30)),
     }  # fmt: skip
     return Card(**facts | changed)  # type: ignore[arg-type]
 
