@@ -32,10 +32,6 @@ BLURRED = (
     "the start of training blurs the span of these weights, and what is put in it may lose more "
     "than it gains; give --initial, the weights before training, if you have them"
 )
-FEW = (
-    "so few images separate nearly whole without what was learned of images, and that makes them "
-    "no better"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +65,7 @@ class InSpan:
 @command(restore_app, "restore")
 def restore(
     *,
-    weights: Annotated[str, "A trained restorer's folder | span | nlm | tv | wavelet | FILE.onnx"],
+    weights: Annotated[str, "A trained restorer's folder | nlm | tv | wavelet | FILE.onnx"],
     source: Annotated[
         str,
         "--input",
@@ -99,10 +95,9 @@ def restore(
 
     Examples: `palimpsest restore --weights runs/cifar/restorers/edm --input my-pictures --out
     restored` · `palimpsest restore --weights nlm --input runs/cifar --split heldout --out
-    denoised --limit 100` · `palimpsest restore --weights span --span victim.pt --initial
+    denoised --limit 100` · `palimpsest restore --weights nlm --span victim.pt --initial
     epoch0.pt --input attack --out restored`
     """
-    from recon_core.attacks.span.search import FEWEST
     from storage.sources.picture_files import facts_of
     from tasks.restoring.folder import SHEET
     from tasks.restoring.in_span import open_span
@@ -123,8 +118,6 @@ def restore(
     show_facts(out, str(at), facts_of(len(inputs), (), reading))
     if allowed is not None and not allowed.exact:
         say(err, f"{in_span.span}: {BLURRED}")
-    if allowed is not None and weights == "span" and allowed.n_directions < FEWEST:
-        say(err, f"{in_span.span}: {FEW}")
     from flows import restore as flow  # Prefect, after all that may be refused
 
     record = flow.restore(

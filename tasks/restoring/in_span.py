@@ -2,31 +2,27 @@
 
     span = open_span(Span(weights=Path("victim.safetensors")), pictures)
 
-"Agree with the weights" is three things: a restorer's answers are projected on the span, or every
-step of one that has steps is (`recon_core.restore.edm.Constraint`), or `SpanRestorer` takes the
-whole span apart anew and gives for each picture the source that it is most like.
+A restorer's answers are projected on it, or every step of one that has steps is
+(`recon_core.restore.edm.Constraint`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from recon_core.attacks.span.attack import check_victim
 from recon_core.attacks.span.restoration import InSpan, in_span
 from recon_core.attacks.span.settings import SpanAttack
-from recon_core.types import Progress, no_progress, seeded_generator
 from tasks.attack_file.record import check_std
 from tasks.families.weights.inputs import read_mean, read_std, read_victim
 from tasks.families.weights.sources import best_source
 from tasks.restoring.inputs import Inputs
 
-SPAN = "span"
 Steps = Literal["every", "last"]
 """The steps of a restorer that are kept in the span."""
 OF_THE_NETWORK = 0.8
@@ -82,40 +78,11 @@ class OpenSpan:
     tolerance: float = 0.0
 
     @property
-    def n_directions(self) -> int:
-        return len(self.allowed.directions)
-
-    @property
     def at_every_step(self) -> bool:
         """True if a restorer that has steps is kept in the span at each of them."""
         if self.steps is None:
             return self.exact or self.tolerance > 0
         return self.steps == "every"
-
-
-@dataclass(frozen=True)
-class SpanRestorer:
-    """The separation by the network that knows the other images in given pictures."""
-
-    span: InSpan
-    attack: SpanAttack = field(default_factory=lambda: SpanAttack(sources="network"))
-
-    def restore(
-        self,
-        net: nn.Module,
-        condition: Float[Tensor, "n 3 h w"],
-        *,
-        n_samples: int,
-        seeds: Tensor,
-        progress: Progress = no_progress,
-        batch_size: int = 0,
-    ) -> Float[Tensor, "1 n 3 h w"]:
-        """One answer to each of one network's pictures, which must all be here."""
-        del net, n_samples, seeds, batch_size
-        generator = seeded_generator(0, 0, "attack")
-        return self.span.to(condition).separated_again(
-            condition, attack=self.attack, generator=generator, progress=progress
-        )[None]
 
 
 def open_span(of: Span, pictures: Inputs) -> OpenSpan:

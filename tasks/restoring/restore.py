@@ -12,7 +12,6 @@ paths for other batch sizes.
 from __future__ import annotations
 
 import hashlib
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -25,7 +24,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recon_core.attacks.span.restoration import InSpan
-from recon_core.attacks.span.search import separator_for
 from recon_core.restore import EDM, BFDnCNN, RegressionUNet
 from recon_core.restore.edm import Constraint
 from recon_core.restore.generic import GENERIC_RESTORERS, need_wavelets
@@ -33,7 +31,7 @@ from recon_core.types import Progress, no_progress
 from storage.errors import StorageError
 from tasks.devices import Device, resolve_device
 from tasks.evaluation.record import fingerprint_of, weights_digest
-from tasks.restoring.in_span import SPAN, OpenSpan, SpanRestorer
+from tasks.restoring.in_span import OpenSpan
 from tasks.restoring.onnx_restorer import OnnxRange, OnnxRestorer
 from tasks.training.train import load_restorer, model_folder
 
@@ -156,16 +154,8 @@ class OpenRestorer:
         cut = drawn[..., :height, :width].cpu()
         return cut if self.span is None else self.span.projected(cut)
 
-    @property
-    def separates(self) -> bool:
-        """True if one separation of the span serves all pictures, which come together then."""
-        return isinstance(self.restorer, SpanRestorer)
-
     def chunk_size(self, n_samples: int, batch_size: int, shape: Sequence[int]) -> int:
-        """Number of pictures whose samples fill one batch, for pictures of `shape` (.., h, w); all
-        of them where one separation serves all."""
-        if self.separates:
-            return sys.maxsize
+        """Number of pictures whose samples fill one batch, for pictures of `shape` (.., h, w)."""
         return max(1, _fitting(batch_size, shape) // (n_samples if self.generative else 1))
 
     def why_not(self, height: int, width: int) -> str | None:
@@ -218,9 +208,9 @@ def open_restorer(
 ) -> OpenRestorer:
     """The restorer that `weights` names: a folder that `palimpsest train` wrote (or the model.json
     in it), an ONNX file (`*.onnx`, whose pictures are in `onnx_range`), or one of the baselines
-    `nlm`, `tv`, `wavelet`, which run on the CPU wherever `device` is; or `span`, which takes
-    one victim's span apart anew for its pictures. With `span` every answer lies in the span of
-    that victim's first layer, of EDM every step on the way to it, too, if `span.at_every_step`.
+    `nlm`, `tv`, `wavelet`, which run on the CPU wherever `device` is. With `span` every answer
+    lies in the span of a victim's first layer, of EDM every step on the way to it, too, if
+    `span.at_every_step`.
 
     Raises ValueError for nothing of that name, a device that is not there, or a model that takes or
     gives something else than pictures; StorageError if the weights cannot be read, or a package
@@ -236,11 +226,6 @@ def open_restorer(
             )
         return opened
     text = str(weights)
-    if text == SPAN:
-        raise ValueError(
-            "--weights span takes the pictures of one network apart anew: give the network's "
-            "weights with --span, and those before training with --initial, if you have them"
-        )
     if text in GENERIC_RESTORERS:
         return _baseline(text)
     path = Path(weights).expanduser()
@@ -248,8 +233,8 @@ def open_restorer(
         return _onnx(path, device, onnx_range)
     if not path.exists():
         raise ValueError(
-            f"--weights {text} is not there: give the folder of a trained restorer, an .onnx file, "
-            f"one of the baselines {', '.join(GENERIC_RESTORERS)}, or span"
+            f"--weights {text} is not there: give the folder of a trained restorer, an .onnx file "
+            f"or one of the baselines {', '.join(GENERIC_RESTORERS)}"
         )
     where = resolve_device(device)
     restorer, net = load_restorer(path, device=where)
@@ -304,19 +289,6 @@ def _in_span(
 ) -> OpenRestorer:
     """The restorer with its answers in the span."""
     sides = (int(span.allowed.mean.shape[1]), int(span.allowed.mean.shape[2]))
-    if str(weights) == SPAN:
-        again = SpanRestorer(span.allowed)
-        _ = separator_for(again.attack, (span.allowed.mean.shape[0], *sides))  # refuses others
-        settings = {"attack": asdict(again.attack), "span": span.facts}
-        return OpenRestorer(
-            restorer=again,
-            net=nn.Identity(),
-            device=resolve_device(device),
-            name=SPAN,
-            fingerprint=fingerprint_of(SPAN, settings),
-            settings=settings,
-            resolution=sides,
-        )
     opened = open_restorer(weights, device=device, onnx_range=onnx_range)
     wrong = opened.why_not(*sides)
     if wrong is not None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from flows.cli.restore import BLURRED, FEW
+from flows.cli.restore import BLURRED
 from storage.pairs.dataset import Dataset
 from tests.recon_core.tiles import photograph_tiles
 from tests.storage import stores
@@ -109,25 +109,6 @@ def test_an_attacks_pictures_are_restored_inside_the_span_of_its_weights(
     assert (tmp_path / "out" / "restored.json").exists()
 
 
-@pytest.mark.parametrize("fewest", [5, 6])
-def test_a_separation_of_few_images_says_that_it_brings_nothing(
-    palimpsest,
-    prefect_server: None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    fewest: int,
-) -> None:
-    images = photograph_tiles(32, shrink=1)[:6].numpy()
-    network_of(images, tmp_path / "victim.pt", start=tmp_path / "start.pt")
-    monkeypatch.setattr("recon_core.attacks.span.search.FEWEST", fewest)
-    words = ["--weights", "span", "--span", tmp_path / "victim.pt"]
-    words += ["--initial", tmp_path / "start.pt", "--device", "cpu"]
-    words += ["--input", picture_folder(tmp_path / "in", images), "--out", tmp_path / "out"]
-    ended, _, notice = palimpsest(*words)
-    assert ended == 0
-    assert (FEW in notice) == (fewest == 6), "the mean is missing: five directions"
-
-
 def test_the_steps_that_are_kept_in_the_span_are_settings_of_the_folder(
     palimpsest, prefect_server: None, tmp_path: Path
 ) -> None:
@@ -159,17 +140,11 @@ def test_pictures_are_resized_when_asked(
     ("changes", "code", "said"),
     [
         ({"--weights": "nothing"}, 2, "nothing is not there: give .*nlm, tv, wavelet"),
-        ({"--weights": "span"}, 2, "--weights span takes the pictures of one network apart anew"),
         ({"--initial": "epoch0"}, 2, "--initial, .* --span-tolerance are of the network of --span"),
         ({"--span-steps": "every"}, 2, "--initial, .* are of the network of --span; give it"),
         ({"--span-tolerance": 0}, 2, "--initial, .* are of the network of --span; give it"),
         ({"--span": "own.pt", "--span-tolerance": 2}, 2, "--span-tolerance 2 is no distance"),
         ({"--span": "nowhere"}, 2, "nowhere"),
-        (
-            {"--weights": "span", "--span": "own.pt"},
-            2,
-            "knows no images of 3x8x8; learn a separator",
-        ),
         ({"--span": "grey.safetensors"}, 2, "is 8x8 in colour, and the network in .* of 1x8x8"),
         ({"--span": "other.safetensors"}, 2, "they are not of this network. Give --span the"),
         ({"--span": "still.safetensors", "--initial": "still.safetensors"}, 2, "is its start"),

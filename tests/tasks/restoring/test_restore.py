@@ -17,7 +17,6 @@ from recon_core.restore.generic import GENERIC_RESTORERS
 from storage.errors import StorageError
 from tasks.restoring.in_span import Span, open_span
 from tasks.restoring.inputs import open_inputs
-from tasks.restoring.job import Restoration, restore_pictures
 from tasks.restoring.restore import open_restorer, picture_seeds
 from tests.recon_core.drawing import generator
 from tests.recon_core.tiles import photograph_tiles
@@ -297,19 +296,16 @@ def test_every_step_of_edm_is_kept_in_the_span(tmp_path: Path) -> None:
 
 
 def test_steps_are_kept_in_the_span_where_there_are_some(tmp_path: Path) -> None:
-    images = photograph_tiles(32, shrink=2)[:6].numpy()
+    images = pixels(6)
     inputs = open_inputs(picture_folder(tmp_path / "in", images))
     network_of(images, tmp_path / "victim.safetensors")
     of = Span(weights=tmp_path / "victim.safetensors")
     trained(tmp_path / "bf", TINY_BF_DNCNN)
-    for weights in (tmp_path / "bf", "span"):
-        for how, option in ({"steps": "every"}, "steps every"), ({"tolerance": 0.1}, "tolerance"):
-            span = open_span(replace(of, **how), inputs)
-            with pytest.raises(
-                ValueError, match=rf"--span-{option} is of .*EDM\), and --weights {weights}"
-            ):
-                open_restorer(weights, device="cpu", span=span)
-        open_restorer(weights, device="cpu", span=open_span(replace(of, steps="last"), inputs))
+    for how, option in ({"steps": "every"}, "steps every"), ({"tolerance": 0.1}, "tolerance"):
+        span = open_span(replace(of, **how), inputs)
+        with pytest.raises(ValueError, match=rf"--span-{option} is of .*EDM\), and --weights"):
+            open_restorer(tmp_path / "bf", device="cpu", span=span)
+    open_restorer(tmp_path / "bf", device="cpu", span=open_span(replace(of, steps="last"), inputs))
     with pytest.raises(ValueError, match="--span-tolerance is of every step"):
         replace(of, steps="last", tolerance=0.1)
     with pytest.raises(ValueError, match="--span-tolerance 1 is no distance"):
@@ -323,31 +319,3 @@ def test_a_restorer_of_another_size_than_the_networks_images_is_refused(tmp_path
     opened = open_span(Span(weights=tmp_path / "victim.safetensors"), inputs)
     with pytest.raises(ValueError, match="is 6 x 6, but edm works at 8 x 8; use another restorer"):
         open_restorer(trained(tmp_path / "edm"), device="cpu", span=opened)
-
-
-def test_all_pictures_of_a_network_are_taken_apart_together(tmp_path: Path) -> None:
-    images = photograph_tiles(32, shrink=2)[:12].numpy()
-    files = [tmp_path / "victim.safetensors", tmp_path / "start.safetensors"]
-    network_of(images, files[0], start=files[1])
-    mixed = np.clip(0.6 * images + 0.4 * np.roll(images, 1, 0), 0, 255).astype(np.uint8)
-    inputs = open_inputs(picture_folder(tmp_path / "in", mixed))
-    restorer = open_restorer(
-        "span", device="cpu", span=open_span(Span(weights=files[0], initial=files[1]), inputs)
-    )
-    assert restorer.chunk_size(20, 1, (3, 32, 32)) >= len(mixed)
-    (found,) = restorer.samples(
-        torch.from_numpy(mixed).float() / 255, torch.zeros(12, dtype=torch.int64), n_samples=20
-    )
-
-    def likeness(pictures: np.ndarray) -> np.ndarray:
-        rows = [(p - images.mean(0)).reshape(12, -1) for p in (pictures, images)]
-        return np.abs(np.corrcoef(*rows)[:12, 12:]).max(0)
-
-    out = tmp_path / "out"
-    record = restore_pictures(restorer, inputs, out, Restoration())
-    written = {file.name: file.read_bytes() for file in (out / "mean").iterdir()}
-    assert len(written) == record["n_pictures"] == 12
-    (out / "mean" / "p03.png").unlink()  # restored again from the same separation
-    restore_pictures(restorer, inputs, out, Restoration())
-    assert {file.name: file.read_bytes() for file in (out / "mean").iterdir()} == written
-    assert np.median(likeness(found.numpy() * 255)) > np.median(likeness(mixed)) + 0.05
