@@ -1,16 +1,16 @@
-"""What a first layer says of a network's inputs: their order, and what was subtracted from them.
+"""What a first layer tells of a network's inputs: their order, and what was subtracted from them.
 
 Images are (c, h, w) here, in red, green, blue. Keras and numpy flatten height x width x channels,
 OpenCV has blue first. Inputs x_i - m of training lie in the span of the first layer's directions:
-of images at hand most of them does in the right order, and P x_i = P m for all, where P projects
-off the span. Without images, directions are smooth in the right order alone, but for transposed
-images or exchanged colours, which no weights show.
+images in another order do not, and neither does their mean, if it was subtracted. Without images,
+directions are smooth pictures in the right order alone, but for transposed images or exchanged
+colours, which no weights show.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -23,22 +23,21 @@ from recon_core.victims.network import Shape
 
 PixelOrder = Literal["chw", "hwc", "cwh", "whc", "hcw", "wch"]
 ChannelOrder = Literal["rgb", "bgr"]
-Subtracted = Literal["none", "constant", "own", "unknown"]
 
 T_AT_LEAST, RESIDUAL = 4.0, 0.95
-"""Student's t of the paired differences between two of twelve orders, and ratio of the energies
-outside the span, from which one fits better. On networks of 40 photographs or digits the ratio was
-.02 to .95 for the right order, .98 and more for images that were never seen."""
+"""Least Student's t of the paired differences between two of twelve orders, and largest ratio of
+the energies outside the span, by which one fits better. On networks of 40 photographs or digits the
+ratio was .02 to .95 for the right order, .98 and more for images that were never seen."""
 SMOOTHER = 0.85
-"""Ratio of roughnesses from which another order is likelier: .33 to .71 where inputs were flattened
-as hwc, above 1 where not."""
+"""Largest ratio of roughnesses by which another order is likelier: .33 to .71 where inputs were
+flattened as hwc, above 1 where not."""
 FEWEST = 4
-"""Images without which nothing is said of what was subtracted."""
+"""Least number of images that tell what was subtracted."""
 INSIDE, OUTSIDE, ROUNDING = 0.4, 1.1, 1e-4
 """Share of the mean's energy outside the span over that of the images less their mean: up to .36 on
 these networks where it was not subtracted, .69 and more where it was."""
 KNOWN = 0.1
-"""Share of a constant's energy outside the span without which nothing tells it from others."""
+"""Least share of a constant's energy outside the span that tells it from other constants."""
 
 
 @dataclass(frozen=True)
@@ -52,15 +51,14 @@ class InputOrder:
         return f"{self.pixels} in {self.channels.upper()}"
 
     def places(self, shape: Shape) -> Int64[Tensor, " d"]:
-        """The place in a flat image (c, h, w) that each input is from."""
+        """The index in a flat image (c, h, w) of each input."""
         index = torch.arange(math.prod(shape)).view(shape)
         index = index.flip(0) if self.channels == "bgr" else index
         return index.permute(*("chw".index(axis) for axis in self.pixels)).flatten()
 
     def to_images(self, rows: Float[Tensor, "... d"], shape: Shape) -> Float[Tensor, "... d"]:
         """Rows over the network's inputs as rows over flat images (c, h, w)."""
-        found = torch.empty_like(rows)
-        found[..., self.places(shape).to(rows.device)] = rows
+        found: Tensor = rows[..., self.places(shape).argsort().to(rows.device)]
         return found
 
     def to_inputs(self, rows: Float[Tensor, "... d"], shape: Shape) -> Float[Tensor, "... d"]:
@@ -71,8 +69,8 @@ class InputOrder:
 
 def orders_of(shape: Shape) -> tuple[InputOrder, ...]:
     """All orders in which inputs of images of a shape may differ, the usual one first."""
-    pixels: Sequence[PixelOrder] = ("chw", "cwh") if shape[0] == 1 else get_args(PixelOrder)
-    channels: Sequence[ChannelOrder] = ("rgb", "bgr") if shape[0] == 3 else ("rgb",)
+    pixels = ("chw", "cwh") if shape[0] == 1 else get_args(PixelOrder)
+    channels = get_args(ChannelOrder)[: 2 if shape[0] == 3 else 1]
     return tuple(InputOrder(p, c) for c in channels for p in pixels)
 
 
@@ -80,15 +78,11 @@ def shares_in_span(
     directions: Float[Tensor, "k d"], images: Float[Tensor, "n c h w"]
 ) -> dict[InputOrder, Float[Tensor, " n"]]:
     """Share of each image's energy, less the images' mean, in the span of directions of a network's
-    inputs, by the order of these."""
+    inputs, by their order."""
     basis = torch.linalg.qr(directions.double().mT).Q
-    x = (images - images.mean(0)).double().flatten(1)
-    energy = x.square().sum(1).clamp_min(1e-12)
-    shape = (images.shape[1], images.shape[2], images.shape[3])
-    return {
-        order: (order.to_inputs(x, shape) @ basis).square().sum(1) / energy
-        for order in orders_of(shape)
-    }
+    x, (c, h, w) = (images - images.mean(0)).double().flatten(1), images.shape[1:]
+    inside = {o: (o.to_inputs(x, (c, h, w)) @ basis).square().sum(1) for o in orders_of((c, h, w))}
+    return {o: energy / x.square().sum(1).clamp_min(1e-12) for o, energy in inside.items()}
 
 
 def better_order(
@@ -107,33 +101,33 @@ def better_order(
 def smoother_order(
     directions: Float[Tensor, "k d"], shape: Shape, taken: InputOrder
 ) -> InputOrder | None:
-    """The order in which directions are smooth pictures and in the one taken they are not; None if
-    there is none. Transposed and recoloured pictures are as smooth."""
-
-    def rough(order: InputOrder) -> float:
-        pictures = order.to_images(directions.double(), shape).unflatten(-1, shape)
-        return float(roughness(pictures).mean())
-
-    best = min(orders_of(shape), key=rough)
-    return best if rough(best) < SMOOTHER * rough(taken) else None
+    """The order in which directions are much smoother pictures than in the one taken, if there is
+    one. Transposed and recoloured pictures are as smooth."""
+    rough = {
+        o: float(roughness(o.to_images(directions.double(), shape).unflatten(-1, shape)).mean())
+        for o in orders_of(shape)
+    }
+    best = min(rough, key=lambda o: rough[o])
+    return best if rough[best] < SMOOTHER * rough[taken] else None
 
 
 def subtracted(
     directions: Float[Tensor, "k d"], images: Float[Tensor, "n c h w"]
-) -> tuple[Subtracted, Float[Tensor, " c"] | None]:
-    """The mean that was subtracted from a network's training images, or from others like them:
-    "none", a "constant" per channel (returned beside), the images' "own" mean or one like it, or
-    "unknown" where the first layer does not tell.
+) -> Float[Tensor, " c"] | Literal["own"] | None:
+    """What was subtracted from a network's training images, as these or others like them tell: a
+    constant per channel, 0 for nothing; "own" for the images' mean or one like it; None where the
+    first layer does not tell.
 
     `directions` are those of the first layer, over flat images; `images` as the network had them
-    but for the mean, so divided by a standard deviation if that was done. If nothing was subtracted
-    their mean lies in the span as much as they do; if a constant was, their mean less that; if
-    their own mean was, neither.
+    but for the mean, so divided by a standard deviation if that was done. Their mean, less the
+    constant if there was one, lies in the span as much as they do, unless it was subtracted itself.
     """
+    if len(images) < FEWEST:
+        return None
     basis = torch.linalg.qr(directions.double().mT).Q
     x, channels = images.double().flatten(1), images.shape[1]
     mean = x.mean(0)
-    constants = torch.eye(channels).to(x).repeat_interleave(x.shape[1] // channels, 1)
+    shades = torch.eye(channels).to(x).repeat_interleave(x.shape[1] // channels, 1)
 
     def outside(rows: Tensor) -> Tensor:
         found: Tensor = rows - (rows @ basis) @ basis.mT
@@ -142,15 +136,10 @@ def subtracted(
     def share(rows: Tensor) -> float:
         return float(outside(rows).square().sum() / rows.square().sum().clamp_min(1e-12))
 
-    fitted = torch.linalg.lstsq(outside(constants).mT, outside(mean)[:, None]).solution[:, 0]
-    usual, none, constant = share(x - mean), share(mean), share(mean - fitted @ constants)
+    fitted = torch.linalg.lstsq(outside(shades).mT, outside(mean)[:, None]).solution[:, 0]
+    usual, none, constant = share(x - mean), share(mean), share(mean - fitted @ shades)
     inside = max(INSIDE * usual, ROUNDING)
-    is_shade = bool(((fitted > 0) & (fitted < 1)).all()) and share(constants) > KNOWN
-    if len(x) < FEWEST:
-        return "unknown", None
-    if none <= inside:
-        return "none", None
-    if is_shade and constant <= inside:
-        return "constant", fitted.float()
-    is_own = min(none, constant) >= max(OUTSIDE * usual, ROUNDING)
-    return "own" if is_own else "unknown", None
+    is_shade = bool(((fitted > 0) & (fitted < 1)).all()) and share(shades) > KNOWN
+    if none <= inside or (is_shade and constant <= inside):
+        return torch.zeros(channels) if none <= inside else fitted.float()
+    return "own" if min(none, constant) >= max(OUTSIDE * usual, ROUNDING) else None

@@ -58,8 +58,6 @@ STATE_EVERY = 25
 SAVE_SECONDS = 30.0
 POLL_SECONDS = 0.2
 
-OF_SOURCES = ("label", "trust", "sparsity", "strength", "agreement")
-
 OnProgress = Callable[[float, float], None]
 """Called with the attacks done, fractions included, and all attacks."""
 
@@ -292,8 +290,8 @@ class _Runner:
 
     def _keep_sources(self, number: int, found: Separated, seconds: float) -> None:
         finite = math.isfinite(found.objective) and bool(found.sources.x.isfinite().all())
-        arrays = {name: getattr(found.sources, name) for name in OF_SOURCES}
-        arrays["x"] = found.sources.x[None]
+        of = found.sources
+        arrays = {"x": of.x[None], "label": of.label, "trust": of.trust}
         self._save(
             number, arrays, seconds, ending="ok" if finite else "diverged",
             n_iterations=found.n_iterations, settings={"settled": float(found.settled)},

@@ -46,17 +46,13 @@ class AttackRun:
 class Candidates:
     """The candidates of one attack, raw, at every saved iteration s.
 
-    `lam`: the multipliers of the KKT attack. `label`, `trust` (in [0, 1]), `sparsity`, `strength`
-    and `agreement`: what the span attack says of its sources (`recon_core.attacks.span.sources`).
+    `lam`: the multipliers of the KKT attack. `label`, `trust`: of the span attack's sources.
     """
 
     x: Float[Tensor, "s m d"]
     lam: Float[Tensor, " m"] | None = None
     label: Int64[Tensor, " m"] | None = None
     trust: Float[Tensor, " m"] | None = None
-    sparsity: Float[Tensor, " m"] | None = None
-    strength: Float[Tensor, " m"] | None = None
-    agreement: Float[Tensor, " m"] | None = None
 
 
 def claim(cache: Path, wanted: dict[str, Any]) -> None:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from recon_core.attacks.span.inputs import (
     InputOrder,
-    Subtracted,
     better_order,
     orders_of,
     shares_in_span,
@@ -217,18 +216,14 @@ def choose_mean(
         return _mean(
             None, None, "unknown", "not known, so that pictures stand on grey; say --mean."
         )
-    told: Subtracted = "unknown"
-    fitted = None
-    if directions is not None:
-        told, fitted = subtracted(directions, truth.images / (1.0 if std is None else std))
-    if told in ("none", "constant"):
-        scale = torch.ones(shape[0], 1, 1) if std is None else std
-        constant = torch.zeros(shape[0]) if fitted is None else fitted
-        level = (constant[:, None, None] * scale).clamp(0, 1).expand(shape).contiguous()
+    scale = torch.ones(shape[0], 1, 1) if std is None else std
+    told = None if directions is None else subtracted(directions, truth.images / scale)
+    if isinstance(told, Tensor):
+        level = (told[:, None, None] * scale).clamp(0, 1).expand(shape).contiguous()
         listed = ",".join(f"{number:.2f}" for number in level[:, 0, 0].tolist())
         source = f"{listed if level.any() else 'none'}, by the first layer"
         why = f"a constant was subtracted, by the first layer: about {listed}."
-        if told == "none":
+        if not level.any():
             why = "nothing was subtracted, by the first layer: the images' own mean is in its span."
         return _mean(level, level, source, why)
     own, both = _means(truth, decoys)

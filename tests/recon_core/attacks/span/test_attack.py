@@ -156,8 +156,8 @@ def test_a_frame_has_more_sources_than_directions_and_every_image_among_them() -
     assert reported == sorted(reported)
     assert reported[-1] == 1.0
     assert int((_signed(separated, x).abs() > 0.8).sum()) >= N - 2
-    assert torch.equal(found.sparsity, found.sparsity.sort(descending=True).values)
-    assert not torch.equal(found.strength, found.strength.sort(descending=True).values)
+    like = torch.corrcoef(torch.cat([found.x, x]))[: len(found.x), len(found.x) :].abs()
+    assert int((like[: 2 * N].amax(0) > 0.8).sum()) >= N - 2  # images are the sparsest
     sharp = _separated(replace(attack, start="known"), architecture, victim, start)
     assert sharp.subspace.ends_sharply
     assert len(sharp.sources.x) == len(sharp.subspace.vectors)
