@@ -36,8 +36,6 @@ FEWEST = 4
 INSIDE, OUTSIDE, ROUNDING = 0.4, 1.1, 1e-4
 """Share of the mean's energy outside the span over that of the images less their mean: up to .36 on
 these networks where it was not subtracted, .69 and more where it was."""
-KNOWN = 0.1
-"""Least share of a constant's energy outside the span that tells it from other constants."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +56,11 @@ class InputOrder:
 
     def to_images(self, rows: Float[Tensor, "... d"], shape: Shape) -> Float[Tensor, "... d"]:
         """Rows over the network's inputs as rows over flat images (c, h, w)."""
-        found: Tensor = rows[..., self.places(shape).argsort().to(rows.device)]
-        return found
+        return rows.index_select(-1, self.places(shape).argsort().to(rows.device))
 
     def to_inputs(self, rows: Float[Tensor, "... d"], shape: Shape) -> Float[Tensor, "... d"]:
         """The inverse of `to_images`."""
-        found: Tensor = rows[..., self.places(shape).to(rows.device)]
-        return found
+        return rows.index_select(-1, self.places(shape).to(rows.device))
 
 
 def orders_of(shape: Shape) -> tuple[InputOrder, ...]:
@@ -126,20 +122,19 @@ def subtracted(
         return None
     basis = torch.linalg.qr(directions.double().mT).Q
     x, channels = images.double().flatten(1), images.shape[1]
-    mean = x.mean(0)
-    shades = torch.eye(channels).to(x).repeat_interleave(x.shape[1] // channels, 1)
-
-    def outside(rows: Tensor) -> Tensor:
-        found: Tensor = rows - (rows @ basis) @ basis.mT
-        return found
+    mean, shades = x.mean(0), torch.eye(channels).to(x).repeat_interleave(x.shape[1] // channels, 1)
 
     def share(rows: Tensor) -> float:
-        return float(outside(rows).square().sum() / rows.square().sum().clamp_min(1e-12))
+        """Share of the energy outside the span."""
+        inside = (rows @ basis).square().sum()
+        return 1 - float(inside / rows.square().sum().clamp_min(1e-12))
 
-    fitted = torch.linalg.lstsq(outside(shades).mT, outside(mean)[:, None]).solution[:, 0]
+    both = torch.cat([basis, shades.mT], 1)
+    fitted: Tensor = torch.linalg.lstsq(both, mean[:, None]).solution[-channels:, 0]
     usual, none, constant = share(x - mean), share(mean), share(mean - fitted @ shades)
     inside = max(INSIDE * usual, ROUNDING)
-    is_shade = bool(((fitted > 0) & (fitted < 1)).all()) and share(shades) > KNOWN
-    if none <= inside or (is_shade and constant <= inside):
-        return torch.zeros(channels) if none <= inside else fitted.float()
+    if none <= inside:
+        return torch.zeros(channels)
+    if constant <= inside and bool(((fitted > 0) & (fitted < 1)).all()):
+        return fitted.float()
     return "own" if min(none, constant) >= max(OUTSIDE * usual, ROUNDING) else None

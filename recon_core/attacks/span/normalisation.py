@@ -1,8 +1,8 @@
 """What a network's inputs were normalised by, read off the span of its first layer.
 
 Inputs are u = (x - s) / t of images x in [0, 1], as torchvision's Normalize has them: s is nothing,
-a constant per channel or a mean image, t a standard deviation per channel. A separator sees images
-x, or x - m with the public mean m, in the metric of their second moments.
+a constant per channel or a mean image, t a standard deviation per channel. A separator sees x, or
+x - m with the public mean m, in the metric of their second moments.
 
 - Channels of images go together, and wrong ratios of t put colour into edges that have none. Of
   factors with product 1 those are taken with which the directions have the least energy in the
@@ -22,8 +22,6 @@ from torch import Tensor
 from recon_core.attacks.span.separator import Separator
 
 NEWTON_STEPS = 30
-LEAST_ROOM = 1e-3
-"""Least share of the mean's energy in the metric that is not accounted for by the metric."""
 GAIN = 0.01
 """Least share of energy that channels lose where they are scaled: .012 to .2 of 100 images of a
 JPEG copy of CIFAR-10 with the usual divisors, at most .005 of lossless photographs, whose right
@@ -76,12 +74,11 @@ def offset(
         torch.cat([pictures - bias @ one, one, constants, -m[None]])
     ).double()
     if not separator.card.centred:  # the metric has m m^T in it; a further number undoes that
-        room = (1 - white[-1].square().sum()).clamp_min(LEAST_ROOM).sqrt()  # (Sherman, Morrison)
+        room = (1 - white[-1].square().sum()).clamp_min(1e-3).sqrt()  # (Sherman, Morrison)
         white = torch.cat([white, white @ white[-1:].mT / room], 1)
     basis = torch.linalg.svd(white[:n], full_matrices=False)[2][: n - 1]
     left = white[n:] - (white[n:] @ basis.mT) @ basis
-    *s, size = torch.linalg.lstsq(left[1:].mT, -left[0, :, None]).solution[:, 0].to(m)
-    if size < SMALLEST:  # s = m
-        return torch.zeros_like(m) if separator.card.centred else m
-    found: Tensor = torch.stack(s) @ constants
-    return found - size * m if separator.card.centred else found
+    fitted = torch.linalg.lstsq(left[1:].mT, -left[0, :, None]).solution[:, 0].to(m)
+    told = fitted[-1] > SMALLEST
+    s, size = (fitted[:-1] @ constants, fitted[-1]) if told else (m, 1.0)
+    return s - size * m if separator.card.centred else s

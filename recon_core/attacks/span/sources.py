@@ -1,13 +1,10 @@
-"""The sources of a separation as images: their sign, size and label, and their order.
+"""The sources of a separation as images: sign, scale, label, and how far they can be trusted.
 
 With biases the images are (x, 1), whose last coordinate settles sign and scale, unless their mean
-was subtracted. Otherwise the network tells the sign: while it learned an image x, what flowed back
-to the first layer is nearly the column of the mixing matrix that belongs to x,
+was subtracted. Otherwise sign and label are those with which an image x explains its column of the
+mixing matrix best, nearly what flowed back to the first layer while x was learned,
 
-    M_j = lam y relu'(W x)_j (d phi / d a_1)_j,
-
-lam > 0 (the KKT condition's coefficient). Of x and -x, and of all labels, those are taken that
-agree best with it.
+    M_j = lam y relu'(W x)_j (d phi / d a_1)_j,  lam > 0 (the KKT condition's coefficient).
 """
 
 from __future__ import annotations
@@ -15,9 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor
-from torch.nn.functional import cosine_similarity, pad
+from torch.nn.functional import avg_pool2d, cosine_similarity, pad
 
 from recon_core.attacks.span.features import cosines
 from recon_core.attacks.span.subspace import mixing_of
@@ -27,8 +24,9 @@ INPUT_NORM = 0.25
 """Standard deviation of a pixel of an average image, in the network's inputs."""
 ALONE = 0.9
 """Share of the direction (0, 1) in the span from which on biases tell nothing."""
-SMALLEST_VARIANCE = 1e-3
-"""Of a ring of frequencies, in units of the noise's."""
+POOLED, SMALLEST_VARIANCE = 5, 1e-3
+"""Side of the square of frequencies over which variances of images are averaged, and the least
+variance, in units of the noise's."""
 
 
 @dataclass(frozen=True)
@@ -127,9 +125,9 @@ def denoised(
     """Wiener's estimate of sources `x` in `weight`, with noise of standard deviation `noise`;
     without it `x`.
 
-    A start that is not taken off is noise: W = M X + N. With images whose cosines are independent
-    with variances v_i C_f, the most likely images are, for v_i = 1, X_f = (M^T M + sigma^2 /
-    C_f)^{-1} M^T W_f. C is measured on W itself.
+    A start that is not taken off is noise: W = M X + N. Of images whose cosines are independent,
+    with variances v_i C_f, the most likely ones are X_f = (M^T M + sigma^2 / C_f)^{-1} M^T W_f for
+    v_i = 1. C, 1 on the average, is measured on W itself.
     """
     if noise <= 0:
         return x
@@ -137,20 +135,10 @@ def denoised(
     mixing = mixing_of(x.double() / norm, weight)
     seen = cosines(weight.double().unflatten(1, shape))
     strengths, axes = torch.linalg.eigh(mixing.mT @ mixing)
-    relative = noise**2 / image_spectrum(seen, noise).flatten()
+    variance = seen.square().mean(0) - noise**2
+    variance = avg_pool2d(variance, POOLED, 1, POOLED // 2, count_include_pad=False)
+    spectrum = variance.clamp_min(SMALLEST_VARIANCE * noise**2).flatten()
+    relative = noise**2 * spectrum.mean() / spectrum
     projected = axes.mT @ mixing.mT @ seen.flatten(1)
     estimate = axes @ (projected / (strengths.clamp_min(0)[:, None] + relative))
     return (cosines(estimate.unflatten(1, shape), inverse=True).flatten(1) * norm).to(x)
-
-
-def image_spectrum(seen: Float64[Tensor, "h c a b"], noise: float) -> Float64[Tensor, "c a b"]:
-    """Variances of the images' cosines from those of weights with noise: equal in rings of
-    frequencies, 1 on the average."""
-    variance = seen.square().mean(0) - noise**2
-    across, down = (torch.arange(n).to(seen) / n for n in seen.shape[2:])
-    rings = (torch.hypot(across[:, None], down) * max(seen.shape[2:])).round()
-    for radius in rings.unique():
-        ring = rings == radius
-        variance[:, ring] = variance[:, ring].mean(1, keepdim=True)
-    spectrum = variance.clamp_min(SMALLEST_VARIANCE * noise**2)
-    return spectrum / spectrum.mean()
