@@ -246,7 +246,7 @@ def _score_victim(
             lambda _advance: find_span(bench, spans_of, victim),
         )
         scores.oracle, scores.n_directions = found[ORACLE], len(found[SPAN]["directions"])
-        bench = replace(bench, project=projection_on(found[SPAN], bench.device))
+        bench = replace(bench, project=projection_on(found[SPAN]))
     for run in victim.runs:
         for step in steps:
             by = attacks.get(step)

@@ -77,11 +77,9 @@ def find_span(bench: Bench, experiment: KKT, victim: Victim) -> dict[str, Arrays
     }
 
 
-def projection_on(span: Arrays, device: str) -> Project:
+def projection_on(span: Arrays) -> Project:
     """Pictures to the nearest in a span; as they are where there is none."""
-    directions, mean = (
-        torch.from_numpy(span[name].copy()).to(device) for name in ("directions", "mean")
-    )
+    directions, mean = (torch.from_numpy(span[name].copy()) for name in ("directions", "mean"))
     return InSpan(directions, mean).projected if len(directions) else _as_it_is
 
 

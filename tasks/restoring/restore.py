@@ -296,8 +296,7 @@ def _in_span(
     facts, constraint = span.facts, None
     if opened.generative and span.at_every_step:  # without a word of it: a folder of before
         facts = {**facts, "steps": "every", "tolerance": span.tolerance}
-        nearest = span.allowed.to(opened.device).nearest
-        constraint = Constraint(nearest=nearest, tolerance=span.tolerance)
+        constraint = Constraint(nearest=span.allowed.nearest, tolerance=span.tolerance)
     return replace(
         opened,
         name=f"{opened.name}, in the span",

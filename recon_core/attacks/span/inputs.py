@@ -9,8 +9,6 @@ colours, which no weights show.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -50,7 +48,7 @@ class InputOrder:
 
     def places(self, shape: Shape) -> Int64[Tensor, " d"]:
         """The index in a flat image (c, h, w) of each input."""
-        index = torch.arange(math.prod(shape)).view(shape)
+        index = torch.arange(torch.Size(shape).numel()).view(shape)
         index = index.flip(0) if self.channels == "bgr" else index
         return index.permute(*("chw".index(axis) for axis in self.pixels)).flatten()
 
@@ -82,7 +80,7 @@ def shares_in_span(
 
 
 def better_order(
-    shares: Mapping[InputOrder, Float[Tensor, " n"]], taken: InputOrder
+    shares: dict[InputOrder, Float[Tensor, " n"]], taken: InputOrder
 ) -> InputOrder | None:
     """The order that fits images better than the one taken; None if none does for certain."""
     best = max(shares, key=lambda order: float(shares[order].mean()))
@@ -99,10 +97,8 @@ def smoother_order(
 ) -> InputOrder | None:
     """The order in which directions are much smoother pictures than in the one taken, if there is
     one. Transposed and recoloured pictures are as smooth."""
-    rough = {
-        o: float(roughness(o.to_images(directions.double(), shape).unflatten(-1, shape)).mean())
-        for o in orders_of(shape)
-    }
+    pictures = {o: o.to_images(directions, shape).unflatten(-1, shape) for o in orders_of(shape)}
+    rough = {o: float(roughness(some).mean()) for o, some in pictures.items()}
     best = min(rough, key=lambda o: rough[o])
     return best if rough[best] < SMOOTHER * rough[taken] else None
 
@@ -130,11 +126,9 @@ def subtracted(
         return 1 - float(inside / rows.square().sum().clamp_min(1e-12))
 
     both = torch.cat([basis, shades.mT], 1)
-    fitted: Tensor = torch.linalg.lstsq(both, mean[:, None]).solution[-channels:, 0]
+    fitted: Tensor = torch.linalg.lstsq(both, mean[:, None]).solution[-channels:, 0].clamp(0, 1)
     usual, none, constant = share(x - mean), share(mean), share(mean - fitted @ shades)
     inside = max(INSIDE * usual, ROUNDING)
-    if none <= inside:
-        return torch.zeros(channels)
-    if constant <= inside and bool(((fitted > 0) & (fitted < 1)).all()):
-        return fitted.float()
+    if min(none, constant) <= inside:
+        return torch.zeros(channels) if none <= inside else fitted.float()
     return "own" if min(none, constant) >= max(OUTSIDE * usual, ROUNDING) else None

@@ -37,7 +37,7 @@ def undone(
     channels multiplied by `scales`."""
     shape, d = separator.card.shape, len(separator.mean)
     pictures: Tensor = (rows[:, :d].unflatten(1, shape) * scales[:, None, None]).flatten(1)
-    if rows.shape[1] > d and bool(rows[:, d].any()):
+    if bool(rows[:, d:].any()):
         pictures = pictures + rows[:, d:] * offset(separator, pictures, rows[:, d:])
     return pictures
 
@@ -47,9 +47,8 @@ def channel_scales(separator: Separator, rows: Float[Tensor, "k e"]) -> Float64[
     product 1. All 1 where others have nearly as much energy (`GAIN`), as in pictures with detail in
     their colours; of a JPEG copy's, without noise, right to .1 % from 20 images on."""
     d, shape = len(separator.mean), separator.card.shape
-    pictures, bias = rows[:, :d], rows[:, d:]
-    if bias.shape[1]:  # differences of images, from which the same was subtracted
-        pictures = pictures - bias @ (bias.mT @ pictures) / bias.square().sum().clamp_min(1e-30)
+    pictures, bias = rows[:, :d], rows[:, d:]  # differences of images do not depend on s
+    pictures = pictures - bias @ (bias.mT @ pictures) / bias.square().sum().clamp_min(1e-30)
     alone = torch.eye(shape[0]).to(rows)[:, None, :, None, None] * pictures.unflatten(1, shape)
     parts = torch.stack([separator.whitened(x.flatten(1)).double().flatten() for x in alone])
     products = parts @ parts.mT
@@ -70,15 +69,13 @@ def offset(
     m, c, n = separator.mean, separator.card.shape[0], len(bias)
     constants = torch.eye(c).to(m).repeat_interleave(len(m) // c, 1)
     one = bias.mT @ pictures / bias.square().sum()
-    white = separator.whitened(
-        torch.cat([pictures - bias @ one, one, constants, -m[None]])
-    ).double()
+    given = torch.cat([pictures - bias @ one, one, constants, -m[None]])
+    white = separator.whitened(given).double()
     if not separator.card.centred:  # the metric has m m^T in it; a further number undoes that
         room = (1 - white[-1].square().sum()).clamp_min(1e-3).sqrt()  # (Sherman, Morrison)
         white = torch.cat([white, white @ white[-1:].mT / room], 1)
     basis = torch.linalg.svd(white[:n], full_matrices=False)[2][: n - 1]
     left = white[n:] - (white[n:] @ basis.mT) @ basis
     fitted = torch.linalg.lstsq(left[1:].mT, -left[0, :, None]).solution[:, 0].to(m)
-    told = fitted[-1] > SMALLEST
-    s, size = (fitted[:-1] @ constants, fitted[-1]) if told else (m, 1.0)
+    s, size = (fitted[:-1] @ constants, fitted[-1]) if fitted[-1] > SMALLEST else (m, 1.0)
     return s - size * m if separator.card.centred else s

@@ -24,8 +24,9 @@ class InSpan:
 
     def nearest(self, pictures: Float[Tensor, "*n c h w"]) -> Float[Tensor, "*n c h w"]:
         """The nearest pictures in the span, whatever their values."""
-        inside = (pictures - self.mean).flatten(-3) @ self.directions.mT @ self.directions
-        nearest: Tensor = inside.unflatten(-1, self.mean.shape) + self.mean
+        directions, mean = self.directions.to(pictures), self.mean.to(pictures)
+        inside = (pictures - mean).flatten(-3) @ directions.mT @ directions
+        nearest: Tensor = inside.unflatten(-1, mean.shape) + mean
         return nearest
 
     def projected(self, pictures: Float[Tensor, "*n c h w"]) -> Float[Tensor, "*n c h w"]:
@@ -36,9 +37,6 @@ class InSpan:
         """Share of the pictures' energy, less the mean, that lies in the span."""
         inside, whole = (x - self.mean for x in (self.nearest(pictures), pictures))
         return float(inside.square().sum() / whole.square().sum().clamp_min(1e-30))
-
-    def to(self, device: torch.device | str) -> InSpan:
-        return InSpan(self.directions.to(device), self.mean.to(device))
 
 
 def in_span(

@@ -96,7 +96,7 @@ def check_order(
     subject, shape, taken = "order of inputs", victim.architecture.shape, victim.order
     inputs = None if directions is None else taken.to_inputs(directions, shape)
     if truth is not None:
-        shares: Mapping[InputOrder, Tensor] = {}
+        shares: dict[InputOrder, Tensor] = {}
         if inputs is not None:
             shares = shares_in_span(inputs, truth.images / (1.0 if std is None else std))
         accuracy = _accuracies(victim, truth, std)
@@ -131,7 +131,7 @@ def check_order(
 
 
 def _better(
-    shares: Mapping[InputOrder, Tensor],
+    shares: dict[InputOrder, Tensor],
     accuracy: Mapping[InputOrder, float],
     taken: InputOrder,
     n_images: int,
