@@ -55,19 +55,16 @@ def test_the_order_that_inputs_had_fits_best(
         shares = shares_in_span(directions(order.to_inputs(flat, shape), noise), images)
         assert max(shares, key=lambda o: float(shares[o].mean())) == order
         assert better_order(shares, order) is None
-        for other in orders_of(shape):
-            if other != order:
-                assert better_order(shares, other) == order
+        for other in set(orders_of(shape)) - {order}:
+            assert better_order(shares, other) == order
 
 
 def test_no_order_is_told_where_none_fits() -> None:
     g = torch.Generator().manual_seed(0)
     for seed in range(20):
-        images = pictures(20, (3, 12, 12), seed)
-        untrained = torch.linalg.qr(torch.randn(432, 20, generator=g)).Q.mT
-        seen = pictures(20, (3, 12, 12), seed + 100)
-        of_others = directions((seen - seen.mean(0)).flatten(1), 0.1)
-        for wrong in (untrained, of_others):
+        images, others = (pictures(20, (3, 12, 12), seed + k) for k in (0, 100))
+        untrained = torch.randn(20, 432, generator=g)
+        for wrong in (untrained, directions((others - others.mean(0)).flatten(1), 0.1)):
             assert better_order(shares_in_span(wrong, images), InputOrder()) is None
 
 
@@ -75,11 +72,10 @@ def test_smooth_directions_tell_a_flattening_without_images() -> None:
     shape = (3, 16, 16)
     images = pictures(20, shape, 0)
     flat = (images - images.mean(0)).flatten(1)
-    for order, told in (("hwc", True), ("whc", True), ("chw", False), ("cwh", False)):
-        found = smoother_order(
-            directions(InputOrder(order).to_inputs(flat, shape), 0.2), shape, InputOrder()
-        )  # fmt: skip
-        assert (found is not None and found.pixels in ("hwc", "whc")) == told
+    for order in ("hwc", "whc", "chw", "cwh"):
+        inputs = directions(InputOrder(order).to_inputs(flat, shape), 0.2)
+        found = smoother_order(inputs, shape, InputOrder())
+        assert (found is not None and found.pixels[2] == "c") == (order[2] == "c")
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.2])

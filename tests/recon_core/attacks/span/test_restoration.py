@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from recon_core.attacks.span import search
-from recon_core.attacks.span.restoration import InSpan, in_span
+from recon_core.attacks.span.restoration import in_span
 from recon_core.attacks.span.rows import SpanRows
 from recon_core.attacks.span.search import sources_for
 from recon_core.attacks.span.settings import SpanAttack
@@ -29,13 +29,9 @@ def _rows(images: Tensor, std: Tensor | float = 1.0) -> SpanRows:
     return SpanRows(start + mixing @ ((images - images.mean(0)) / std).flatten(1), start)
 
 
-def _allowed(images: Tensor) -> InSpan:
-    return in_span(_rows(images), images.mean(0))[0]
-
-
 def test_what_is_projected_lies_in_the_span_and_stays_there() -> None:
     images = _images()
-    allowed = _allowed(images)
+    allowed, _span = in_span(_rows(images), images.mean(0))
     assert allowed.share(images) == pytest.approx(1.0, abs=1e-4)
     assert torch.allclose(allowed.projected(images), images, atol=1e-4)
     noisy = images + 0.1 * torch.randn(images.shape, generator=generator(2))
