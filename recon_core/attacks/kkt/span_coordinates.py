@@ -38,10 +38,7 @@ def directions_of(architecture: Architecture, parameters: Parameters) -> Float[T
     check_dense_first(architecture.network.conv)
     surplus = SpanAttack().surplus
     try:
-        found = [
-            subspace_of(weight, shape=architecture.shape, surplus=surplus).vectors
-            for weight in parameters.weights[0]
-        ]
+        found = [subspace_of(w, surplus=surplus).vectors for w in parameters.weights[0]]
     except NoSpanError as error:
         why, *_its_fix = str(error).partition("; give")
         raise NoSpanError(f"{why}; use attack.coordinates=pixels") from error

@@ -87,9 +87,7 @@ def separate(
                 f"{given.source} {'less a start' if has_start else 'without a start'}; give rows "
                 "of that source, and a start where it is known"
             )
-        span = given.subspace(
-            architecture.shape, n_directions=attack.n_images, surplus=attack.surplus
-        )
+        span = given.subspace(attack.n_images, attack.surplus)
         decided = sources_for(attack, span, architecture.shape, separator)
         seen = _pictures(decided, span, architecture.shape, separator)
         problems.append(_Problem(decided, own, given, span, generator, *seen))
@@ -149,7 +147,7 @@ def _separate_stack(
         sparsity = -contrast(unit, SCALE)
     found, unmixing = [], ended.rotation @ views.whiten
     for r, (_, parameters, rows, span, *_) in enumerate(stack):
-        x, weight = unmixing[r] @ span.vectors, rows.less(span.start_shares)
+        x, weight = unmixing[r] @ span.vectors, span.learned
         if not span.ends_sharply or (rows.source == "weights" and not span.start_shares):
             # the start, or what was added to the weights, is noise in them
             pixels = denoised(x[:, :d], weight[:, :d], noise=span.noise, shape=shape)

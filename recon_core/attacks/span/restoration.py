@@ -54,7 +54,7 @@ def in_span(
     another shape or more directions than there are.
     """
     attack, shape = attack or SpanAttack(), (mean.shape[0], mean.shape[1], mean.shape[2])
-    span = rows.subspace(shape, n_directions=attack.n_images, surplus=attack.surplus)
+    span = rows.subspace(attack.n_images, attack.surplus)
     pixels = span.vectors[:, : mean.numel()].unflatten(1, shape) * (1.0 if std is None else std)
     directions = torch.linalg.qr(pixels.flatten(1).double().mT).Q.mT.to(pixels)
     return InSpan(directions.contiguous(), mean.to(pixels)), span

@@ -1,16 +1,12 @@
-"""Rows that span training images: weights, optimisers' states, gradients.
+"""Rows that span training images: sums of gradients of a dense first layer, sum_i delta_i x_i^T.
 
-Gradients of a dense first layer are sums of delta_i x_i^T over images, and so are their sums:
-
-- Weights W = c W_0 + M X, with a start W_0 that is taken off if it is known. Of two checkpoints the
-  earlier one is the start of the later one.
-- Adam's first moment (1 - b) sum_t b^(T-t) g_t, and a momentum buffer sum_t mu^(T-t) g_t: raw
-  gradients of the last steps, without a start or Adam's rate of every weight. Weight decay that is
-  part of the gradient adds c W, taken off as a start is, but for what Adam moved in these steps.
-  Decoupled decay (AdamW) adds nothing.
+- Weights W = c W_0 + M X; an earlier checkpoint is the start W_0 of a later one.
+- Adam's first moment and momentum buffers, sum_t b^(T-t) g_t: gradients of the last steps, without
+  a start or Adam's rate of every weight. Weight decay that is part of the gradient adds c W, taken
+  off as a start is, up to what W moved in these steps; decoupled decay (AdamW) adds nothing.
 - Gradients of batches, as clients of federated learning send them.
 
-Rows with biases end in these. Gradients are negated, so that they point where weights go.
+Biases are the last column. Gradients are negated, so that rows point where weights go.
 """
 
 from __future__ import annotations
@@ -35,10 +31,10 @@ _CACHED: dict[tuple[Any, ...], Subspace] = {}
 
 @dataclass(frozen=True)
 class SpanRows:
-    """Rows in the span of one network's training images, and what hides them.
+    """Rows in the span of one network's training images.
 
-    `rows` (m, e), e = d or d + 1; `start` (m, e): what a share is fitted of and taken off, None if
-    unknown or absent. Each of `n_joined` equally many rows has a share of its own.
+    `rows` (m, e), e = d or d + 1; `start` (m, e) is what hides them, None if unknown or absent.
+    Each of `n_joined` equal parts is less a share of its own.
     """
 
     rows: Float[Tensor, "m e"]
@@ -46,33 +42,18 @@ class SpanRows:
     source: Source = "weights"
     n_joined: int = 1
 
-    def subspace(
-        self,
-        shape: tuple[int, int, int] | None = None,
-        *,
-        n_directions: int | None = None,
-        surplus: float = 0.0,
-    ) -> Subspace:
+    def subspace(self, n_directions: int | None = None, surplus: float = 0.0) -> Subspace:
         """Their span (`subspace_of`). It takes seconds, so the last few are cached."""
+        options: dict[str, Any] = {"n_directions": n_directions, "surplus": surplus}
+        options |= {"n_joined": self.n_joined, "has_start": self.source == "weights"}
         given = [t for t in (self.rows, self.start) if t is not None]
         digest = hashlib.sha256(b"".join(t.cpu().numpy().tobytes() for t in given)).digest()
-        options = (self.n_joined, self.source, shape, n_directions, surplus)
-        key = (digest, len(given), self.rows.dtype, self.rows.device, *options)
-        if key not in _CACHED:
-            _CACHED[key] = subspace_of(
-                self.rows, self.start, n_joined=self.n_joined, shape=shape,
-                has_start=self.source == "weights", n_directions=n_directions, surplus=surplus,
-            )  # fmt: skip
+        key = (digest, len(given), self.rows.dtype, self.rows.device, *options.values())
+        if (span := _CACHED.get(key)) is None:
+            span = _CACHED[key] = subspace_of(self.rows, self.start, **options)
             for old in list(_CACHED)[:-MOST_CACHED]:
                 _CACHED.pop(old, None)
-        return _CACHED[key]
-
-    def less(self, shares: Sequence[float]) -> Float[Tensor, "m e"]:
-        """The rows less these shares of their start."""
-        if self.start is None:
-            return self.rows
-        each = self.rows.new_tensor(shares).repeat_interleave(len(self.rows) // self.n_joined)
-        return self.rows - each[:, None] * self.start
+        return span
 
     def to(self, like: torch.device | str) -> SpanRows:
         start = None if self.start is None else self.start.to(like)
@@ -93,8 +74,8 @@ def weight_rows(parameters: Parameters, start: Parameters | None = None) -> Span
 def gradient_rows(
     gradient: Parameters, source: Source, decayed: Parameters | None = None
 ) -> SpanRows:
-    """Gradients, or averages of them, of the first layer; `decayed`: the weights at the time, zero
-    where weight decay added nothing to the gradients. They are scaled to the gradients' size."""
+    """Gradients, or averages of them, of the first layer. `decayed`: the weights at the time, zero
+    where weight decay added nothing, which are scaled to the gradients' size."""
     rows = -first_rows(gradient)
     if decayed is None:
         return SpanRows(rows, None, source)
@@ -103,10 +84,9 @@ def gradient_rows(
 
 
 def state_rows(averages: Sequence[Tensor], weights: Parameters, *, weight_decay: float) -> SpanRows:
-    """What an optimiser remembers of one network's first layer (`Trained.averages`), in whose
-    gradients `weight_decay` times the weights are."""
-    bias = averages[1] if len(averages) > 1 else None
-    gradient = Parameters((averages[0],), (bias,))
+    """An optimiser's averages of one network's first layer (`Trained.averages`), in whose gradients
+    `weight_decay` times the weights are."""
+    gradient = Parameters((averages[0],), (averages[1] if len(averages) > 1 else None,))
     return gradient_rows(gradient, "state", weights if weight_decay else None)
 
 

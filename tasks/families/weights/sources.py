@@ -35,9 +35,7 @@ def spans_of(victim: Victim, attack: SpanAttack) -> dict[Source, Subspace | str]
     found: dict[Source, Subspace | str] = {}
     for source, rows in victim.sources.items():
         try:
-            found[source] = rows.subspace(
-                victim.architecture.shape, n_directions=attack.n_images, surplus=attack.surplus
-            )
+            found[source] = rows.subspace(attack.n_images, attack.surplus)
         except ValueError as error:
             found[source] = str(error)
     return found

@@ -54,9 +54,7 @@ def span_of(victim: Victim, attack: SpanAttack | None = None) -> Subspace | None
     if victim.architecture.network.conv is not None:
         return None
     try:
-        return victim.sources[attack.source].subspace(
-            victim.architecture.shape, n_directions=attack.n_images, surplus=attack.surplus
-        )
+        return victim.sources[attack.source].subspace(attack.n_images, attack.surplus)
     except ValueError:  # fewer directions than asked for, too
         return None
 

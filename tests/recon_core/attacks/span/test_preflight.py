@@ -72,12 +72,12 @@ def test_a_small_start_and_fewer_images_than_neurons_can_be_taken_apart() -> Non
         (signal(12) + noise(0.02), None, None, "the start", "warning", "Give --initial"),
         (signal(1) + noise(1e-4), None, None, "directions", "stop", "nothing to take apart"),
         (signal(60), None, None, "directions", "warning", "as many images as neurons"),
-        (signal(60), None, 20, "directions", "warning", "--n-images-guess's assumption"),
+        (signal(60), None, 20, "directions", "warning", "assumption of --n-images-guess"),
         (signal(12), None, WIDTH, "directions", "stop", "width 40"),
         (noise(0.02), noise(0.02), None, "the start", "stop", "the trained weights themselves"),
         (signal(12) + noise(0.02), noise(0.02), None, "the start", "ok", "100.0%"),
-        (signal(12) + 0.6 * noise(0.02), noise(0.02), None, "the start", "ok", "decay shrinks"),
-        (signal(12) + noise(0.02), noise(0.02, 5), None, "the start", "warning", "nothing"),
+        (signal(12) + 0.6 * noise(0.02), noise(0.02), None, "the start", "ok", "60.0%"),
+        (signal(12) + noise(0.02), noise(0.02, 5), None, "the start", "warning", "another"),
         (signal(12) + 1.5 * noise(0.02), noise(0.02), None, "the start", "warning", "another"),
         (torch.zeros(WIDTH, D), None, None, "a dead layer", "stop", "layer 1 are zero"),
         (torch.full((WIDTH, D), torch.nan), None, None, "weights that are not finite", "stop", ""),
@@ -107,7 +107,7 @@ def test_a_state_without_an_end_is_asked_about(n_images: int | None, level: str)
 def test_layers_matter_where_they_stand() -> None:
     given = said(signal(12) + noise(1e-3), unknown_layers=[("norm.weight", "normalisation")])
     assert given.outlook == "open"
-    assert "norm.weight is a normalisation layer" in given.findings[0].text
+    assert "norm.weight (normalisation)" in given.findings[0].text
     convolution = Network(widths=(20,), conv=Conv(kernel=3, channels=4)).on(SHAPE)
     start = convolution.initial([generator(0)], dtype=torch.float32)
     found, span = span_preflight(SpanAttack(), convolution, start)

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from recon_core.attacks.span import subspace
 from recon_core.attacks.span.subspace import count_signal, fit_shares, subspace_of
 from tests.recon_core.drawing import generator, normal
 from tests.recon_core.tiles import photograph_tiles
@@ -47,35 +46,6 @@ def test_the_start_that_weight_decay_shrank_is_taken_off(share: float, size: flo
     assert found.start_shares[0] == pytest.approx(share, abs=1e-6)
     inside = (right @ found.vectors.mT).square().sum(1)
     assert torch.allclose(inside, torch.ones(12, dtype=torch.float64), atol=1e-6)
-
-
-def test_the_start_is_taken_off_in_few_rounds_where_noise_is_left(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Alternating alone ends at the same share, in three times as many rounds."""
-    signal, _right = _signal(12, seed=1)
-    start = 0.01 * normal(WIDTH, D, seed=2)
-    rows = signal + 0.8 * start + 0.01 * normal(WIDTH, D, seed=3)
-    singular, calls = subspace._singular, []
-    monkeypatch.setattr(subspace, "_singular", lambda m: (calls.append(1), singular(m))[1])
-    quick = fit_shares(rows, start)
-    n_quick = len(calls)
-    monkeypatch.setattr(subspace, "SLOWEST", 0.0)
-    monkeypatch.setattr(subspace, "FIT_ROUNDS", 200)
-    assert fit_shares(rows, start) == pytest.approx(quick, abs=1e-9)
-    assert len(calls) - n_quick > 2 * n_quick
-
-
-def test_noise_that_is_larger_in_some_neurons_shows_no_images() -> None:
-    """Its strongest directions are above the edge of white noise; but they look like noise."""
-    images = photograph_tiles(16, shrink=2)[:12].double().flatten(1) / 255
-    images = images - images.mean(0)
-    sizes = torch.logspace(0, -4, WIDTH, dtype=torch.float64)[:, None]
-    roundings = 0.1 * sizes * normal(WIDTH, images.shape[1], seed=5)
-    rows = normal(WIDTH, 12, seed=6) @ images + roundings
-    assert subspace_of(rows).n_signal > 11
-    assert not subspace_of(rows).ends_sharply
-    assert subspace_of(rows, shape=(3, 16, 16)).n_signal == 11  # twelve less their mean
 
 
 def _strokes(n: int) -> Tensor:
@@ -125,6 +95,12 @@ def _centred(n: int, *, bias: bool) -> Tensor:
     return _mixed(torch.cat([x, torch.ones(n, 1).double()], 1) if bias else x)
 
 
+def _coarse(n: int) -> Tensor:
+    """Their mean is taken off in single precision, whose rounding is a weak direction."""
+    tiles = photograph_tiles(16, shrink=2)[:n].flatten(1).float() / 255
+    return (tiles - tiles.mean(0)).double()
+
+
 ENDS: dict[str, tuple[Callable[[], Tensor], int]] = {
     "float64": (lambda: _mixed(_strokes(40)), 40),
     "float32": (lambda: _rounded(_mixed(_strokes(40))), 40),
@@ -137,6 +113,7 @@ ENDS: dict[str, tuple[Callable[[], Tensor], int]] = {
     "white ground": (lambda: _rounded(_mixed(1 - _strokes(30))), 30),
     "centred, with biases": (lambda: _rounded(_centred(30, bias=True)), 30),
     "centred": (lambda: _rounded(_centred(30, bias=False)), 29),
+    "centred in single precision": (lambda: _rounded(_mixed(_coarse(30))), 29),
 }
 
 
@@ -144,7 +121,7 @@ ENDS: dict[str, tuple[Callable[[], Tensor], int]] = {
 def test_a_sharp_end_is_found_by_its_own_noise(case: str) -> None:
     """Many of these directions are as rough as noise is."""
     make, n = ENDS[case]
-    found = subspace_of(make(), shape=(1, 20, 20), surplus=0.5)
+    found = subspace_of(make(), surplus=0.5)
     assert (found.n_signal, len(found.vectors), found.ends_sharply) == (n, n, True)
 
 
@@ -190,17 +167,11 @@ REFUSALS: dict[str, tuple[Callable[[], object], str]] = {
     "zero": (lambda: subspace_of(torch.zeros(5, 9)), "all zero, or is its start"),
     "unmoved": (lambda: subspace_of(_signal(5, seed=1)[0], _signal(5, seed=1)[0]), "its start"),
     "noise": (lambda: subspace_of(normal(WIDTH, D, seed=3)), "stands out of noise.*--initial"),
-    "other start": (
-        lambda: subspace_of(normal(5, 9, seed=1), normal(5, 8, seed=1)),
-        r"start's first layer is \(5, 8\), the trained one \(5, 9\)",
-    ),
-    "infinite start": (
-        lambda: subspace_of(torch.eye(5), torch.full((5, 5), torch.inf)),
-        "start's first layer has values that are NaN or infinite",
-    ),
-    "too many": (
+    "other": (lambda: subspace_of(torch.eye(5), torch.eye(4)), r"\(4, 4\), must be .*\(5, 5\)"),
+    "infinite": (lambda: subspace_of(torch.eye(2), torch.eye(2) / 0), "must be finite"),
+    "many": (
         lambda: subspace_of(normal(5, 9, seed=1), n_directions=6),
-        "6 directions of a first layer of 5 neurons and 9 inputs",
+        "6 directions .* 5 neurons",
     ),
 }
 

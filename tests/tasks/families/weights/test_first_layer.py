@@ -152,7 +152,9 @@ def test_the_source_that_shows_most_images_is_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def span(n: int, is_sharp: bool) -> Subspace:
-        return Subspace(torch.eye(D)[:n], torch.ones(n).double(), n, 0.0, 0.0, (), is_sharp)
+        return Subspace(
+            torch.eye(D)[:n], torch.eye(D), torch.ones(n).double(), n, 0.0, 0.0, (), is_sharp
+        )
 
     _saved(tmp_path / "last.pt")
     found = {"state": "nothing" if state is None else span(*state), "weights": span(*weights)}
