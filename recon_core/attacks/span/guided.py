@@ -29,20 +29,20 @@ from jaxtyping import Float
 from torch import Tensor
 
 from recon_core.attacks.span.separation import (
+    MOMENTUM,
     Descent,
     Report,
+    Scored,
+    bounded,
     cayley,
-    newton_step,
+    freed,
     orthogonal,
     rotation_start,
     unheard,
 )
 from recon_core.attacks.span.separator import Separator
 
-MOMENTUM = 0.7
 LEAST_CURVATURE = 0.3
-LONGEST = 0.5
-"""Root mean square length, over rows, of the largest step."""
 LEAST_SHARE = 1e-3
 """Least share of interference that psi is divided by."""
 CLEAN_EVERY = 10
@@ -50,10 +50,8 @@ FALLEN, PATIENCE = 0.99, 20
 LOW, SHORT_PATIENCE, HIGH, LONG_PATIENCE = 0.03, 6, 0.1, 60
 """Rotations end after `PATIENCE` steps in which the sources' interference has not fallen by a
 hundredth; after fewer or more where less than `LOW` or more than `HIGH` of their energy is that."""
-N_FREE, FREE_LENGTH, FREE_CURVATURE = 60, 0.3, 1.0
-"""Most likelihood steps, their length, and the least eigenvalue of the Hessian's blocks there."""
-SETTLED, OVER = 0.95, 5
-"""They end once the interference has fallen by less than a twentieth in five of them."""
+N_FREE = 60
+"""Most likelihood steps."""
 N_LAST, LAST_SETTLED, RIDGE = 10, 0.98, 1e-4
 """Most last steps, which end once the interference falls by less than a fiftieth in one, and what
 is added to the squares of sources there."""
@@ -176,12 +174,11 @@ class _Search:
         least, since = w.new_full((r,), torch.inf), w.new_zeros(r)
         patience = torch.full_like(least, PATIENCE)
         for n in range(most):
-            y, found = self.interference(w, rotating=True, exact=False)
-            share, psi = _score(y, found)
+            y, share, psi = self._psi(w, rotating=True)
             g = torch.bmm(psi, y.mT) / y.shape[2]
             curve = psi.square().mean(2)
             bent = (curve[:, :, None] + curve[:, None, :] - 2).clamp_min(LEAST_CURVATURE)
-            moved = _bounded(MOMENTUM * moved - (g - g.mT) / bent)
+            moved = bounded(MOMENTUM * moved - (g - g.mT) / bent)
             w = cayley(moved) @ w
             if n % CLEAN_EVERY == CLEAN_EVERY - 1:
                 w = orthogonal(w)
@@ -196,22 +193,22 @@ class _Search:
         return w
 
     def freed(self, w: Float[Tensor, "r k k"], most: int) -> Float[Tensor, "r k k"]:
-        """W after at most so many likelihood steps in which rows need not be orthogonal."""
-        moved, totals = torch.zeros_like(w), []
-        for n in range(most):
-            w = self._unit(w)
-            y, found = self.interference(w, exact=False)
-            share, psi = _score(y, found)
-            totals.append(share.sum(1))
-            if n >= OVER and bool((totals[-1] > SETTLED * totals[-1 - OVER]).all()):
-                break
-            g = torch.bmm(psi, y.mT) / y.shape[2]
-            g.diagonal(dim1=1, dim2=2).zero_()
-            h = psi.square().mean(2)[:, :, None].expand_as(g)
-            moved = _bounded(MOMENTUM * moved - FREE_LENGTH * newton_step(g, h, FREE_CURVATURE))
-            w = w + moved @ w
-            self._done()
-        return w
+        """W after at most so many likelihood steps."""
+        before = self.n
+        return freed(w, self.score, most, lambda n: self._done(before + n))[0]
+
+    def score(self, w: Float[Tensor, "r k k"]) -> Scored:
+        """The sources' score, with E psi'_i = E psi_i^2, Stein's identity for Gaussian noise."""
+        w = self._unit(w)
+        y, share, psi = self._psi(w)
+        return Scored(w, y, psi, psi.square().mean(2), share.sum(1))
+
+    def _psi(
+        self, w: Float[Tensor, "r k k"], *, rotating: bool = False
+    ) -> tuple[Float[Tensor, "r k d"], Float[Tensor, "r k"], Float[Tensor, "r k d"]]:
+        y, found = self.interference(w, rotating=rotating, exact=False)
+        share = (found * y).mean(2)
+        return y, share, found / share.clamp_min(LEAST_SHARE)[:, :, None]
 
     def cleaned(self, w: Float[Tensor, "r k k"]) -> Float[Tensor, "r k k"]:
         """W after every source has lost what the network finds of the others in it."""
@@ -233,18 +230,6 @@ class _Search:
         size = (w @ self.seen).square().mean(2, keepdim=True).sqrt()
         return w / size.clamp_min(1e-30)
 
-    def _done(self) -> None:
-        self.n += 1
+    def _done(self, n: int | None = None) -> None:
+        self.n = self.n + 1 if n is None else n
         self.report(self.n)
-
-
-def _score(
-    y: Float[Tensor, "r k d"], found: Float[Tensor, "r k d"]
-) -> tuple[Float[Tensor, "r k"], Float[Tensor, "r k d"]]:
-    share = (found * y).mean(2)
-    return share, found / share.clamp_min(LEAST_SHARE)[:, :, None]
-
-
-def _bounded(moved: Float[Tensor, "r k k"]) -> Float[Tensor, "r k k"]:
-    length = moved.square().sum(2).mean(1).sqrt()
-    return moved * (LONGEST / length.clamp_min(LONGEST))[:, None, None]

@@ -14,7 +14,9 @@ here. Whitened images are not quite orthogonal, so a square W is freed at last (
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -26,15 +28,28 @@ SCALE = 0.4
 """c at last: of a frame of 2 sources for each direction .3 gave 89, .4 91 and .6 90 good images."""
 FREED_SHARE = 0.2
 """Share of the iterations without orthogonality, of a square W."""
-SHAPE, WIDTH = 2.0, 1.5
-"""a and c of the likelihood: Student sources with 2 a - 1 degrees of freedom."""
-LEAST_CURVATURE = 0.1
 SMALLEST_ROW = 1e-6
-FLAT, SHORTEST = 1e-4, 1e-3
-"""Entries of a step, or of a relative gradient, and length of a step at which a search ends."""
+FLAT = 1e-4
+"""Largest entry of a step at which the fixed point has settled."""
+MOMENTUM, LONGEST = 0.7, 0.5
+FREE_LENGTH, FREE_CURVATURE = 0.3, 1.0
+"""Length of a likelihood step, and the least eigenvalue of the Hessian's blocks there."""
+SETTLED, OVER = 0.95, 5
+"""They end once the loss has fallen by less than a twentieth in five of them."""
 
 Report = Callable[[int], None]
 """Called with the number of iterations done."""
+
+
+class Scored(NamedTuple):
+    """Sources of energy 1, y = W z, and their score psi, at the scale at which psi_i^T y_i / t = 1;
+    `curve` is E psi'_i. Steps end once `loss`, if there is one, falls no more."""
+
+    w: Float[Tensor, "r k k"]
+    y: Float[Tensor, "r k t"]
+    psi: Float[Tensor, "r k t"]
+    curve: Float[Tensor, "r k"]
+    loss: Float[Tensor, " r"]
 
 
 def unheard(_n: int) -> None: ...
@@ -73,11 +88,11 @@ def independent(
             settled = float((w.abs() - before.abs()).abs().max()) < FLAT  # signs may turn
             n, left = n + 1, left - 1
             report(n)
-    if is_frame:
-        y = w @ z
-        return Descent(w, y, contrast(y, SCALE).sum(1), n, settled)
-    ended = freed(z, w, n_iterations=free, report=lambda m: report(n + m))
-    return replace(ended, n_iterations=n + ended.n_iterations)
+    if not is_frame:
+        w, more = freed(w, partial(student, z), free, lambda m: report(n + m))
+        n += more
+    y = w @ z
+    return Descent(w, y, contrast(y, SCALE).sum(1), n, settled)
 
 
 def fixed_point_step(
@@ -94,47 +109,43 @@ def fixed_point_step(
     return orthogonal(g - slope[:, :, None] * w)
 
 
+def student(z: Float[Tensor, "r k t"], w: Float[Tensor, "r k k"]) -> Scored:
+    """The score y / (c^2 + y^2) of Student's distribution."""
+    w = w / w.norm(dim=2, keepdim=True).clamp_min(SMALLEST_ROW)
+    y = w @ z
+    inverse = (y.square() + SCALE**2).reciprocal_()
+    psi, curve = y * inverse, (2 * SCALE**2 * inverse.square() - inverse).mean(2)
+    size = (psi * y).mean(2)
+    return Scored(w, y, psi / size[:, :, None], curve / size, y.new_zeros(len(y)))
+
+
 def freed(
-    z: Float[Tensor, "r k t"],
-    start: Float[Tensor, "r k k"],
-    *,
-    n_iterations: int,
+    w: Float[Tensor, "r k k"],
+    score: Callable[[Float[Tensor, "r k k"]], Scored],
+    most: int,
     report: Report = unheard,
-) -> Descent:
-    """The likeliest matrices that quasi-Newton steps W <- W - l P W lead to (`likelihood`). A step
-    that does not lower the loss is taken back, and the next is a quarter as long."""
-    w, y = start, start @ z
-    loss, gradient, step = likelihood(w, y)
-    length, n, settled = torch.ones_like(loss), 0, False
-    while n < n_iterations and not settled:
-        there = w - length[:, None, None] * step @ w
-        seen = there @ z
-        new = (there, seen, *likelihood(there, seen))
-        lower = new[2] < loss
-        w, y, loss, gradient, step = (
-            torch.where(lower.view(-1, *[1] * (a.ndim - 1)), a, b)
-            for a, b in zip(new, (w, y, loss, gradient, step), strict=True)
-        )
-        length = torch.where(lower, (2 * length).clamp_max(1.0), length / 4)
-        ended = (gradient.abs().amax((1, 2)) < FLAT) | (length < SHORTEST)
-        n, settled = n + 1, bool(ended.all())
-        report(n)
-    return Descent(w, y, loss, n, settled)
+) -> tuple[Float[Tensor, "r k k"], int]:
+    """(W after likelihood steps W <- W - l H^{-1} G W, with momentum, in which rows need not be
+    orthogonal; their number). G_ij = psi_i^T y_j / t - delta_ij."""
+    moved, losses = torch.zeros_like(w), []
+    for n in range(most):
+        w, y, psi, curve, loss = score(w)
+        losses.append(loss)
+        if n >= OVER and bool((loss > SETTLED * losses[-1 - OVER]).all()):
+            return w, n
+        g = torch.bmm(psi, y.mT) / y.shape[2]
+        g.diagonal(dim1=1, dim2=2).zero_()
+        h = curve[:, :, None].expand_as(g)
+        moved = bounded(MOMENTUM * moved - FREE_LENGTH * newton_step(g, h, FREE_CURVATURE))
+        w = w + moved @ w
+        report(n + 1)
+    return w, most
 
 
-def likelihood(
-    w: Float[Tensor, "r k k"], y: Float[Tensor, "r k t"]
-) -> tuple[Float[Tensor, " r"], Float[Tensor, "r k k"], Float[Tensor, "r k k"]]:
-    """-log|det W| + a sum_i E[log(1 + (y_i / c)^2)] of independent Student sources; its relative
-    gradient G = E[psi(y) y^T] - I, psi(y) = 2 a y / (c^2 + y^2); and the step H^{-1} G."""
-    square = y.square()
-    inverse = (square + WIDTH**2).reciprocal_()
-    volume = torch.linalg.slogdet(w.double()).logabsdet.to(y)
-    gradient = torch.bmm(y * inverse, y.mT).mul_(2 * SHAPE / y.shape[2])
-    gradient.diagonal(dim1=1, dim2=2).sub_(1)
-    curve = 2 * SHAPE * (2 * WIDTH**2 * inverse.square() - inverse).mean(2)
-    step = newton_step(gradient, curve[:, :, None] * square.mean(2)[:, None], LEAST_CURVATURE)
-    return SHAPE * contrast(y, WIDTH).sum(1) - volume, gradient, step
+def bounded(moved: Float[Tensor, "r k k"]) -> Float[Tensor, "r k k"]:
+    """Steps of a root mean square length, over rows, of at most `LONGEST`."""
+    length = moved.square().sum(2).mean(1).sqrt()
+    return moved * (LONGEST / length.clamp_min(LONGEST))[:, None, None]
 
 
 def newton_step(
