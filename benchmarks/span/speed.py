@@ -32,7 +32,7 @@ from recon_core.attacks.kkt.results import KnownVictim
 from recon_core.attacks.kkt.run import KKT
 from recon_core.attacks.span.attack import SpanAttack, separate
 from recon_core.attacks.span.rows import weight_rows
-from recon_core.attacks.span.search import searched, views_of
+from recon_core.attacks.span.search import searched, separator_for
 from recon_core.attacks.span.separation import independent, rotation_start
 from recon_core.criteria import images_found
 from recon_core.matching import fit_to_range
@@ -107,7 +107,8 @@ def planted(*, n: int, t: int) -> Iterator[Measurement]:
     search = partial(independent, n_filters=1, n_iterations=300)
 
     def ours() -> Tensor:
-        return search(z[None], start[None]).sources[0]
+        found: Tensor = search(z[None], start[None]).w[0] @ z
+        return found
 
     case = f"{n} planted Laplacian sources, {t:,} samples, float64"
     yield _line(case, _smallest_correlation(ours(), sources), "smallest correlation")
@@ -160,10 +161,9 @@ def true_span(images: ImageSet, n: int, *, seed: int, quick: bool) -> Found:
     vectors = _directions(seen)
     attack = SpanAttack(sources="network", n_network=60 if quick else 300)
     began = time.perf_counter()
-    views = views_of(attack, vectors.unflatten(1, seen.shape[1:])[None])
-    generator = seeded_generator(seed, 0, "attack")
-    ended = searched(attack, views, [generator], lambda _n: None)
-    x = ended.rotation[0] @ views.whiten[0] @ vectors
+    generator, pictures = seeded_generator(seed, 0, "attack"), vectors.unflatten(1, seen.shape[1:])
+    separator = separator_for(attack, (3, 32, 32))
+    x = searched(attack, pictures[None], separator, [generator]).w[0] @ vectors
     seconds = time.perf_counter() - began
     return _found(x, mean, seen, decoys, seconds)
 

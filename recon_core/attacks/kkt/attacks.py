@@ -30,9 +30,9 @@ from recon_core.attacks.kkt.settings import Attack, span_of
 from recon_core.attacks.kkt.solver import Judge, reconstruct
 from recon_core.attacks.kkt.span_coordinates import directions_of, orthonormal, stacked
 from recon_core.attacks.span.attack import Separated, SpanAttack, separate
-from recon_core.attacks.span.features import SIZE, STRIDE, n_filters
+from recon_core.attacks.span.features import n_features
 from recon_core.attacks.span.rows import SpanRows
-from recon_core.attacks.span.search import separator_for, views_of
+from recon_core.attacks.span.search import checked, separator_for
 from recon_core.attacks.span.separator import SHIPPED, Separator
 from recon_core.attacks.span.subspace import NoSpanError
 from recon_core.ncc import ncc_matrix
@@ -53,8 +53,7 @@ def features_of(span: SpanAttack, shape: Shape) -> int:
     """T: how many features every direction has at most, of pictures (c, h, w)."""
     counts = [0]
     if span.sources in ("auto", "independent"):
-        places = ((length - SIZE) // STRIDE + 1 for length in shape[1:])
-        counts.append(n_filters(shape[0]) * math.prod(places))
+        counts.append(n_features(shape))
     if _by_network(span, shape) is not None:
         counts.append(IN_THE_METRIC * math.prod(shape))
     return max(counts)
@@ -86,7 +85,7 @@ def check_pictures(attack: Attack, n_images: int, shape: Shape) -> None:
     """Raises ValueError, before a victim is trained, for pictures too small for a separation."""
     span = span_of(attack)
     if span is not None:
-        views_of(span, torch.zeros(1, span.n_images or n_images, *shape))
+        checked(span, span.n_images or n_images, shape)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ al. 2023, arXiv 2209.05578), whatever the loss.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -17,26 +16,24 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from recon_core.attacks.span.guided import mixed_shares
 from recon_core.attacks.span.normalisation import channel_scales, undone
 from recon_core.attacks.span.rows import SpanRows, weight_rows
-from recon_core.attacks.span.search import searched, separator_for, sources_for, views_of
-from recon_core.attacks.span.separation import SCALE, contrast
+from recon_core.attacks.span.search import checked, searched, sources_for
 from recon_core.attacks.span.separator import Separator
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.attacks.span.sources import Sources, denoised, sources_of
 from recon_core.attacks.span.subspace import Subspace
 from recon_core.threads import share_of
 from recon_core.types import Progress, no_progress
-from recon_core.victims.network import Architecture, Parameters, Shape
+from recon_core.victims.network import Architecture, Parameters
 
 __all__ = ["Separated", "SpanAttack", "check_victim", "separate"]
 
 
 @dataclass(frozen=True)
 class Separated:
-    """The attack's findings in one victim: its span, its sources, and how the search ended.
-    `settled`: it had converged before its iterations were used up."""
+    """The attack's findings in one victim: its span, its sources, minus the sum of their sparsity,
+    and how the search ended. `settled`: it had converged before its iterations were used up."""
 
     subspace: Subspace
     sources: Sources
@@ -89,8 +86,15 @@ def separate(
             )
         span = given.subspace(attack.n_images, attack.surplus)
         decided = sources_for(attack, span, architecture.shape, separator)
-        seen = _pictures(decided, span, architecture.shape, separator)
-        problems.append(_Problem(decided, own, given, span, generator, *seen))
+        by = checked(decided, len(span.vectors), architecture.shape, separator)
+        pictures = span.vectors[:, : architecture.d]
+        if by is not None:
+            by = by.to(pictures.device)
+            # without noise a span tells what channels were divided by
+            scales = channel_scales(by, span.vectors) if span.ends_sharply else pictures.new_ones(1)
+            pictures = undone(by, span.vectors, scales.to(pictures))
+            by = by.fitted(pictures)
+        problems.append(_Problem(decided, own, given, span, generator, pictures, by))
     stacks = [[problem] for problem in problems]
     if parameters.weights[0].device.type != "cpu":
         stacks = [list(group) for _, group in groupby(problems, key=_Problem.alike)]
@@ -113,23 +117,8 @@ class _Problem(NamedTuple):
 
     def alike(self) -> tuple[int, SpanAttack, float]:
         """What victims that are searched at once have in common."""
-        detail = 0.0 if self.separator is None else self.separator.detail
-        return len(self.pictures), self.attack, detail
-
-
-def _pictures(
-    attack: SpanAttack, span: Subspace, shape: Shape, separator: Separator | None
-) -> tuple[Float[Tensor, "k d"], Separator | None]:
-    """(a span's directions as they are searched, the separator with a metric that fits them)."""
-    if attack.sources != "network":
-        return span.vectors[:, : math.prod(shape)], None
-    separator = separator_for(attack, shape, span.vectors.device, separator)
-    assert separator is not None
-    scales = span.vectors.new_ones(shape[0])
-    if span.ends_sharply:  # without noise it tells what channels were divided by
-        scales = channel_scales(separator, span.vectors).to(scales)
-    pictures = undone(separator, span.vectors, scales)
-    return pictures, separator.fitted(pictures)
+        noise = 0.0 if self.separator is None else self.separator.noise
+        return len(self.pictures), self.attack, noise
 
 
 def _separate_stack(
@@ -137,25 +126,22 @@ def _separate_stack(
 ) -> list[Separated]:
     attack, shape, d = stack[0].attack, architecture.shape, architecture.d
     pictures = torch.stack([problem.pictures for problem in stack]).unflatten(2, shape)
-    views = views_of(attack, pictures, stack[0].separator)
     generators = [problem.generator for problem in stack]
-    ended = searched(attack, views, generators, lambda n: progress(n / attack.n_iterations))
-    if views.separator is not None:
-        sparsity = -mixed_shares(views.separator, ended.sources)
-    else:
-        unit = ended.sources / ended.sources.square().mean(2, keepdim=True).sqrt().clamp_min(1e-30)
-        sparsity = -contrast(unit, SCALE)
-    found, unmixing = [], ended.rotation @ views.whiten
+    ended = searched(
+        attack, pictures, stack[0].separator, generators,
+        lambda n: progress(n / attack.n_iterations),
+    )  # fmt: skip
+    found = []
     for r, (_, parameters, rows, span, *_) in enumerate(stack):
-        x, weight = unmixing[r] @ span.vectors, span.learned
+        x, weight = ended.w[r] @ span.vectors, span.learned
         if not span.ends_sharply or (rows.source == "weights" and not span.start_shares):
             # the start, or what was added to the weights, is noise in them
             pixels = denoised(x[:, :d], weight[:, :d], noise=span.noise, shape=shape)
             x = torch.cat([pixels, x[:, d:]], 1)
         sources = sources_of(
-            x, sparsity[r], weight=weight, architecture=architecture, parameters=parameters,
+            x, ended.sparsity[r], weight=weight, architecture=architecture, parameters=parameters,
             is_frame=attack.overcomplete > 1,
         )  # fmt: skip
-        objective = float(ended.objective[r])
+        objective = -float(ended.sparsity[r].sum())
         found.append(Separated(span, sources, objective, ended.n_iterations, ended.settled))
     return found

@@ -19,6 +19,26 @@ def n_filters(channels: int) -> int:
     return (SIZE**2 - 1) * channels
 
 
+def n_features(shape: tuple[int, int, int]) -> int:
+    """Number of features of a picture (c, h, w)."""
+    return n_filters(shape[0]) * math.prod((side - SIZE) // STRIDE + 1 for side in shape[1:])
+
+
+def check_features(n_directions: int, shape: tuple[int, int, int]) -> None:
+    """Raises ValueError for pictures smaller than the filters, or with fewer features than there
+    are directions."""
+    if min(shape[1:]) < SIZE:
+        raise ValueError(
+            f"images of {shape[1]}x{shape[2]} are smaller than filters of {SIZE}x{SIZE}; use "
+            "larger images"
+        )
+    if n_features(shape) <= n_directions:
+        raise ValueError(
+            f"{n_features(shape)} features cannot tell {n_directions} images apart; use larger "
+            "images"
+        )
+
+
 def colour_axes(channels: int) -> Float[Tensor, "c c"]:
     """Orthonormal: luminance first, then differences of colours (Helmert's matrix)."""
     axes = torch.zeros(channels, channels, dtype=torch.float64)
@@ -46,32 +66,19 @@ def dct_filters(channels: int) -> Float[Tensor, "f c s s"]:
 
 def features_of(pictures: Float[Tensor, "k c h w"]) -> Float[Tensor, "k t"]:
     """Every filter at every second place, filter after filter, each of mean square 1 over all
-    directions and places. ValueError for pictures smaller than the filters."""
-    if min(pictures.shape[2:]) < SIZE:
-        raise ValueError(
-            f"images of {pictures.shape[2]}x{pictures.shape[3]} are smaller than filters of "
-            f"{SIZE}x{SIZE}; use larger images"
-        )
+    directions and places."""
     outputs = conv2d(pictures, dct_filters(pictures.shape[1]).to(pictures), stride=STRIDE)
     scale: Tensor = outputs.square().mean((0, 2, 3), keepdim=True).sqrt().clamp_min(1e-30)
     return (outputs / scale).flatten(1)
 
 
-def whitened(features: Float[Tensor, "k t"]) -> tuple[Float[Tensor, "k t"], Float[Tensor, "k k"]]:
-    """(features of covariance I over directions, what they were multiplied with), symmetric.
-
-    Raises ValueError for fewer features than directions.
-    """
-    n_directions, n_features = features.shape
-    if n_features <= n_directions:
-        raise ValueError(
-            f"{n_features} features cannot tell {n_directions} images apart; use larger images"
-        )
+def whitening(features: Float[Tensor, "k t"]) -> Float[Tensor, "k k"]:
+    """The symmetric matrix with which features have the covariance I over directions."""
     wide = features.double()
-    values, vectors = torch.linalg.eigh(wide @ wide.mT / n_features)
+    values, vectors = torch.linalg.eigh(wide @ wide.mT / features.shape[1])
     floor = float(values[-1]) * torch.finfo(torch.float32).eps
-    whiten = ((vectors / values.clamp_min(floor).sqrt()) @ vectors.mT).to(features)
-    return whiten @ features, whiten
+    whiten: Tensor = ((vectors / values.clamp_min(floor).sqrt()) @ vectors.mT).to(features)
+    return whiten
 
 
 def cosines(pictures: Float[Tensor, "k c h w"], *, inverse: bool = False) -> Tensor:

@@ -77,8 +77,8 @@ def apart(
     n_iterations: int,
     report: Report = unheard,
 ) -> Descent:
-    """The matrices at which sources of pictures `z`, white in the metric, hold least interference,
-    which is the objective. The first search has at most `n_iterations` rotations."""
+    """The matrices at which sources of pictures `z`, white in the metric, hold least interference;
+    their sparsity is minus its share. The first search has at most `n_iterations` rotations."""
     search = _Search(separator, z, separator.whitened(z.flatten(0, 1)).view_as(z), report)
     k = z.shape[1]
     start = torch.stack([rotation_start(k, g) for g in generators]).to(z)
@@ -88,7 +88,7 @@ def apart(
     enough = k * ALONE * max(separator.card.alone, LEAST_SHARE)
     n_clean = (shares < CLEAN).sum(1)
     waited = torch.where(n_clean > 0, 0, WAITED)  # where none is, the network is the limit
-    if separator.detail:  # other pictures than it learned from, whose shares say less
+    if separator.noise:  # other pictures than it learned from, whose shares say less
         waited = torch.full_like(waited, WAITED)
     for number in range(1, N_SEARCHES):
         going = (shares.sum(1) > enough) & (waited < WAITED)
@@ -110,7 +110,7 @@ def apart(
         w = torch.where(take[:, None, None], tried, w)
         shares = torch.where(take[:, None], found, shares)
     w = search.cleaned(w)
-    return Descent(w, w @ z, search.shares(w).sum(1), search.n, settled)
+    return Descent(w, -search.shares(w), search.n, settled)
 
 
 def joined(rows: Float[Tensor, "m k"], generator: torch.Generator) -> Float[Tensor, "k k"]:
@@ -127,14 +127,6 @@ def joined(rows: Float[Tensor, "m k"], generator: torch.Generator) -> Float[Tens
     drawn = torch.randn(k - len(basis), k, generator=generator, dtype=torch.float64).to(rows)
     outside = drawn - (drawn @ basis.mT) @ basis
     return torch.cat([*kept, torch.linalg.qr(outside.mT).Q.mT])
-
-
-@torch.no_grad()
-def mixed_shares(separator: Separator, sources: Float[Tensor, "r k d"]) -> Float[Tensor, "r k"]:
-    """The share of interference in every source."""
-    seen = torch.stack([separator.whitened(x) for x in sources])
-    unchanged = torch.eye(sources.shape[1]).to(sources).expand(len(sources), -1, -1)
-    return _Search(separator, sources, seen, unheard).shares(unchanged)
 
 
 @dataclass

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from recon_core.attacks.span.rows import SpanRows, weight_rows
-from recon_core.attacks.span.search import FEWEST, sources_for, views_of
+from recon_core.attacks.span.search import FEWEST, checked, sources_for
 from recon_core.attacks.span.separator import Separator
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.attacks.span.sources import biases_tell
@@ -125,17 +125,16 @@ def _directions(attack: SpanAttack, span: Subspace, rows: SpanRows) -> Finding:
 def _telling_apart(
     attack: SpanAttack, span: Subspace, architecture: Architecture, given: Separator | None
 ) -> Finding:
-    pictures = span.vectors[:, : architecture.d].unflatten(1, architecture.shape)
+    shape, k = architecture.shape, len(span.vectors)
     try:
-        decided = sources_for(attack, span, architecture.shape, given)
-        separator = views_of(decided, pictures[None], given).separator
+        separator = checked(sources_for(attack, span, shape, given), k, shape, given)
     except ValueError as error:
         return Finding("stop", "features", f"{error}.")
     text = "by plain filters."
     if separator is not None:
         text = f"by a network that learned from {separator.card.n_pictures:,} pictures "
         text += f"({separator.card.source}). Of images of another kind fewer come back; {LEARN}."
-    elif attack.sources == "auto" and span.ends_sharply and len(pictures) >= FEWEST:
+    elif attack.sources == "auto" and span.ends_sharply and k >= FEWEST:
         text = f"by plain filters. A separator of such images would find more: {LEARN}."
     return Finding("ok", "images are told apart", text)
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from recon_core.attacks.span.features import features_of, n_filters, whitened
+from recon_core.attacks.span.features import check_features, features_of, n_filters, whitening
 from recon_core.attacks.span.guided import apart
-from recon_core.attacks.span.separation import Descent, Report, independent, rotation_start
-from recon_core.attacks.span.separator import SHIPPED, Separator, shipped_separator
+from recon_core.attacks.span.separation import (
+    Descent,
+    Report,
+    independent,
+    rotation_start,
+    unheard,
+)
+from recon_core.attacks.span.separator import SHIPPED, Separator, Shape, shipped_separator
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.attacks.span.subspace import Subspace
 
@@ -20,24 +26,9 @@ FEWEST = 32
 """Directions from which on a network separates better than sparse derivatives do."""
 
 
-@dataclass(frozen=True)
-class Views:
-    """R victims' directions as they are searched, `z`, and what whitens their features.
-
-    `z` are the outputs of filters; with a separator they are the pictures themselves, white in its
-    metric.
-    """
-
-    z: Float[Tensor, "r k t"]
-    whiten: Float[Tensor, "r k k"]
-    separator: Separator | None = None
-    n_filters: int = 1
-
-
 def separator_for(
     attack: SpanAttack,
-    shape: tuple[int, int, int],
-    device: torch.device | str = "cpu",
+    shape: Shape,
     given: Separator | None = None,
 ) -> Separator | None:
     """The separator that is given, else the shipped one that is named or that fits the shape.
@@ -49,7 +40,7 @@ def separator_for(
     if given is None:
         is_named = attack.separator != "auto"
         names = (attack.separator,) if is_named else SHIPPED
-        found = [shipped_separator(name, torch.device(device)) for name in names]
+        found = [shipped_separator(name) for name in names]
         given = next((one for one in found if is_named or one.card.shape == shape), None)
     if given is None and attack.sources == "network":
         raise ValueError(
@@ -65,7 +56,7 @@ def separator_for(
 
 
 def sources_for(
-    attack: SpanAttack, span: Subspace, shape: tuple[int, int, int], given: Separator | None = None
+    attack: SpanAttack, span: Subspace, shape: Shape, given: Separator | None = None
 ) -> SpanAttack:
     """The attack on one victim's span, with "auto" decided. A span that ends sharply hides no
     direction, and neither does one without a start whose number of images is known, so that there
@@ -83,43 +74,43 @@ def sources_for(
     return replace(attack, sources=sources, overcomplete=attack.overcomplete if is_frame else 1.0)
 
 
-def views_of(
-    attack: SpanAttack, pictures: Float[Tensor, "r k c h w"], separator: Separator | None = None
-) -> Views:
-    """Features of every victim's directions, as `attack.sources` ("auto" decided) takes them; of
-    "network" in the metric of the separator given, by default a shipped one.
-
-    Raises ValueError for pictures that the filters or the separator do not fit.
-    """
-    c, h, w = pictures.shape[2:]
+def checked(
+    attack: SpanAttack, n_directions: int, shape: Shape, given: Separator | None = None
+) -> Separator | None:
+    """The separator by which pictures are told apart, None for filters (`attack.sources`, "auto"
+    decided). Raises ValueError for pictures that neither fits."""
     if attack.sources == "network":
-        separator = separator_for(attack, (c, h, w), pictures.device, separator)
-        assert separator is not None
-        flat = pictures.flatten(2)
-        whiten = torch.stack([whitened(separator.whitened(some))[1] for some in flat])
-        return Views(whiten @ flat, whiten, separator)
-    features = [whitened(features_of(some)) for some in pictures]
-    z, whiten = (torch.stack(some) for some in zip(*features, strict=True))
-    return Views(z, whiten, n_filters=n_filters(c))
+        return separator_for(attack, shape, given=given)
+    check_features(n_directions, shape)
+    return None
 
 
 def searched(
-    attack: SpanAttack, views: Views, generators: Sequence[torch.Generator], report: Report
+    attack: SpanAttack,
+    pictures: Float[Tensor, "r k c h w"],
+    separator: Separator | None,
+    generators: Sequence[torch.Generator],
+    report: Report = unheard,
 ) -> Descent:
-    """Every victim's separation from a random start."""
-    if views.separator is not None:
-        return apart(
-            views.separator, views.z, generators, n_iterations=attack.n_network, report=report
+    """Every victim's pictures taken apart from a random start, with a separator or else by filters;
+    W is of the pictures themselves."""
+    k, flat = pictures.shape[1], pictures.flatten(2)
+    if separator is not None:
+        whiten = torch.stack([whitening(separator.whitened(some)) for some in flat])
+        n = attack.n_network
+        found = apart(separator, whiten @ flat, generators, n_iterations=n, report=report)
+    else:
+        features = torch.stack([features_of(some) for some in pictures])
+        whiten = torch.stack([whitening(some) for some in features])
+        starts = [rotation_start(k, g, n_sources=attack.n_sources(k)) for g in generators]
+        found = independent(
+            whiten @ features,
+            torch.stack(starts).to(features),
+            n_filters=n_filters(pictures.shape[2]),
+            n_iterations=attack.n_independent,
+            report=report,
         )
-    k = views.z.shape[1]
-    starts = [rotation_start(k, g, n_sources=attack.n_sources(k)) for g in generators]
-    return independent(
-        views.z,
-        torch.stack(starts).to(views.z),
-        n_filters=views.n_filters,
-        n_iterations=attack.n_independent,
-        report=report,
-    )
+    return replace(found, w=found.w @ whiten)
 
 
 def _times(shape: Sequence[int]) -> str:

@@ -57,12 +57,11 @@ def unheard(_n: int) -> None: ...
 
 @dataclass(frozen=True)
 class Descent:
-    """W (r, m, k), its sources Y = W Z (r, m, t), the objective (r,) and the iterations it took.
-    `settled`: every matrix stopped moving before the iterations were used up."""
+    """W (r, m, k) of sources W z, the sparsity of every source (r, m), the iterations it took, and
+    whether every matrix stopped moving before these were used up."""
 
-    rotation: Float[Tensor, "r m k"]
-    sources: Float[Tensor, "r m t"]
-    objective: Float[Tensor, " r"]
+    w: Float[Tensor, "r m k"]
+    sparsity: Float[Tensor, "r m"]
     n_iterations: int
     settled: bool
 
@@ -92,7 +91,8 @@ def independent(
         w, more = freed(w, partial(student, z), free, lambda m: report(n + m))
         n += more
     y = w @ z
-    return Descent(w, y, contrast(y, SCALE).sum(1), n, settled)
+    unit = y / y.square().mean(2, keepdim=True).sqrt().clamp_min(SMALLEST_ROW)
+    return Descent(w, -contrast(unit), n, settled)
 
 
 def fixed_point_step(
@@ -170,9 +170,9 @@ def rotation_start(
     return rotation
 
 
-def contrast(sources: Float[Tensor, "r k t"], scale: float) -> Float[Tensor, "r k"]:
+def contrast(sources: Float[Tensor, "r k t"]) -> Float[Tensor, "r k"]:
     """Mean of log(1 + (y/c)^2) of every source: the lower, the sparser."""
-    return (sources / scale).square_().log1p_().mean(2)
+    return (sources / SCALE).square_().log1p_().mean(2)
 
 
 def cayley(p: Float[Tensor, "r k k"]) -> Float[Tensor, "r k k"]:

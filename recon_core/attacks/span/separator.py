@@ -40,7 +40,7 @@ SMALLEST, LARGEST = 16, 64
 """Sides of pictures that separators are made for."""
 STEEPEST = 4.0
 """Factor from the network's mean of its last channel to the logit of the interference's share."""
-DETAIL = (0.0, 0.03, 0.06, 0.12)
+LEVELS = (0.0, 0.03, 0.06, 0.12, 0.25, 0.5, 0.75, 1.0)
 """Levels of white noise, in shares of the pictures' deviation, that `Separator.fitted` tries."""
 AT_ONCE, AT_ONCE_ON_GPU = 64, 1024
 """Pictures that the network sees at once."""
@@ -190,30 +190,26 @@ def initialise(net: nn.Module, generator: torch.Generator) -> None:
 
 @dataclass(frozen=True)
 class Separator:
-    """Networks (`build_networks`) with their metric, at one level of noise: the first rotates, the
-    last frees. `mean`: the public pictures' own, in [0, 1]. `detail`: see `fitted`."""
+    """Networks (`build_networks`), of which the first rotates and the last frees, with their metric
+    at one level of `noise`. `mean`: the public pictures' own, in [0, 1]."""
 
     card: Card
     networks: dict[str, nn.Module]
     metric: Metric
     mean: Float[Tensor, " d"]
     noise: float = 0.0
-    detail: float = 0.0
-
-    def at(self, noise: float) -> Separator:
-        """The same for pictures in so much noise, or in as much as it has learned."""
-        noise = min(noise, self.card.noise)
-        return replace(self, noise=noise, metric=self.metric.noisy(noise))
 
     def fitted(self, pictures: Float[Tensor, "k d"]) -> Separator:
-        """The same with so much noise in its metric that the span of pictures is likeliest: others
-        than those it learned from have detail where these have none, such as a JPEG's."""
-        metrics = {share: self.metric.noisy(share) for share in DETAIL}
-        best = min(DETAIL, key=lambda share: metrics[share].misfit(pictures))
-        return replace(self, metric=metrics[best], detail=best)
+        """The same at the level of noise at which the span of pictures is likeliest: an unknown
+        start is in them, or detail where those it learned from have none, such as a JPEG's."""
+        metrics = {level: self.metric.noisy(level) for level in LEVELS}
+        best = min(LEVELS, key=lambda level: metrics[level].misfit(pictures))
+        return replace(self, metric=metrics[best], noise=best)
 
     def to(self, device: torch.device) -> Separator:
         """The same on a device."""
+        if self.mean.device == device:
+            return self
         m = self.metric
         moved = [t.to(device) for t in (m.own, m.axes, m.values)]
         networks = {name: copy.deepcopy(net).to(device) for name, net in self.networks.items()}
@@ -271,7 +267,7 @@ class Separator:
         both = torch.stack([pictures * (size * sign), whitened], 1)
         both = both.reshape(-1, 2 * self.card.shape[0], *self.card.shape[1:])
         both = both.contiguous(memory_format=torch.channels_last)
-        level = both.new_full((len(both),), self.noise)
+        level = both.new_full((len(both),), min(self.noise, self.card.noise))
         told = net(both, level, both.new_zeros(len(both), 0)).float()
         share = (STEEPEST * told[:, -1].mean((1, 2))).sigmoid()[:, None]
         answer = share * whitened + (share * (1 - share)).sqrt() * told[:, :-1].flatten(1)
@@ -351,7 +347,7 @@ def _card(read: Any) -> Card:
 
 
 @cache
-def shipped_separator(name: str, device: torch.device) -> Separator:
+def shipped_separator(name: str) -> Separator:
     """A separator that comes with the package: "cifar" of a JPEG copy of CIFAR-10's training
     images, "digits" of MNIST's test images 0 to 7,999. ValueError for another name."""
     from safetensors.torch import load
@@ -363,7 +359,7 @@ def shipped_separator(name: str, device: torch.device) -> Separator:
         )
     content = pkgutil.get_data(__name__, f"separator_{name}.safetensors")  # part of the code
     assert content is not None
-    return unpacked(load(content), metadata_of(content)).to(device)
+    return unpacked(load(content), metadata_of(content))
 
 
 def metadata_of(content: bytes) -> dict[str, str]:

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from recon_core.attacks.span.learning import Mixtures, is_mirrored, learn
-from recon_core.attacks.span.search import searched, views_of
+from recon_core.attacks.span.search import searched
 from recon_core.attacks.span.separator import (
     SHIPPED,
     Card,
@@ -170,9 +170,8 @@ def _identified(held: Float[Tensor, "n c h w"], n: int, separator: Separator | N
     attack = SpanAttack(sources="network" if separator else "independent", overcomplete=1.0)
     seen = x if separator is not None and not separator.card.centred else x - mean
     directions = torch.linalg.qr(seen.flatten(1).double().mT).Q.mT.float().to(device)
-    views = views_of(attack, directions.unflatten(1, x.shape[1:])[None], separator)
-    ended = searched(attack, views, [seeded_generator(0, n, "attack")], lambda _n: None)
-    found = (ended.rotation[0] @ views.whiten[0] @ directions).cpu()
+    generator, pictures = seeded_generator(0, n, "attack"), directions.unflatten(1, x.shape[1:])
+    found = (searched(attack, pictures[None], separator, [generator]).w[0] @ directions).cpu()
     signed = torch.cat([found, -found]).unflatten(1, x.shape[1:])
     if separator is not None and not separator.card.centred:
         signed = signed - signed.mean((2, 3), keepdim=True)

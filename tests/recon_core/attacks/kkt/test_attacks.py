@@ -51,7 +51,7 @@ def test_operations_of_a_separation() -> None:
         for sources in ("independent", "network", "auto")
     }
     alone = 6 * k**2 * 45 * 15**2
-    separator = shipped_separator("cifar", torch.device("cpu"))
+    separator = shipped_separator("cifar")
     network = 6 * k**2 * 3072 + k * separator.operations
     assert operations == {
         "independent": alone,

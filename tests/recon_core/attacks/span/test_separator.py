@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from recon_core.attacks.span.features import whitened
-from recon_core.attacks.span.guided import OVER, SHORT_PATIENCE, apart, joined
+from recon_core.attacks.span.features import whitening
+from recon_core.attacks.span.guided import SHORT_PATIENCE, apart, joined
 from recon_core.attacks.span.learning import Mixtures, is_mirrored, learn, metric_of
-from recon_core.attacks.span.search import views_of
-from recon_core.attacks.span.separation import rotation_start
+from recon_core.attacks.span.search import checked, searched
+from recon_core.attacks.span.separation import OVER, rotation_start
 from recon_core.attacks.span.separator import (
     METADATA,
     SHIPPED,
@@ -31,8 +31,6 @@ from recon_core.attacks.span.separator import (
 from recon_core.attacks.span.settings import SpanAttack
 from tests.recon_core.drawing import generator
 from tests.recon_core.tiles import photograph_tiles
-
-CPU = torch.device("cpu")
 
 
 def _card(shape: tuple[int, int, int] = (1, 16, 16), **changed: object) -> Card:
@@ -241,16 +239,16 @@ def test_who_knows_the_interference_takes_a_span_apart() -> None:
     for rows in (slice(0, 1), slice(1, 2), slice(0, 2)):
         knows = {"compact": _Knows(x[rows].flatten(0, 1))}
         separator = Separator(_card(), knows, white, torch.zeros(256))
-        z = torch.stack([whitened(some)[1] @ some for some in x[rows]])
+        z = torch.stack([whitening(some) @ some for some in x[rows]])
         own, heard = [generator(9) for _ in z], list[int]()
         ended = apart(separator, z, own, n_iterations=200, report=heard.append)
         assert ended.settled
         assert SHORT_PATIENCE + OVER < ended.n_iterations < 150
         assert heard == list(range(1, ended.n_iterations + 1))
-        for sources, images in zip(ended.sources, x[rows], strict=True):
+        for sources, images in zip(ended.w @ z, x[rows], strict=True):
             alike = torch.corrcoef(torch.cat([sources, images]))[:12, 12:].abs()
             assert float(alike.amax(0).min()) > 0.999
-        assert float(ended.objective.max()) < 0.3
+        assert float(ended.sparsity.sum(1).min()) > -0.3
     assert not apart(separator, z, own, n_iterations=3).settled
 
 
@@ -261,13 +259,13 @@ def test_searches_go_on_until_sources_are_clean(monkeypatch: pytest.MonkeyPatch)
     white = Metric((1, 16, 16), torch.ones(1, 256), torch.eye(256)[None], torch.zeros(1, 256))
     knows = {"compact": _Knows(x[0])}
     separator = Separator(_card(alone=0.005), knows, white, torch.zeros(256))
-    z = torch.stack([whitened(some)[1] @ some for some in x])
+    z = torch.stack([whitening(some) @ some for some in x])
     monkeypatch.setattr("recon_core.attacks.span.guided.N_FREE", 4)
 
     def right(n_searches: int, own: Tensor) -> int:
         monkeypatch.setattr("recon_core.attacks.span.guided.N_SEARCHES", n_searches)
         ended = apart(separator, own, [generator(i) for i in range(len(own))], n_iterations=3)
-        alike = torch.corrcoef(torch.cat([ended.sources[0], x[0]]))[:30, 30:].abs()
+        alike = torch.corrcoef(torch.cat([(ended.w @ own)[0], x[0]]))[:30, 30:].abs()
         return int((alike.amax(0) > 0.99).sum())
 
     assert right(1, z[:1]) < 30
@@ -304,17 +302,17 @@ def _strokes(n: int) -> Tensor:
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_shipped_separator_takes_apart_what_it_never_saw(name: str) -> None:
     """Tiles of photographs, or strokes, from a random rotation."""
-    separator = shipped_separator(name, CPU)
-    assert separator is shipped_separator(name, CPU)
+    separator = shipped_separator(name)
+    assert separator is shipped_separator(name)
     pictures = _tiles(30, 32) if name == "cifar" else _strokes(20)
     x = pictures.flatten(1) - separator.mean * separator.card.centred
     directions = torch.linalg.qr(x.mT).Q.mT.unflatten(1, separator.card.shape)
-    attack = SpanAttack(sources="network", separator=name)
-    views = views_of(attack, directions[None])
-    begun = rotation_start(len(x), generator(1)).float() @ views.z
-    ended = apart(separator, views.z, [generator(1)], n_iterations=60).sources
+    flat = directions.flatten(1)
+    begun = rotation_start(len(x), generator(1)).float() @ flat
+    attack = SpanAttack(sources="network", n_network=60)
+    ended = searched(attack, directions[None], separator, [generator(1)]).w[0] @ flat
     before, after = (
-        torch.corrcoef(torch.cat([some[0], x]))[: len(x), len(x) :].abs().amax(0)
+        torch.corrcoef(torch.cat([some, x]))[: len(x), len(x) :].abs().amax(0)
         for some in (begun, ended)
     )
     assert float(before.median()) < 0.75
@@ -324,9 +322,9 @@ def test_a_shipped_separator_takes_apart_what_it_never_saw(name: str) -> None:
 def test_what_a_separator_is_not_for_is_refused() -> None:
     made = _untrained(_card(), _tiles(300)[:, :1])
     with pytest.raises(ValueError, match="knows images of 1x16x16, and not of 3x16x16"):
-        views_of(SpanAttack(sources="network"), torch.zeros(1, 4, 3, 16, 16), made)
+        checked(SpanAttack(sources="network"), 4, (3, 16, 16), made)
     with pytest.raises(ValueError, match="separator='faces': the package has"):
-        shipped_separator("faces", CPU)
+        shipped_separator("faces")
     with pytest.raises(ValueError, match="n_network=0"):
         replace(SpanAttack(), n_network=0)
 
@@ -336,7 +334,8 @@ def test_what_a_separator_is_not_for_is_refused() -> None:
 def test_on_a_gpu() -> None:
     """Bfloat16 there moves the interference by little."""
     x = _tiles(40, 32).flatten(1)
-    here, there = (shipped_separator("cifar", torch.device(name)) for name in ("cpu", "cuda"))
+    here = shipped_separator("cifar")
+    there = here.to(torch.device("cuda"))
     seen = here.whitened(x)
     y = seen / seen.square().mean(1, keepdim=True).sqrt()
     a = here.interference("large", y, x)
