@@ -74,7 +74,7 @@ def demo() -> Recipe:
         experiment=kkt(128, 20, epochs=1000, save_at=(100, 200, 400, 800)),
         sampling=one_phase(24, images=20, per_part=4),
         heldout=one_phase(4, images=20, per_part=2),
-        further_attacks=(SpanAttack(n_images=40),),
+        further_attacks=(SpanAttack(n_images=40, sources="independent"),),
         curation=Curation(n_subsets=20),
         restorers=small_restorers(fitted=True),
         evaluation=Evaluation(n_samples=8),
@@ -207,7 +207,7 @@ def span_hundred() -> Recipe:
     assert isinstance(start.experiment, KKT)
     return replace(
         start,
-        experiment=replace(start.experiment, attack=SpanAttack()),
+        experiment=replace(start.experiment, attack=SpanAttack(sources="independent")),
         curation=replace(start.curation, min_iteration=0, mixture_fraction=1.0),
         restorers=half_hour_restorers(fitted=True),
         evaluation=Evaluation(span=True),
@@ -237,7 +237,7 @@ def span_pairs() -> Recipe:
         start,
         experiment=brief,
         sampling=one_phase(200, images=100, per_part=4),
-        heldout_experiment=replace(brief, training=whole, attack=SpanAttack()),
+        heldout_experiment=replace(brief, training=whole, attack=SpanAttack(sources="independent")),
         restorers=half_hour_restorers(fitted=True, regress=True),
     )
 
@@ -255,7 +255,7 @@ def span_paper() -> Recipe:
     experiment = replace(
         evaluated,
         training=replace(evaluated.training, epochs=200_000, span="auto"),
-        attack=SpanAttack(),
+        attack=SpanAttack(sources="independent"),
         dtype="float32",
     )
     return Recipe(

@@ -62,14 +62,13 @@ def features_of(span: SpanAttack, shape: Shape) -> int:
 def separation_operations(span: SpanAttack, n_directions: int, shape: Shape) -> int:
     """Operations of an iteration of a separation of pictures (c, h, w) at most: features are mixed
     and multiplied with their scores; a model sees mixed pictures through its filters and back, a
-    network as pictures and in the metric. "auto" of an unknown start is taken for "independent",
-    which it mostly is."""
+    network as pictures and in the metric."""
     k, counts = n_directions, [0]
     if span.sources in ("auto", "independent"):
         alone = replace(span, sources="independent")
         counts.append(6 * k * span.n_sources(k) * features_of(alone, shape))
     network = _by_network(span, shape)
-    if network is not None and (span.sources == "network" or span.start == "known"):
+    if network is not None:
         counts.append(6 * k**2 * math.prod(shape) + k * network.operations)
     return max(counts)
 

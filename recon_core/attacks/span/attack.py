@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import NamedTuple
 
@@ -21,13 +22,16 @@ from recon_core.attacks.span.rows import SpanRows, weight_rows
 from recon_core.attacks.span.search import checked, searched, sources_for
 from recon_core.attacks.span.separator import Separator
 from recon_core.attacks.span.settings import SpanAttack
-from recon_core.attacks.span.sources import Sources, denoised, sources_of
+from recon_core.attacks.span.sources import Sources, denoised, sources_of, together
 from recon_core.attacks.span.subspace import Subspace
 from recon_core.threads import share_of
 from recon_core.types import Progress, no_progress
 from recon_core.victims.network import Architecture, Parameters
 
 __all__ = ["Separated", "SpanAttack", "check_victim", "separate"]
+
+HIDDEN = 0.7
+"""Level of noise of a separator's metric where noise hides directions."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,7 @@ def separate(
             # without noise a span tells what channels were divided by
             scales = channel_scales(by, span.vectors) if span.ends_sharply else pictures.new_ones(1)
             pictures = undone(by, span.vectors, scales.to(pictures))
-            by = by.fitted(pictures)
+            by = by.at(HIDDEN) if decided.overcomplete > 1 else by.fitted(pictures)
         problems.append(_Problem(decided, own, given, span, generator, pictures, by))
     stacks = [[problem] for problem in problems]
     if parameters.weights[0].device.type != "cpu":
@@ -124,24 +128,44 @@ class _Problem(NamedTuple):
 def _separate_stack(
     architecture: Architecture, stack: Sequence[_Problem], progress: Progress
 ) -> list[Separated]:
-    attack, shape, d = stack[0].attack, architecture.shape, architecture.d
+    attack, shape, by = stack[0].attack, architecture.shape, stack[0].separator
     pictures = torch.stack([problem.pictures for problem in stack]).unflatten(2, shape)
     generators = [problem.generator for problem in stack]
-    ended = searched(
-        attack, pictures, stack[0].separator, generators,
-        lambda n: progress(n / attack.n_iterations),
+    n_searches = 1 if by is None else round(attack.overcomplete)
+    found: list[list[Sources]] = [[] for _ in stack]
+    objective, n_iterations, settled = torch.zeros(len(stack)), 0, True
+    for i in range(n_searches):
+        part = share_of(progress, i / n_searches, (i + 1) / n_searches)
+        report = partial(_told, part, attack.n_iterations)
+        ended = searched(attack, pictures, by, generators, report)
+        for own, problem, w, sparsity in zip(found, stack, ended.w, ended.sparsity, strict=True):
+            own.append(_sources(architecture, problem, w, sparsity))
+        objective -= ended.sparsity.sum(1).cpu()
+        n_iterations, settled = n_iterations + ended.n_iterations, settled and ended.settled
+    return [
+        Separated(problem.span, together(own), total, n_iterations, settled)
+        for problem, own, total in zip(stack, found, objective.tolist(), strict=True)
+    ]
+
+
+def _told(progress: Progress, most: int, n: int) -> None:
+    progress(min(1.0, n / most))  # a search that finds ever more images goes on
+
+
+def _sources(
+    architecture: Architecture,
+    problem: _Problem,
+    w: Float[Tensor, "m k"],
+    sparsity: Float[Tensor, " m"],
+) -> Sources:
+    span, d = problem.span, architecture.d
+    x, is_weights = w @ span.vectors, problem.rows.source == "weights"
+    if not span.ends_sharply or (is_weights and not span.start_shares):
+        # the start, or what was added to the weights, is noise in them
+        learned = span.learned[:, :d]
+        pixels = denoised(x[:, :d], learned, noise=span.noise, shape=architecture.shape)
+        x = torch.cat([pixels, x[:, d:]], 1)
+    return sources_of(
+        x, sparsity, weight=span.learned, architecture=architecture,
+        parameters=problem.parameters, is_frame=len(w) > w.shape[1],
     )  # fmt: skip
-    found = []
-    for r, (_, parameters, rows, span, *_) in enumerate(stack):
-        x, weight = ended.w[r] @ span.vectors, span.learned
-        if not span.ends_sharply or (rows.source == "weights" and not span.start_shares):
-            # the start, or what was added to the weights, is noise in them
-            pixels = denoised(x[:, :d], weight[:, :d], noise=span.noise, shape=shape)
-            x = torch.cat([pixels, x[:, d:]], 1)
-        sources = sources_of(
-            x, ended.sparsity[r], weight=weight, architecture=architecture, parameters=parameters,
-            is_frame=attack.overcomplete > 1,
-        )  # fmt: skip
-        objective = -float(ended.sparsity[r].sum())
-        found.append(Separated(span, sources, objective, ended.n_iterations, ended.settled))
-    return found

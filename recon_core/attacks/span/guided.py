@@ -64,16 +64,12 @@ mean share in pictures alone."""
 NEW = 0.1
 """Share of a source's energy that must lie outside the span of those before it."""
 
-MOST = N_FREE + N_LAST + (N_SEARCHES - 1) * (LATER[0] + 2 * LATER[1])
-"""Most iterations beside the first search's rotations."""
-
 
 @torch.no_grad()
 def apart(
     separator: Separator,
     z: Float[Tensor, "r k d"],
     generators: Sequence[torch.Generator],
-    *,
     n_iterations: int,
     report: Report = unheard,
 ) -> Descent:

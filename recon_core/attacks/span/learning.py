@@ -3,8 +3,7 @@
 Mixtures are drawn anew in every step: a target of either sign and hundreds of other pictures, all
 shifted and mirrored, with coefficients from even to such that few are strong, in shares of the
 energy from a hundredth to all but a twenty-fifth. The loss is the mean square of the error over a^2
-b^2, what a Gaussian model of images leaves. In some steps the pictures have white noise, as images
-of an unknown start or of rounded weights do.
+b^2, what a Gaussian model of images leaves.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import copy
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from jaxtyping import Float
@@ -28,8 +26,6 @@ UNEVEN = 1.5
 """Largest deviation of the logarithm of a coefficient."""
 FEWEST, MOST = 200, 400
 """Pictures in a mixture."""
-LEVELS = (0.0, 0.0, 0.0, 0.0, 0.25, 0.5, 1.0)
-"""Levels of noise that steps are drawn from, in shares of the highest."""
 SMALLEST = 1e-12
 """Energy of a constant picture, which is nothing in the metric."""
 RATE, WARM, DECAY = 2e-3, 50, 1e-3
@@ -97,13 +93,10 @@ class Mixtures:
             metric = metric_of(seen, floor=card.floor, mirrored=card.mirrored)
         self.metric = metric
         self.generator = torch.Generator(pictures.device).manual_seed(seed)
-        self.levels = [share * card.noise for share in LEVELS]
-        self.metrics = {level: self.metric.noisy(level) for level in set(self.levels)}
 
-    def draw(self, n: int) -> tuple[float, Tensor, Tensor, Tensor, Tensor]:
-        """(level of noise, y, y as pictures, b m, a b) of n mixtures of energy 1."""
-        noise, n_others = self.levels[self._whole(len(self.levels))], self._whole(MOST - FEWEST)
-        n_others += FEWEST
+    def draw(self, n: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """(y, y as pictures, b m, a b) of n mixtures of energy 1."""
+        n_others = FEWEST + int(self._index(MOST - FEWEST, 1))
         rows = self._index(len(self.pictures), n + n_others)
         maps = self.maps[self._index(len(self.maps), n + n_others)]
         seen = self.pictures[rows].gather(1, maps) - self.origin
@@ -111,12 +104,7 @@ class Mixtures:
         spread = UNEVEN * self._even(n)
         sizes = (spread * self._normal(n, n_others)).exp() * self._normal(n, n_others)
         mixed = sizes @ others
-        if noise:
-            level = noise * self.metric.variance**0.5
-            own = level * (0.5 * self._normal(n, 1)).exp()
-            targets = targets + own * self._normal(*targets.shape)
-            mixed = mixed + level * sizes.norm(dim=1, keepdim=True) * self._normal(*mixed.shape)
-        whitened = self.metrics[noise].whitened(torch.cat([targets, mixed]))
+        whitened = self.metric.whitened(torch.cat([targets, mixed]))
         scale = whitened.square().mean(1, keepdim=True).clamp_min(SMALLEST).rsqrt()
         ratio = LOWEST * (HIGHEST / LOWEST) ** self._even(n)
         a = (1 + ratio.square()).rsqrt()
@@ -126,10 +114,7 @@ class Mixtures:
         shown = sum((weight * torch.cat([targets, mixed])).split(n), torch.zeros(()).to(target))
         y = target + interference
         size = y.square().mean(1, keepdim=True).clamp_min(SMALLEST).rsqrt()
-        return noise, y * size, shown, interference * size, ratio * a.square()
-
-    def _whole(self, n: int) -> int:
-        return int(self._index(n, 1))
+        return y * size, shown, interference * size, ratio * a.square()
 
     def _index(self, n: int, size: int) -> Tensor:
         return torch.randint(n, (size,), generator=self.generator, device=self.pictures.device)
@@ -176,9 +161,9 @@ def learn(
         turn = (1 + math.cos(math.pi * n / card.n_steps)) / 2
         for group in adam.param_groups:
             group["lr"] = RATE * min(1.0, (n + 1) / WARM) * turn
-        noise, y, shown, wanted, scale = mixtures.draw(batch)
+        y, shown, wanted, scale = mixtures.draw(batch)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            answer = replace(learned, noise=noise).answer(net, y, shown)
+            answer = learned.answer(net, y, shown)
         loss = ((answer - wanted) / scale).square().mean()
         adam.zero_grad()
         loss.backward()

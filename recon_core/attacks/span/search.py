@@ -63,15 +63,14 @@ def sources_for(
     are no more sources than directions. A separator that is asked for is taken whatever its card
     says."""
     is_counted = attack.source != "weights" and attack.n_images is not None
-    is_known = span.ends_sharply or is_counted
     sources = attack.sources
     if sources == "auto":
         separator, k = separator_for(attack, shape, given=given), len(span.vectors)
         asked = given is not None or attack.separator != "auto"
         fits = separator is not None and k >= FEWEST and separator.card.beats_filters(k)
-        sources = "network" if is_known and (asked or fits) else "independent"
-    is_frame = sources == "independent" and not is_known
-    return replace(attack, sources=sources, overcomplete=attack.overcomplete if is_frame else 1.0)
+        sources = "network" if asked or fits else "independent"
+    overcomplete = 1.0 if span.ends_sharply or is_counted else attack.overcomplete
+    return replace(attack, sources=sources, overcomplete=overcomplete)
 
 
 def checked(
@@ -97,8 +96,7 @@ def searched(
     k, flat = pictures.shape[1], pictures.flatten(2)
     if separator is not None:
         whiten = torch.stack([whitening(separator.whitened(some)) for some in flat])
-        n = attack.n_network
-        found = apart(separator, whiten @ flat, generators, n_iterations=n, report=report)
+        found = apart(separator, whiten @ flat, generators, attack.n_network, report)
     else:
         features = torch.stack([features_of(some) for some in pictures])
         whiten = torch.stack([whitening(some) for some in features])

@@ -9,8 +9,8 @@ and b. What a search makes of that is in `guided`.
 What images share does not tell them apart, so pictures are seen less the public mean
 (`Card.centred`) or, where black pixels tell more, as they are; the first layer's biases bring
 inputs there, whatever was subtracted from them (`normalisation`). An unknown start, or rounding, is
-white noise in the pictures: `Metric.noisy` adds its variance to C, and the network is told its
-level.
+white noise in the pictures, whose variance `Metric.noisy` adds to C; a network that was told its
+level as well found less.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SMALLEST, LARGEST = 16, 64
 """Sides of pictures that separators are made for."""
 STEEPEST = 4.0
 """Factor from the network's mean of its last channel to the logit of the interference's share."""
-LEVELS = (0.0, 0.03, 0.06, 0.12, 0.25, 0.5, 0.75, 1.0)
+DETAIL = (0.0, 0.03, 0.06, 0.12)
 """Levels of white noise, in shares of the pictures' deviation, that `Separator.fitted` tries."""
 AT_ONCE, AT_ONCE_ON_GPU = 64, 1024
 """Pictures that the network sees at once."""
@@ -53,10 +53,9 @@ class Card(Strict):
     `widths` and `patch` are those of a `CompactUNet`, none without widths; `large`: a `UNet` of
     size "small" does the last steps, or all.
     `centred`: pictures are seen less their mean. `mirrored`, `shifted` (pixels): how pictures were
-    varied. `noise`: the highest level of white
-    noise it has learned, as a share of the pictures' deviation. `source`, `n_pictures`, `sha256`:
-    what it learned from. Of held-out pictures, `alone`: the share of interference that it finds in
-    them unmixed, and `separated`: (number mixed, identified by it, identified by plain filters).
+    varied. `source`, `n_pictures`, `sha256`: what it learned from. Of held-out pictures, `alone`:
+    the share of interference that it finds in them unmixed, and `separated`: (number mixed,
+    identified by it, identified by plain filters).
     """
 
     shape: Shape
@@ -66,7 +65,6 @@ class Card(Strict):
     centred: bool
     mirrored: bool
     shifted: int
-    noise: float
     floor: float
     source: str
     n_pictures: int
@@ -85,7 +83,7 @@ class Card(Strict):
         if not self.widths and not self.large:
             raise ValueError("widths=() and large=False: a separator has a network")
         self._at_least(1, "patch", "n_pictures")
-        self._at_least(0, "noise", "shifted", "n_steps", "alone")
+        self._at_least(0, "shifted", "n_steps", "alone")
         self._positive("floor")
 
     def beats_filters(self, n: int) -> bool:
@@ -199,12 +197,14 @@ class Separator:
     mean: Float[Tensor, " d"]
     noise: float = 0.0
 
+    def at(self, noise: float) -> Separator:
+        """The same, of level 0, for pictures in so much noise."""
+        return replace(self, noise=noise, metric=self.metric.noisy(noise))
+
     def fitted(self, pictures: Float[Tensor, "k d"]) -> Separator:
-        """The same at the level of noise at which the span of pictures is likeliest: an unknown
-        start is in them, or detail where those it learned from have none, such as a JPEG's."""
-        metrics = {level: self.metric.noisy(level) for level in LEVELS}
-        best = min(LEVELS, key=lambda level: metrics[level].misfit(pictures))
-        return replace(self, metric=metrics[best], noise=best)
+        """The same at the level at which the span of pictures is likeliest: others than those it
+        learned from have detail where these have none, such as a JPEG's."""
+        return min((self.at(level) for level in DETAIL), key=lambda s: s.metric.misfit(pictures))
 
     def to(self, device: torch.device) -> Separator:
         """The same on a device."""
@@ -267,8 +267,7 @@ class Separator:
         both = torch.stack([pictures * (size * sign), whitened], 1)
         both = both.reshape(-1, 2 * self.card.shape[0], *self.card.shape[1:])
         both = both.contiguous(memory_format=torch.channels_last)
-        level = both.new_full((len(both),), min(self.noise, self.card.noise))
-        told = net(both, level, both.new_zeros(len(both), 0)).float()
+        told = net(both, both.new_zeros(len(both)), both.new_zeros(len(both), 0)).float()
         share = (STEEPEST * told[:, -1].mean((1, 2))).sigmoid()[:, None]
         answer = share * whitened + (share * (1 - share)).sqrt() * told[:, :-1].flatten(1)
         found: Tensor = answer * sign

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from recon_core.attacks.span.guided import MOST
+from recon_core.attacks.span.guided import N_FREE, N_LAST
 from recon_core.attacks.span.rows import Source
 from recon_core.strict import Strict
 
@@ -20,11 +20,12 @@ class SpanAttack(Strict):
     `sources`: "independent" takes filters' outputs for independent, which bears noise in the span,
     for at most `n_independent` iterations. "network" follows a network that learned from images of
     the kind (`separator`), for at most `n_network`, and tells hundreds apart. "auto" is "network"
-    where the span ends sharply, after 32 directions or more, and its card says it beats filters.
+    for 32 directions or more of which its card says that it beats filters.
     `separator`: the name of a shipped one, "auto" for the one of the images' shape, or
     "sha256:..." of one that is given beside these settings.
-    `overcomplete`: sources of "independent" for each direction, 1 where the span ends sharply. Else
-    noise hides directions, and a tight frame of sources shows more images than a rotation does.
+    `overcomplete`: sources for each direction, 1 where the span ends sharply. Else noise hides
+    directions, and more images come back from a tight frame of sources ("independent") or from so
+    many searches ("network").
     """
 
     kind: Literal["span"] = "span"
@@ -55,6 +56,6 @@ class SpanAttack(Strict):
 
     @property
     def n_iterations(self) -> int:
-        network = self.n_network + MOST
+        network = self.n_network + N_FREE + N_LAST  # of the first search
         counts = {"independent": self.n_independent, "network": network}
         return counts.get(self.sources, max(counts.values()))

@@ -9,6 +9,7 @@ mixing matrix best, nearly what flowed back to the first layer while x was learn
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -81,6 +82,13 @@ def sources_of(
         other_label=torch.where(flip, *label)[order],
         trust=ranks[order] / max(1, len(rows) - 1),
     )
+
+
+def together(parts: Sequence[Sources]) -> Sources:
+    """The sources of several searches, best trusted first."""
+    every = [torch.cat(values) for values in zip(*(vars(p).values() for p in parts), strict=True)]
+    order = every[-1].argsort(descending=True, stable=True)
+    return Sources(*(values[order] for values in every))
 
 
 def biases_tell(rows: Float[Tensor, "k e"]) -> bool:

@@ -63,16 +63,14 @@ class SeparatorJob(Strict):
     """Everything about a separator but where it is computed.
 
     `data`: a source of pictures, whose held-out ones it is tried on. `minutes`: of learning, unless
-    `n_steps` are given. `noise`: the highest level of white noise in pictures, as a share of their
-    deviation, for starts that are not known and rounded weights. `floor`, `centred`, `mirrored`,
-    `shifted`: see `Card`; by default told from the pictures.
+    `n_steps` are given. `floor`, `centred`, `mirrored`, `shifted`: see `Card`; by default told from
+    the pictures.
     """
 
     data: str
     shape: Shape
     minutes: float = 5.0
     n_steps: int | None = None
-    noise: float = 0.0
     floor: float | None = None
     centred: bool = True
     mirrored: bool | None = None
@@ -83,7 +81,7 @@ class SeparatorJob(Strict):
     def __post_init__(self) -> None:
         self._positive("minutes", "floor")
         self._at_least(1, "n_steps")
-        self._at_least(0, "noise", "shifted", "seed")
+        self._at_least(0, "shifted", "seed")
 
 
 def train_separator(job: SeparatorJob, out: Path, *, device: str, advance: Advance) -> Card:
@@ -141,7 +139,6 @@ def _card(job: SeparatorJob, seen: Float[Tensor, "n c h w"]) -> Card:
         centred=job.centred,
         mirrored=mirrored,
         shifted=int(len(seen) <= FEW) if job.shifted is None else job.shifted,
-        noise=job.noise,
         floor=job.floor or FLOORS[job.shape[0]],
         source=job.data.rpartition("/")[2] or job.data,
         n_pictures=len(seen),

@@ -37,7 +37,7 @@ def _card(shape: tuple[int, int, int] = (1, 16, 16), **changed: object) -> Card:
     facts: dict[str, object] = {
         "shape": shape, "widths": (8, 12), "patch": 2, "large": False, "centred": True,
         "mirrored": False,
-        "shifted": 1, "noise": 0.4, "floor": 1e-2, "source": "drawn", "n_pictures": 40,
+        "shifted": 1, "floor": 1e-2, "source": "drawn", "n_pictures": 40,
         "sha256": "", "n_steps": 3, "alone": 0.0, "separated": ((50, 40, 30), (200, 20, 30)),
     }  # fmt: skip
     return Card(**facts | changed)  # type: ignore[arg-type]
@@ -115,17 +115,14 @@ def test_mixtures_have_their_shares() -> None:
     x = _tiles(60)
     card = _card((3, 16, 16))
     mixtures = Mixtures(x, card)
-    levels = set()
     for _ in range(20):
-        noise, y, shown, interference, product = mixtures.draw(8)
-        levels.add(noise)
+        y, shown, interference, product = mixtures.draw(8)
         assert torch.allclose(y.square().mean(1), torch.ones(8), atol=1e-4)
         assert float(interference.square().mean(1).max()) < 1.6
         assert bool(((product > 0.09) & (product <= 0.5 + 1e-6)).all())
-        seen = mixtures.metric.noisy(noise).whitened(shown)
+        seen = mixtures.metric.whitened(shown)
         alike = (seen * y).mean(1) / seen.square().mean(1).sqrt()
         assert torch.allclose(alike, torch.ones(8), atol=1e-3)
-    assert levels == {0.0, 0.1, 0.2, 0.4}
     moved = Mixtures(x, replace(card, mirrored=True)).maps
     assert len(moved.unique(dim=0)) == 2 * 9
     assert torch.equal(x[:1].flatten(1)[:, moved[9]], x[:1].flip(-1).flatten(1))
@@ -144,13 +141,13 @@ def _squares(n: int, seed: int) -> Tensor:
 
 def test_learning_lowers_the_loss_on_other_pictures() -> None:
     """In some seconds, to less than half of what it was; the same seed gives the same network."""
-    card = _card(widths=(16, 16), patch=2, n_steps=120, noise=0.0, shifted=0, centred=False)
+    card = _card(widths=(16, 16), patch=2, n_steps=120, shifted=0, centred=False)
     mixtures = Mixtures(_squares(1500, 1), card)
     heard: list[float] = []
     learned = learn(mixtures, card, batch=32, report=lambda _n, loss, _net: heard.append(loss))
     assert len(heard) == 120
     other = Mixtures(_squares(500, 2), card, metric=mixtures.metric, seed=5)
-    _, y, shown, wanted, product = other.draw(100)
+    y, shown, wanted, product = other.draw(100)
     untrained = _untrained(card, _squares(1500, 1))
     before, after = (
         float(((one.interference("compact", y, shown) - wanted) / product).square().mean())

@@ -43,7 +43,7 @@ def learned(folder: Path) -> Path:
     def advance(done: float, total: float, note: str = "", *, share: float | None = None) -> None:
         said.append(note)
 
-    job = SeparatorJob(data=f"folder:{folder}", shape=(1, 16, 16), n_steps=8, noise=0.2)
+    job = SeparatorJob(data=f"folder:{folder}", shape=(1, 16, 16), n_steps=8)
     card = train_separator(job, folder / "it.safetensors", device="cpu", advance=advance)
     assert "not tried yet" in said[0]
     assert "of 50 held-out pictures" in said[-1]
