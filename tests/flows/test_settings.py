@@ -198,11 +198,11 @@ def test_further_attacks_are_named_by_their_kinds_and_survive_the_command() -> N
 
 
 def test_another_family_or_kind_has_no_further_attack_that_is_none() -> None:
-    assert preset("demo").further_attacks == (SpanAttack(n_images=40),)
+    assert preset("demo").further_attacks == (SpanAttack(n_images=40, sources="independent"),)
     for name, value in (("family", "inversion"), ("attack.kind", "span")):
         assert resolve("demo", {f"experiment.{name}": value}).further_attacks == ()
     both = resolve("demo", {"experiment.attack.kind": "span_then_kkt"})
-    assert both.further_attacks == (SpanAttack(n_images=40),)
+    assert both.further_attacks == (SpanAttack(n_images=40, sources="independent"),)
 
 
 def test_an_experiment_s_own_attack_or_another_family_s_is_no_further_one() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import groupby
 from typing import NamedTuple
 
@@ -136,7 +135,10 @@ def _separate_stack(
     objective, n_iterations, settled = torch.zeros(len(stack)), 0, True
     for i in range(n_searches):
         part = share_of(progress, i / n_searches, (i + 1) / n_searches)
-        report = partial(_told, part, attack.n_iterations)
+
+        def report(n: int, part: Progress = part) -> None:  # further searches may go on
+            part(min(1.0, n / attack.n_iterations))
+
         ended = searched(attack, pictures, by, generators, report)
         for own, problem, w, sparsity in zip(found, stack, ended.w, ended.sparsity, strict=True):
             own.append(_sources(architecture, problem, w, sparsity))
@@ -146,10 +148,6 @@ def _separate_stack(
         Separated(problem.span, together(own), total, n_iterations, settled)
         for problem, own, total in zip(stack, found, objective.tolist(), strict=True)
     ]
-
-
-def _told(progress: Progress, most: int, n: int) -> None:
-    progress(min(1.0, n / most))  # a search that finds ever more images goes on
 
 
 def _sources(

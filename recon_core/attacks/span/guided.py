@@ -9,8 +9,7 @@ hundreds is Gaussian noise in its metric, so by Tweedie's formula (Efron 2011) g
 is the relative gradient of the likelihood of sources y = W z, each in its own noise, at the scale
 where its diagonal is nothing. Rows of W are orthogonal at first, as images nearly are, and W moves
 as in Picard-O, with E psi'_i = E psi_i^2, Stein's identity for Gaussian noise. Then W is free
-(`separation.newton_step`), and at last every source loses what the network finds of the others in
-it.
+(`separation.freed`), and at last every source loses what the network finds of others in it.
 
 Hundreds of images that are far from orthogonal, as digits are, have many near-optima, each with
 other images right. Of pictures like those it learned from, sources without interference are nearly
@@ -43,15 +42,13 @@ from recon_core.attacks.span.separation import (
 from recon_core.attacks.span.separator import Separator
 
 LEAST_CURVATURE = 0.3
-LEAST_SHARE = 1e-3
-"""Least share of interference that psi is divided by."""
+LEAST_SHARE = 1e-3  # of interference, that psi is divided by
 CLEAN_EVERY = 10
 FALLEN, PATIENCE = 0.99, 20
 LOW, SHORT_PATIENCE, HIGH, LONG_PATIENCE = 0.03, 6, 0.1, 60
 """Rotations end after `PATIENCE` steps in which the sources' interference has not fallen by a
 hundredth; after fewer or more where less than `LOW` or more than `HIGH` of their energy is that."""
-N_FREE = 60
-"""Most likelihood steps."""
+N_FREE = 60  # most likelihood steps
 N_LAST, LAST_SETTLED, RIDGE = 10, 0.98, 1e-4
 """Most last steps, which end once the interference falls by less than a fiftieth in one, and what
 is added to the squares of sources there."""
@@ -61,8 +58,7 @@ further clean source before they end."""
 CLEAN, ALONE = 0.02, 2.0
 """Share of interference below which a source is clean; and searches end below so many times the
 mean share in pictures alone."""
-NEW = 0.1
-"""Share of a source's energy that must lie outside the span of those before it."""
+NEW = 0.1  # share of a source's energy that must lie outside the span of those before it
 
 
 @torch.no_grad()
@@ -136,18 +132,12 @@ class _Search:
     n: int = 0
 
     def interference(
-        self, w: Float[Tensor, "r k k"], *, rotating: bool = False, exact: bool = True
+        self, w: Float[Tensor, "r k k"], *, exact: bool = True
     ) -> tuple[Float[Tensor, "r k d"], Float[Tensor, "r k d"]]:
         """(sources in the metric, their interference there)."""
-        first, *_, last = *self.separator.networks, *self.separator.networks
-        y = w @ self.seen
+        y, flat = w @ self.seen, (w @ self.z).flatten(0, 1)
         size = y.square().mean(2, keepdim=True).sqrt().clamp_min(1e-30)
-        found = self.separator.interference(
-            first if rotating else last,
-            (y / size).flatten(0, 1),
-            (w @ self.z).flatten(0, 1),
-            exact=exact,
-        )
+        found = self.separator.interference((y / size).flatten(0, 1), flat, exact=exact)
         return y, found.view_as(y) * size
 
     def shares(self, w: Float[Tensor, "r k k"]) -> Float[Tensor, "r k"]:
@@ -162,7 +152,7 @@ class _Search:
         least, since = w.new_full((r,), torch.inf), w.new_zeros(r)
         patience = torch.full_like(least, PATIENCE)
         for n in range(most):
-            y, share, psi = self._psi(w, rotating=True)
+            y, share, psi = self._psi(w)
             g = torch.bmm(psi, y.mT) / y.shape[2]
             curve = psi.square().mean(2)
             bent = (curve[:, :, None] + curve[:, None, :] - 2).clamp_min(LEAST_CURVATURE)
@@ -182,19 +172,19 @@ class _Search:
 
     def freed(self, w: Float[Tensor, "r k k"], most: int) -> Float[Tensor, "r k k"]:
         """W after at most so many likelihood steps."""
-        before = self.n
-        return freed(w, self.score, most, lambda n: self._done(before + n))[0]
+        return freed(w, self.score, most)[0]
 
     def score(self, w: Float[Tensor, "r k k"]) -> Scored:
         """The sources' score, with E psi'_i = E psi_i^2, Stein's identity for Gaussian noise."""
         w = self._unit(w)
         y, share, psi = self._psi(w)
+        self._done()
         return Scored(w, y, psi, psi.square().mean(2), share.sum(1))
 
     def _psi(
-        self, w: Float[Tensor, "r k k"], *, rotating: bool = False
+        self, w: Float[Tensor, "r k k"]
     ) -> tuple[Float[Tensor, "r k d"], Float[Tensor, "r k"], Float[Tensor, "r k d"]]:
-        y, found = self.interference(w, rotating=rotating, exact=False)
+        y, found = self.interference(w, exact=False)
         share = (found * y).mean(2)
         return y, share, found / share.clamp_min(LEAST_SHARE)[:, :, None]
 
@@ -218,6 +208,6 @@ class _Search:
         size = (w @ self.seen).square().mean(2, keepdim=True).sqrt()
         return w / size.clamp_min(1e-30)
 
-    def _done(self, n: int | None = None) -> None:
-        self.n = self.n + 1 if n is None else n
+    def _done(self) -> None:
+        self.n += 1
         self.report(self.n)

@@ -18,16 +18,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from recon_core.attacks.span.features import cosines
-from recon_core.attacks.span.separator import Card, Metric, Separator, build_networks, initialise
+from recon_core.attacks.span.separator import Card, Metric, Separator, build_network
 
-LOWEST, HIGHEST = 0.1, 5.0
-"""Bounds of b / a, even in its logarithm."""
-UNEVEN = 1.5
-"""Largest deviation of the logarithm of a coefficient."""
-FEWEST, MOST = 200, 400
-"""Pictures in a mixture."""
-SMALLEST = 1e-12
-"""Energy of a constant picture, which is nothing in the metric."""
+LOWEST, HIGHEST = 0.1, 5.0  # bounds of b / a, even in its logarithm
+UNEVEN = 1.5  # largest deviation of the logarithm of a coefficient
+FEWEST, MOST = 200, 400  # pictures in a mixture
+SMALLEST = 1e-12  # energy of a constant picture, which is nothing in the metric
 RATE, WARM, DECAY = 2e-3, 50, 1e-3
 LARGEST_BLOCK, RANK = 2048, 512
 """Cosines up to which a metric has all second moments; of more it has their variances and so many
@@ -151,11 +147,11 @@ def learn(
     `report` is called after every step with its number, its loss and the separator as it would be.
     """
     device = mixtures.pictures.device
-    ((name, net),) = build_networks(card).items()
-    initialise(net, torch.Generator().manual_seed(seed))
-    net = net.to(device)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        net = build_network(card).to(device)
     averaged, parameters = copy.deepcopy(net).requires_grad_(False).eval(), list(net.parameters())
-    learned = Separator(card, {name: averaged}, mixtures.metric, mixtures.mean)
+    learned = Separator(card, averaged, mixtures.metric, mixtures.mean)
     adam = torch.optim.AdamW(parameters, lr=RATE, betas=(0.9, 0.99), weight_decay=DECAY)
     for n in range(card.n_steps):
         turn = (1 + math.cos(math.pi * n / card.n_steps)) / 2

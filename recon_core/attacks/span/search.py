@@ -27,30 +27,25 @@ FEWEST = 32
 
 
 def separator_for(
-    attack: SpanAttack,
-    shape: Shape,
-    given: Separator | None = None,
+    attack: SpanAttack, shape: Shape, given: Separator | None = None
 ) -> Separator | None:
     """The separator that is given, else the shipped one that is named or that fits the shape.
 
     None where no shipped one fits. Raises ValueError for a separator of another shape, an unknown
     name, and none where `attack.sources` is "network".
     """
-    learn = "learn a separator of such images with `palimpsest train separator`"
     if given is None:
         is_named = attack.separator != "auto"
         names = (attack.separator,) if is_named else SHIPPED
         found = [shipped_separator(name) for name in names]
         given = next((one for one in found if is_named or one.card.shape == shape), None)
-    if given is None and attack.sources == "network":
+    if given is None and attack.sources != "network":
+        return None
+    if given is None or given.card.shape != shape:
+        wanted, known = ("x".join(map(str, s)) for s in (shape, given.card.shape if given else ()))
         raise ValueError(
-            f"attack.sources='network' knows no images of {_times(shape)}; {learn}, or use "
-            "attack.sources='independent'"
-        )
-    if given is not None and given.card.shape != shape:
-        raise ValueError(
-            f"the separator knows images of {_times(given.card.shape)}, and not of {_times(shape)};"
-            f" {learn}"
+            f"the separator knows images of {known or 'other shapes'}, and not of {wanted}; learn "
+            "one with `palimpsest train separator`, or use attack.sources='independent'"
         )
     return given
 
@@ -109,7 +104,3 @@ def searched(
             report=report,
         )
     return replace(found, w=found.w @ whiten)
-
-
-def _times(shape: Sequence[int]) -> str:
-    return "x".join(map(str, shape))

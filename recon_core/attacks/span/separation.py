@@ -8,7 +8,7 @@ which samples belong together:
 
 A large c has few false optima, a small one tells images from mixtures. Rows of a frame are seen at
 length 1, as in reconstruction ICA (Le et al. 2011), whose penalty on W^T W z - z is a constraint
-here. Whitened images are not quite orthogonal, so a square W is freed at last (`likelihood`).
+here. Whitened images are not quite orthogonal, so a square W is freed at last.
 """
 
 from __future__ import annotations
@@ -26,11 +26,9 @@ WIDE, WIDE_SHARE = 1.0, 0.4
 """c at first, and the share of the iterations with it."""
 SCALE = 0.4
 """c at last: of a frame of 2 sources for each direction .3 gave 89, .4 91 and .6 90 good images."""
-FREED_SHARE = 0.2
-"""Share of the iterations without orthogonality, of a square W."""
+FREED_SHARE = 0.2  # of the iterations, without orthogonality, of a square W
 SMALLEST_ROW = 1e-6
-FLAT = 1e-4
-"""Largest entry of a step at which the fixed point has settled."""
+FLAT = 1e-4  # largest entry of a step at which the fixed point has settled
 MOMENTUM, LONGEST = 0.7, 0.5
 FREE_LENGTH, FREE_CURVATURE = 0.3, 1.0
 """Length of a likelihood step, and the least eigenvalue of the Hessian's blocks there."""

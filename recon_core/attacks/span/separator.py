@@ -50,8 +50,8 @@ AT_ONCE, AT_ONCE_ON_GPU = 64, 1024
 class Card(Strict):
     """Facts of a separator, kept in its file beside its numbers.
 
-    `widths` and `patch` are those of a `CompactUNet`, none without widths; `large`: a `UNet` of
-    size "small" does the last steps, or all.
+    `widths` and `patch` are those of a `CompactUNet`; without widths it is a `UNet` of size
+    "small".
     `centred`: pictures are seen less their mean. `mirrored`, `shifted` (pixels): how pictures were
     varied. `source`, `n_pictures`, `sha256`: what it learned from. Of held-out pictures, `alone`:
     the share of interference that it finds in them unmixed, and `separated`: (number mixed,
@@ -61,7 +61,6 @@ class Card(Strict):
     shape: Shape
     widths: tuple[int, ...]
     patch: int
-    large: bool
     centred: bool
     mirrored: bool
     shifted: int
@@ -80,8 +79,6 @@ class Card(Strict):
                 f"shape={self.shape}: separators are for pictures in grey or colour from "
                 f"{SMALLEST}x{SMALLEST} to {LARGEST}x{LARGEST} pixels"
             )
-        if not self.widths and not self.large:
-            raise ValueError("widths=() and large=False: a separator has a network")
         self._at_least(1, "patch", "n_pictures")
         self._at_least(0, "shifted", "n_steps", "alone")
         self._positive("floor")
@@ -161,38 +158,25 @@ class Metric:
         return pictures
 
 
-def build_networks(card: Card) -> dict[str, nn.Module]:
-    """The untrained networks, "compact" before "large", from torch's global generator."""
+def build_network(card: Card) -> nn.Module:
+    """The untrained network, from torch's global generator."""
     c, side = card.shape[0], card.shape[1]
-    found: dict[str, nn.Module] = {}
+    net: nn.Module
     if card.widths:
-        found["compact"] = CompactUNet(2 * c, c + 1, card.widths, card.patch)
-    if card.large:
-        found["large"] = UNet(
-            UNET_SIZES["small"], in_channels=2 * c, out_channels=c + 1, n_labels=0, resolution=side
-        )
-    for net in found.values():
-        net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return found
-
-
-def initialise(net: nn.Module, generator: torch.Generator) -> None:
-    """Starts a network as torch does, from a generator of its own."""
-    for module in net.modules():
-        if isinstance(module, nn.Conv2d | nn.Linear):
-            nn.init.kaiming_uniform_(module.weight, math.sqrt(5), generator=generator)
-            if module.bias is not None:
-                bound = module.weight[0].numel() ** -0.5
-                nn.init.uniform_(module.bias, -bound, bound, generator=generator)
+        net = CompactUNet(2 * c, c + 1, card.widths, card.patch)
+    else:
+        net = UNet(UNET_SIZES["small"], in_channels=2 * c, out_channels=c + 1, n_labels=0,
+                   resolution=side)  # fmt: skip
+    return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
 @dataclass(frozen=True)
 class Separator:
-    """Networks (`build_networks`), of which the first rotates and the last frees, with their metric
-    at one level of `noise`. `mean`: the public pictures' own, in [0, 1]."""
+    """A network (`build_network`) with its metric at a level of `noise`, and the `mean` of the
+    public pictures, in [0, 1]."""
 
     card: Card
-    networks: dict[str, nn.Module]
+    network: nn.Module
     metric: Metric
     mean: Float[Tensor, " d"]
     noise: float = 0.0
@@ -210,49 +194,39 @@ class Separator:
         """The same on a device."""
         if self.mean.device == device:
             return self
-        m = self.metric
-        moved = [t.to(device) for t in (m.own, m.axes, m.values)]
-        networks = {name: copy.deepcopy(net).to(device) for name, net in self.networks.items()}
-        return replace(
-            self, networks=networks, metric=Metric(m.shape, *moved), mean=self.mean.to(device)
-        )
+        m, network = self.metric, copy.deepcopy(self.network).to(device)
+        metric = Metric(m.shape, *(t.to(device) for t in (m.own, m.axes, m.values)))
+        return replace(self, network=network, metric=metric, mean=self.mean.to(device))
 
     def whitened(self, pictures: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
         return self.metric.whitened(pictures)
 
     @cached_property
     def operations(self) -> int:
-        """Floating-point operations of the first network for one picture."""
-        d, net = math.prod(self.card.shape), next(iter(self.networks.values()))
+        """Floating-point operations of the network for one picture."""
         with FlopCounterMode(display=False) as counted, torch.no_grad():
-            self.answer(net, *self.mean.new_zeros(2, 1, d))
+            self.answer(self.network, *self.mean.new_zeros(2, 1, len(self.mean)))
         return int(counted.get_total_flops())
 
     def interference(
-        self,
-        name: str,
-        whitened: Float[Tensor, "n d"],
-        pictures: Float[Tensor, "n d"],
-        *,
-        exact: bool = True,
+        self, whitened: Float[Tensor, "n d"], pictures: Float[Tensor, "n d"], *, exact: bool = True
     ) -> Float[Tensor, "n d"]:
-        """The interference in the metric, of pictures of energy 1 there (`whitened`), by a network;
-        in bfloat16 on a GPU and, unless `exact`, by a large one where the processor has it."""
-        device, found = whitened.device.type, []
-        hardware = name == "large" and not exact and torch.cpu._is_avx512_bf16_supported()
-        fast = device == "cuda" or hardware
-        n = AT_ONCE_ON_GPU if device == "cuda" else AT_ONCE
+        """The interference in the metric, of pictures of energy 1 there (`whitened`); in bfloat16
+        on a GPU and, unless `exact`, by a large network where the processor has it."""
+        device, is_large = whitened.device.type, not self.card.widths
+        hardware = is_large and not exact and torch.cpu._is_avx512_bf16_supported()
+        n, found = AT_ONCE_ON_GPU if device == "cuda" else AT_ONCE, []
         for seen, shown in zip(whitened.split(n), pictures.split(n), strict=True):
-            with torch.autocast(device, torch.bfloat16, enabled=fast):
-                found.append(self.answer(self.networks[name], seen.float(), shown.float()))
+            with torch.autocast(device, torch.bfloat16, enabled=device == "cuda" or hardware):
+                found.append(self.answer(self.network, seen.float(), shown.float()))
         return torch.cat(found).to(whitened)
 
     @torch.no_grad()
     def share_alone(self, pictures: Float[Tensor, "n d"]) -> float:
-        """Mean share of interference that the last network finds in pictures as it sees them."""
+        """Mean share of interference that the network finds in pictures as it sees them."""
         white = self.whitened(pictures)
         white = white / white.square().mean(1, keepdim=True).sqrt()
-        return float((self.interference(list(self.networks)[-1], white, pictures) * white).mean())
+        return float((self.interference(white, pictures) * white).mean())
 
     def answer(
         self, net: nn.Module, whitened: Float[Tensor, "n d"], pictures: Float[Tensor, "n d"]
@@ -274,7 +248,7 @@ class Separator:
         return found
 
 
-METADATA = "palimpsest-separator"
+METADATA, NETWORK = "palimpsest-separator", "network."
 
 
 def packed(separator: Separator) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -290,8 +264,8 @@ def packed(separator: Separator) -> tuple[dict[str, Tensor], dict[str, str]]:
         tensors["products"] = (scaled @ scaled.mT)[:, upper[0], upper[1]].half()
     else:
         tensors["factors"] = scaled.half()
-    for part, net in separator.networks.items():
-        tensors |= {f"{part}.{name}": t.half() for name, t in net.state_dict().items()}
+    state = separator.network.state_dict()
+    tensors |= {f"{NETWORK}{name}": t.half() for name, t in state.items()}
     metadata = {METADATA: json.dumps(asdict(separator.card))}
     return {name: t.detach().cpu().contiguous() for name, t in tensors.items()}, metadata
 
@@ -305,15 +279,13 @@ def unpacked(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Sepa
         wide = {name: t.float() for name, t in tensors.items()}
         if not all(bool(t.isfinite().all()) for t in wide.values()):
             raise ValueError("some numbers are not finite")
-        networks, known = build_networks(card), {"mean", "own", "spread", "factors", "products"}
-        for part, net in networks.items():
-            of_it = {name: t for name, t in wide.items() if name.startswith(f"{part}.")}
-            net.load_state_dict({name.removeprefix(f"{part}."): t for name, t in of_it.items()})
-            net.eval().requires_grad_(False)
-            known |= of_it.keys()
-        if strangers := wide.keys() - known:
+        network, known = build_network(card), {"mean", "own", "spread", "factors", "products"}
+        state = {name: t for name, t in wide.items() if name.startswith(NETWORK)}
+        network.load_state_dict({name.removeprefix(NETWORK): t for name, t in state.items()})
+        network.eval().requires_grad_(False)
+        if strangers := wide.keys() - known - state.keys():
             raise ValueError(f"{min(strangers)} is of no part of it")
-        separator = Separator(card, networks, _metric(card.shape, wide), wide["mean"])
+        separator = Separator(card, network, _metric(card.shape, wide), wide["mean"])
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         why = str(error).strip().splitlines()[0]
         raise ValueError(f"its card and its numbers do not agree: {why}") from error

@@ -135,7 +135,6 @@ def _card(job: SeparatorJob, seen: Float[Tensor, "n c h w"]) -> Card:
         shape=job.shape,
         widths=WIDER if large else WIDTHS,
         patch=2 if large else 1,
-        large=False,
         centred=job.centred,
         mirrored=mirrored,
         shifted=int(len(seen) <= FEW) if job.shifted is None else job.shifted,

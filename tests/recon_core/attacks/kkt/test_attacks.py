@@ -62,8 +62,8 @@ def test_operations_of_a_separation() -> None:
         SpanAttack(overcomplete=1.0), k, (3, 16, 16)
     )  # no network
     assert other == 6 * k**2 * 45 * 7**2
-    frame = kkt_attacks.separation_operations(SpanAttack(overcomplete=4.0), k, shape)
-    assert frame == 4 * alone  # the start is unknown
+    frame = SpanAttack(sources="independent", overcomplete=4.0)
+    assert kkt_attacks.separation_operations(frame, k, shape) == 4 * alone
     victim = Network(widths=(60,))
     for attack in (SpanAttack(overcomplete=2.5), SpanThenKKT(span=SpanAttack(overcomplete=2.5))):
         assert most_candidates(kkt_run.KKT(victim=victim, attack=attack)) == 2 * 150

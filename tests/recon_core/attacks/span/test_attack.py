@@ -11,7 +11,10 @@ from torch import Tensor
 
 from recon_core.attacks.span import attack as attack_module
 from recon_core.attacks.span.attack import Separated, SpanAttack, separate
+from recon_core.attacks.span.learning import Mixtures
 from recon_core.attacks.span.rows import weight_rows
+from recon_core.attacks.span.separation import Descent, rotation_start
+from recon_core.attacks.span.separator import Card, Separator, build_network
 from recon_core.victims.network import Architecture, Conv, Network, Parameters
 from tests.recon_core.drawing import generator, normal
 from tests.recon_core.tiles import photograph_tiles
@@ -171,9 +174,40 @@ def test_what_does_not_fit_is_refused() -> None:
     for attack, of, begun, message in (
         (replace(QUICK, start="known"), architecture, None, "start='known' with rows .* without a"),
         (QUICK, architecture, start, "start='unknown' with rows of weights less a start"),
-        (replace(QUICK, sources="network"), architecture, None, "knows no images of 3x16x16"),
+        (replace(QUICK, sources="network"), architecture, None, "other shapes, and not of 3x16x16"),
         (digits, architecture, None, "knows images of 1x28x28, and not of 3x16x16"),
         (QUICK, conv, None, r"convolution .*attack.kind=kkt"),
     ):
         with pytest.raises(ValueError, match=message):
             _separated(attack, of, victim, begun)
+
+
+def test_a_network_searches_twice_where_noise_hides_directions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a metric that bears noise, and the best trusted of both searches come first."""
+    architecture = _network(init_std_first=0.01)
+    tiles = photograph_tiles(SIDE, shrink=2).float() / 255
+    victim, _start = _victim(_images(), architecture, seed=1)
+    victim = victim.like([t.float() for t in victim.tensors()])
+    card = Card(
+        shape=(3, SIDE, SIDE), widths=(8,), patch=2, centred=True, mirrored=False, shifted=0,
+        floor=1e-2, source="tiles", n_pictures=len(tiles), sha256="", n_steps=0, alone=0.0,
+    )  # fmt: skip
+    mixtures, noise = Mixtures(tiles, card), list[float]()
+    separator = Separator(card, build_network(card), mixtures.metric, mixtures.mean)
+
+    def apart(separator: Separator, z: Tensor, own: Any, _n: int, _report: Any) -> Descent:
+        noise.append(separator.noise)
+        w = rotation_start(z.shape[1], own[0]).to(z)[None]
+        return Descent(w, torch.arange(float(z.shape[1]))[None], 5, True)
+
+    monkeypatch.setattr("recon_core.attacks.span.search.apart", apart)
+    attack = replace(QUICK, sources="network", overcomplete=2.0)
+    own = [generator(0)]
+    (found,) = separate(attack, architecture, victim, own, separator=separator)
+    assert noise == [attack_module.HIDDEN] * 2
+    assert found.n_iterations == 10
+    assert len(found.sources.x) == 2 * len(found.subspace.vectors)
+    assert found.sources.trust.tolist() == sorted(found.sources.trust.tolist(), reverse=True)
+    assert float((found.sources.x[0] - found.sources.x[1]).norm()) > 0

@@ -34,13 +34,15 @@ def _images(channels: int) -> Tensor:
 def _separator(public: Tensor, *, centred: bool) -> Separator:
     c = public.shape[1]
     card = Card(
-        shape=(c, SIDE, SIDE), widths=(8,), patch=2, large=False, centred=centred, mirrored=False,
-        shifted=0, noise=0.0, floor=1e-3, source="tiles", n_pictures=len(public), sha256="",
+        shape=(c, SIDE, SIDE), widths=(8,), patch=2, centred=centred, mirrored=False,
+        shifted=0, floor=1e-3, source="tiles", n_pictures=len(public), sha256="",
         n_steps=1, alone=0.0,
     )  # fmt: skip
     mean = public.mean(0)
     seen = public - mean if centred else public
-    return Separator(card, {}, metric_of(seen, floor=1e-3, mirrored=False), mean.flatten())
+    return Separator(
+        card, torch.nn.Identity(), metric_of(seen, floor=1e-3, mirrored=False), mean.flatten()
+    )
 
 
 def _mixed(inputs: Tensor) -> tuple[Tensor, Tensor]:

@@ -55,9 +55,8 @@ def _turned(z: Tensor, w: Tensor, n: int = 60) -> Tensor:
 
 
 def test_the_score_is_the_contrasts_derivative() -> None:
-    scored = student(
-        _whitened(_laplacian(6, T, seed=1), seed=2)[None], 3 * _start(6, 3, torch.eye(6))
-    )
+    z = _whitened(_laplacian(6, T, seed=1), seed=2)[None]
+    scored = student(z, 3 * _start(6, 3, z))
     y = scored.y.clone().requires_grad_()
     contrast(y).sum().backward()
     own = y.grad / (y.grad * scored.y).mean(2, keepdim=True)

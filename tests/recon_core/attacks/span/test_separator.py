@@ -23,7 +23,7 @@ from recon_core.attacks.span.separator import (
     Card,
     Metric,
     Separator,
-    build_networks,
+    build_network,
     packed,
     shipped_separator,
     unpacked,
@@ -35,7 +35,7 @@ from tests.recon_core.tiles import photograph_tiles
 
 def _card(shape: tuple[int, int, int] = (1, 16, 16), **changed: object) -> Card:
     facts: dict[str, object] = {
-        "shape": shape, "widths": (8, 12), "patch": 2, "large": False, "centred": True,
+        "shape": shape, "widths": (8, 12), "patch": 2, "centred": True,
         "mirrored": False,
         "shifted": 1, "floor": 1e-2, "source": "drawn", "n_pictures": 40,
         "sha256": "", "n_steps": 3, "alone": 0.0, "separated": ((50, 40, 30), (200, 20, 30)),
@@ -49,12 +49,10 @@ def _tiles(n: int, side: int = 16) -> Tensor:
 
 
 def _untrained(card: Card, pictures: Tensor) -> Separator:
-    mixtures, networks = Mixtures(pictures, card), build_networks(card)
-    for net in networks.values():
-        net.requires_grad_(False)
-        for tensor in net.state_dict().values():
-            tensor.copy_(torch.randn(tensor.shape, generator=generator(1)).mul_(0.1).half())
-    return Separator(card, networks, mixtures.metric, mixtures.mean)
+    mixtures, net = Mixtures(pictures, card), build_network(card).requires_grad_(False)
+    for tensor in net.state_dict().values():
+        tensor.copy_(torch.randn(tensor.shape, generator=generator(1)).mul_(0.1).half())
+    return Separator(card, net, mixtures.metric, mixtures.mean)
 
 
 @pytest.mark.parametrize("mirrored", [False, True])
@@ -106,7 +104,7 @@ def test_mirroring_is_told_from_the_pictures() -> None:
 def test_networks_of_any_shape_answer_in_it(
     shape: tuple[int, int, int], widths: tuple[int, ...], patch: int
 ) -> None:
-    (net,) = build_networks(_card(shape, widths=widths, patch=patch)).values()
+    net = build_network(_card(shape, widths=widths, patch=patch))
     x = torch.randn(2, 2 * shape[0], *shape[1:], generator=generator(1))
     assert net(x, torch.zeros(2), torch.zeros(2, 0)).shape == (2, shape[0] + 1, *shape[1:])
 
@@ -150,13 +148,13 @@ def test_learning_lowers_the_loss_on_other_pictures() -> None:
     y, shown, wanted, product = other.draw(100)
     untrained = _untrained(card, _squares(1500, 1))
     before, after = (
-        float(((one.interference("compact", y, shown) - wanted) / product).square().mean())
+        float(((one.interference(y, shown) - wanted) / product).square().mean())
         for one in (untrained, learned)
     )
     assert after < 0.5 * before
     short = replace(card, n_steps=2)
     first, again = (learn(Mixtures(_squares(300, 1), short), short, batch=8) for _ in range(2))
-    assert torch.equal(*(one.networks["compact"].last.weight for one in (first, again)))  # type: ignore[arg-type, union-attr]
+    assert torch.equal(*(one.network.last.weight for one in (first, again)))  # type: ignore[arg-type, union-attr]
 
 
 @pytest.mark.parametrize("rank", [40, 256])
@@ -174,7 +172,7 @@ def test_a_packed_separator_is_the_separator(rank: int) -> None:
     gram, same = white @ white.mT, again.whitened(x.flatten(1))
     assert float((same @ same.mT - gram).norm() / gram.norm()) < 0.02
     y = white / white.square().mean(1, keepdim=True).sqrt()
-    answers = [one.interference("compact", y, x.flatten(1)) for one in (made, again)]
+    answers = [one.interference(y, x.flatten(1)) for one in (made, again)]
     assert torch.allclose(*answers, atol=1e-4)
 
 
@@ -192,10 +190,9 @@ def test_a_file_that_is_not_what_its_card_says() -> None:
         unpacked(tensors, {})
     refused("a metric of 256 numbers", shape=[1, 20, 20])
     refused("separators are for pictures", shape=[1, 200, 200])
-    refused("loading state_dict for UNet", large=True)
     refused("size mismatch|Error", widths=[8, 16])
     refused("unknown entries", better=1)
-    refused("widths=", widths=[], large=False)
+    refused("Error.* in loading state_dict for UNet", widths=[])
     refused("not finite", tensors | {"own": tensors["own"] / 0})
     refused("is of no part", tensors | {"more": tensors["own"]})
     refused("mean", {name: t for name, t in tensors.items() if name != "mean"})
@@ -234,7 +231,7 @@ def test_who_knows_the_interference_takes_a_span_apart() -> None:
     x = torch.randn(2, 12, 256, generator=generator(3))
     white = Metric((1, 16, 16), torch.ones(1, 256), torch.eye(256)[None], torch.zeros(1, 256))
     for rows in (slice(0, 1), slice(1, 2), slice(0, 2)):
-        knows = {"compact": _Knows(x[rows].flatten(0, 1))}
+        knows = _Knows(x[rows].flatten(0, 1))
         separator = Separator(_card(), knows, white, torch.zeros(256))
         z = torch.stack([whitening(some) @ some for some in x[rows]])
         own, heard = [generator(9) for _ in z], list[int]()
@@ -254,7 +251,7 @@ def test_searches_go_on_until_sources_are_clean(monkeypatch: pytest.MonkeyPatch)
     images the network does not know."""
     x = torch.randn(2, 30, 256, generator=generator(4))
     white = Metric((1, 16, 16), torch.ones(1, 256), torch.eye(256)[None], torch.zeros(1, 256))
-    knows = {"compact": _Knows(x[0])}
+    knows = _Knows(x[0])
     separator = Separator(_card(alone=0.005), knows, white, torch.zeros(256))
     z = torch.stack([whitening(some) @ some for some in x])
     monkeypatch.setattr("recon_core.attacks.span.guided.N_FREE", 4)
@@ -335,6 +332,6 @@ def test_on_a_gpu() -> None:
     there = here.to(torch.device("cuda"))
     seen = here.whitened(x)
     y = seen / seen.square().mean(1, keepdim=True).sqrt()
-    a = here.interference("large", y, x)
-    b = there.interference("large", y.cuda(), x.cuda()).cpu()
+    a = here.interference(y, x)
+    b = there.interference(y.cuda(), x.cuda()).cpu()
     assert float((a - b).norm() / a.norm()) < 0.05
