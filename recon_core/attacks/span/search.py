@@ -22,8 +22,9 @@ from recon_core.attacks.span.separator import SHIPPED, Separator, Shape, shipped
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.attacks.span.subspace import Subspace
 
-FEWEST = 32
-"""Directions from which on a network separates better than sparse derivatives do."""
+FEWEST, MOST = 32, 400
+"""Directions from which on a network separates better than filters do, and up to which it is taken
+by "auto" where noise is in them: more are mostly noise."""
 
 
 def separator_for(
@@ -54,17 +55,16 @@ def sources_for(
     attack: SpanAttack, span: Subspace, shape: Shape, given: Separator | None = None
 ) -> SpanAttack:
     """The attack on one victim's span, with "auto" decided. A span that ends sharply hides no
-    direction, and neither does one without a start whose number of images is known, so that there
-    are no more sources than directions. A separator that is asked for is taken whatever its card
-    says."""
+    direction, and neither does one without a start whose number of images is known: no more sources
+    than directions. A separator that is asked for is taken whatever its card says."""
     is_counted = attack.source != "weights" and attack.n_images is not None
-    sources = attack.sources
+    is_known, sources = span.ends_sharply or is_counted, attack.sources
     if sources == "auto":
         separator, k = separator_for(attack, shape, given=given), len(span.vectors)
         asked = given is not None or attack.separator != "auto"
         fits = separator is not None and k >= FEWEST and separator.card.beats_filters(k)
-        sources = "network" if asked or fits else "independent"
-    overcomplete = 1.0 if span.ends_sharply or is_counted else attack.overcomplete
+        sources = "network" if asked or (fits and (is_known or k <= MOST)) else "independent"
+    overcomplete = 1.0 if is_known else attack.overcomplete
     return replace(attack, sources=sources, overcomplete=overcomplete)
 
 

@@ -72,6 +72,11 @@ def test_sources_that_auto_takes(monkeypatch: pytest.MonkeyPatch) -> None:
         for attack, span in ((frame, sharp), (counted, state)):
             decided = sources_for(attack, span, shape)
             assert (decided.sources, decided.overcomplete) == (sources, 1.0)
+    monkeypatch.setattr(search, "FEWEST", 9)
+    for most, sources in ((9, "network"), (8, "independent")):
+        monkeypatch.setattr(search, "MOST", most)
+        decided = sources_for(frame, blurred, shape)
+        assert (decided.sources, decided.overcomplete) == (sources, 2.0)
 
 
 def test_an_attack_says_how_many_directions_a_span_has() -> None:
