@@ -23,6 +23,7 @@ def train_separator(
     shape: Annotated[str, "Of the attacked images: 1x28x28."] = "3x32x32",
     minutes: Annotated[float, "Of learning; more is better."] = 5.0,
     n_steps: Annotated[int | None, "--steps", "In place of minutes: as many steps."] = None,
+    large: Annotated[bool, "A network of three million parameters, for a GPU."] = False,
     centred: Annotated[
         bool, "--centred/--as-they-are", "See pictures less their mean; as they are: on black."
     ] = True,
@@ -53,8 +54,8 @@ def train_separator(
     sides = parse_shape(shape)
     assert sides is not None
     job = SeparatorJob(
-        data=data, shape=sides, minutes=minutes, n_steps=n_steps, floor=floor, centred=centred,
-        mirrored=mirrored, shifted=shifted, seed=seed, skip_corrupt=skip_corrupt,
+        data=data, shape=sides, minutes=minutes, n_steps=n_steps, large=large, floor=floor,
+        centred=centred, mirrored=mirrored, shifted=shifted, seed=seed, skip_corrupt=skip_corrupt,
     )  # fmt: skip
     with stage_progress("Learn separator", "step") as advance:
         card = learn(job, target, device=resolve_device(device), advance=advance)

@@ -51,6 +51,8 @@ TRIALS = 4
 WARM, TIMED = 3, 8
 """Steps before and within the measurement of a step's time."""
 STEPS = 1500
+SIDES = 4
+"""Multiple that the large network's sides must be of."""
 LARGE_AREA = 2048
 """Pixels from which on a network works on patches of 2x2."""
 WIDTHS, WIDER = (16, 32, 48), (32, 64, 96)
@@ -63,14 +65,16 @@ class SeparatorJob(Strict):
     """Everything about a separator but where it is computed.
 
     `data`: a source of pictures, whose held-out ones it is tried on. `minutes`: of learning, unless
-    `n_steps` are given. `floor`, `centred`, `mirrored`, `shifted`: see `Card`; by default told from
-    the pictures.
+    `n_steps` are given. `large`: a network of three million parameters that learns from 512
+    mixtures in a step, for a GPU. `floor`, `centred`, `mirrored`, `shifted`: see `Card`; by default
+    told from the pictures.
     """
 
     data: str
     shape: Shape
     minutes: float = 5.0
     n_steps: int | None = None
+    large: bool = False
     floor: float | None = None
     centred: bool = True
     mirrored: bool | None = None
@@ -82,6 +86,11 @@ class SeparatorJob(Strict):
         self._positive("minutes", "floor")
         self._at_least(1, "n_steps")
         self._at_least(0, "shifted", "seed")
+        if self.large and (self.shape[1] != self.shape[2] or self.shape[1] % SIDES):
+            raise ValueError(
+                f"large=True with shape={self.shape}: the large network is for squares with sides "
+                f"that are multiples of {SIDES}"
+            )
 
 
 def train_separator(job: SeparatorJob, out: Path, *, device: str, advance: Advance) -> Card:
@@ -115,7 +124,8 @@ def train_separator(job: SeparatorJob, out: Path, *, device: str, advance: Advan
             note = f"tells {_identified(held, n, separator)} of {n} held-out pictures"
         advance(step, card.n_steps, f"loss {loss:.3f}, {note}")
 
-    learned = learn(mixtures, card, seed=job.seed, report=report).to(torch.device("cpu"))
+    learned = learn(mixtures, card, batch=_batch(card), seed=job.seed, report=report)
+    learned = learned.to(torch.device("cpu"))
     rows = []
     for n in numbers:
         ours = _identified(held, n, learned.to(torch.device(device)))
@@ -130,11 +140,11 @@ def train_separator(job: SeparatorJob, out: Path, *, device: str, advance: Advan
 
 def _card(job: SeparatorJob, seen: Float[Tensor, "n c h w"]) -> Card:
     mirrored = is_mirrored(seen[:FEW]) if job.mirrored is None else job.mirrored
-    large = job.shape[1] * job.shape[2] >= LARGE_AREA
+    is_wide = job.shape[1] * job.shape[2] >= LARGE_AREA
     return Card(
         shape=job.shape,
-        widths=WIDER if large else WIDTHS,
-        patch=2 if large else 1,
+        widths=() if job.large else WIDER if is_wide else WIDTHS,
+        patch=2 if is_wide else 1,
         centred=job.centred,
         mirrored=mirrored,
         shifted=int(len(seen) <= FEW) if job.shifted is None else job.shifted,
@@ -147,12 +157,18 @@ def _card(job: SeparatorJob, seen: Float[Tensor, "n c h w"]) -> Card:
     )
 
 
+def _batch(card: Card) -> int:
+    """Mixtures in a step."""
+    return 96 if card.widths else 512
+
+
 def _seconds_per_step(mixtures: Mixtures, card: Card) -> float:
     """Seconds of a step on this machine; what is learned meanwhile is thrown away."""
     times = []
     learn(
         mixtures,
         replace(card, n_steps=WARM + TIMED),
+        batch=_batch(card),
         report=lambda *_facts: times.append(time.perf_counter()),
     )
     return (times[-1] - times[WARM - 1]) / TIMED

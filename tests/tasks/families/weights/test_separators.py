@@ -10,8 +10,9 @@ import pytest
 import torch
 from PIL import Image
 
-from recon_core.attacks.span.separator import Separator
+from recon_core.attacks.span.separator import Separator, build_network
 from recon_core.attacks.span.settings import SpanAttack
+from recon_core.restore.unet import CompactUNet, UNet
 from storage.errors import SourceError
 from storage.weights import WeightsError
 from tasks.families.weights import separators
@@ -95,3 +96,16 @@ def test_too_few_pictures_and_minutes_of_learning(
         train_separator(job, tmp_path / "it", device="cpu", advance=lambda *_a, **_k: None)
     with pytest.raises(ValueError, match="minutes=0"):
         replace(job, minutes=0)
+    with pytest.raises(ValueError, match="squares with sides that are multiples of 4"):
+        SeparatorJob(data="folder:x", shape=(1, 32, 30), large=True)
+
+
+def test_a_large_network_is_edms_and_learns_from_more_mixtures() -> None:
+    pictures = photograph_tiles(16, shrink=1)[:200].float() / 255
+    small, large = (
+        separators._card(SeparatorJob(data="folder:x", shape=(3, 16, 16), large=size), pictures)
+        for size in (False, True)
+    )
+    assert isinstance(build_network(small), CompactUNet)
+    assert isinstance(build_network(large), UNet)
+    assert (separators._batch(small), separators._batch(large)) == (96, 512)
