@@ -273,6 +273,15 @@ class CompactUNet(nn.Module):
         answer: Tensor = functional.pixel_shuffle(self.last(functional.silu(x)), self.patch)
         return answer[:, :, :h, :w]
 
+    def initialise(self, generator: torch.Generator) -> None:
+        """As torch does, from a generator."""
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d | nn.Linear):
+                nn.init.kaiming_uniform_(module.weight, math.sqrt(5), generator=generator)
+                if module.bias is not None:
+                    bound = module.weight[0].numel() ** -0.5
+                    nn.init.uniform_(module.bias, -bound, bound, generator=generator)
+
 
 class Residual(nn.Module):
     """x plus two convolutions behind norms."""

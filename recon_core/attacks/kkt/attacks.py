@@ -32,7 +32,7 @@ from recon_core.attacks.kkt.span_coordinates import directions_of, orthonormal, 
 from recon_core.attacks.span.attack import Separated, SpanAttack, separate
 from recon_core.attacks.span.features import n_features
 from recon_core.attacks.span.rows import SpanRows
-from recon_core.attacks.span.search import checked, separator_for
+from recon_core.attacks.span.search import FEWEST, checked, separator_for
 from recon_core.attacks.span.separator import SHIPPED, Separator
 from recon_core.attacks.span.subspace import NoSpanError
 from recon_core.ncc import ncc_matrix
@@ -68,7 +68,7 @@ def separation_operations(span: SpanAttack, n_directions: int, shape: Shape) -> 
         alone = replace(span, sources="independent")
         counts.append(6 * k * span.n_sources(k) * features_of(alone, shape))
     network = _by_network(span, shape)
-    if network is not None:
+    if network is not None and (span.sources == "network" or k >= FEWEST):
         counts.append(6 * k**2 * math.prod(shape) + k * network.operations)
     return max(counts)
 

@@ -219,7 +219,7 @@ class KKT(KKTSettings, TrainedRun[Learned, KnownVictim]):
 PER_PARAMETER, PER_CANDIDATE, PER_ACTIVATION, PER_SAVED = 7.0, 18.0, 6.5, 5.5
 PER_FEATURE, PER_PAIR_OF_DIRECTIONS = 7.0, 40.0
 BYTES_PER_DEFENDED = 5 * 8
-BYTES_PER_FIRST_WEIGHT = 8 * 8
+BYTES_PER_FIRST_WEIGHT = 9 * 8
 
 
 def kkt_bytes(experiment: KKT, n_images: int, shape: Shape) -> int:
@@ -228,7 +228,7 @@ def kkt_bytes(experiment: KKT, n_images: int, shape: Shape) -> int:
     From counting live tensors, library workspaces left out. With P parameters, x numbers of all
     candidates and u activations of all images and candidates (behind a convolution its patches,
     too): 7 P + 18 x + 6.5 u, and 5.5 s x for s saved iterations; a defence 5 float64 for each
-    feature of its layer; a separation of k directions with T features 7 k T + 40 k^2 and 6 first
+    feature of its layer; a separation of k directions with T features 7 k T + 40 k^2 and 9 first
     layers in float64.
     """
     architecture = experiment.victim.on(shape, experiment.n_outputs)

@@ -147,9 +147,9 @@ def learn(
     `report` is called after every step with its number, its loss and the separator as it would be.
     """
     device = mixtures.pictures.device
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        net = build_network(card).to(device)
+    net = build_network(card)
+    net.initialise(torch.Generator().manual_seed(seed))
+    net = net.to(device)
     averaged, parameters = copy.deepcopy(net).requires_grad_(False).eval(), list(net.parameters())
     learned = Separator(card, averaged, mixtures.metric, mixtures.mean)
     adam = torch.optim.AdamW(parameters, lr=RATE, betas=(0.9, 0.99), weight_decay=DECAY)

@@ -111,10 +111,10 @@ def student(z: Float[Tensor, "r k t"], w: Float[Tensor, "r k k"]) -> Scored:
     """The score y / (c^2 + y^2) of Student's distribution."""
     w = w / w.norm(dim=2, keepdim=True).clamp_min(SMALLEST_ROW)
     y = w @ z
-    inverse = (y.square() + SCALE**2).reciprocal_()
-    psi, curve = y * inverse, (2 * SCALE**2 * inverse.square() - inverse).mean(2)
-    size = (psi * y).mean(2)
-    return Scored(w, y, psi / size[:, :, None], curve / size, y.new_zeros(len(y)))
+    inverse = y.square().add_(SCALE**2).reciprocal_()
+    psi, mean = y * inverse, inverse.mean(2)
+    curve, size = 2 * SCALE**2 * inverse.square_().mean(2) - mean, (psi * y).mean(2)
+    return Scored(w, y, psi.div_(size[:, :, None]), curve / size, y.new_zeros(len(y)))
 
 
 def freed(

@@ -158,10 +158,10 @@ class Metric:
         return pictures
 
 
-def build_network(card: Card) -> nn.Module:
+def build_network(card: Card) -> CompactUNet | UNet:
     """The untrained network, from torch's global generator."""
     c, side = card.shape[0], card.shape[1]
-    net: nn.Module
+    net: CompactUNet | UNet
     if card.widths:
         net = CompactUNet(2 * c, c + 1, card.widths, card.patch)
     else:
