@@ -30,7 +30,7 @@ def train_separator(
     mirrored: Annotated[
         bool | None, "--mirrored/--not-mirrored", "Learn mirror images; default: if they fit."
     ] = None,
-    shifted: Annotated[int | None, "By so many pixels; default: 1 of few pictures."] = None,
+    shifted: Annotated[int | None, "By so many pixels; default: 2 of few pictures."] = None,
     floor: Annotated[float | None, "Least variance of a direction, as a share of the mean."] = None,
     seed: int = 0,
     skip_corrupt: SkipFiles = False,

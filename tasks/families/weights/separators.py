@@ -45,7 +45,7 @@ NUMBERS = (50, 100, 200, 400)
 FEWEST, FEWEST_HELD = 100, 20
 """Pictures to learn from, and held out, without which nothing is learned."""
 FEW = 2000
-"""Pictures up to which each is shifted by a pixel."""
+"""Pictures up to which each is shifted by two pixels at most."""
 TRIALS = 4
 """Times that a separator is tried while it learns."""
 WARM, TIMED = 3, 8
@@ -147,7 +147,7 @@ def _card(job: SeparatorJob, seen: Float[Tensor, "n c h w"]) -> Card:
         patch=2 if is_wide else 1,
         centred=job.centred,
         mirrored=mirrored,
-        shifted=int(len(seen) <= FEW) if job.shifted is None else job.shifted,
+        shifted=2 * (len(seen) <= FEW) if job.shifted is None else job.shifted,
         floor=job.floor or FLOORS[job.shape[0]],
         source=job.data.rpartition("/")[2] or job.data,
         n_pictures=len(seen),

@@ -49,7 +49,7 @@ def learned(folder: Path) -> Path:
     assert "not tried yet" in said[0]
     assert "of 50 held-out pictures" in said[-1]
     assert card.source == folder.name
-    assert (card.n_steps, card.shifted, card.mirrored) == (8, 1, True)
+    assert (card.n_steps, card.shifted, card.mirrored) == (8, 2, True)
     assert card.n_pictures > 200
     ((n, ours, theirs),) = card.separated
     assert n == 50
