@@ -78,7 +78,7 @@ def separate(
     check_victim(architecture)
     each = [parameters.rows(slice(r, r + 1)) for r in range(len(generators))]
     rows = [weight_rows(own) for own in each] if rows is None else rows
-    is_known, problems = attack.start == "known", []
+    is_known, problems, here = attack.start == "known", list[_Problem](), None
     for own, given, generator in zip(each, rows, generators, strict=True):
         has_start = given.start is not None and given.source == "weights"
         if (given.source, has_start) != (attack.source, is_known):
@@ -92,7 +92,7 @@ def separate(
         by = checked(decided, len(span.vectors), architecture.shape, separator)
         pictures = span.vectors[:, : architecture.d]
         if by is not None:
-            by = by.to(pictures.device)
+            here = by = here or by.to(pictures.device)  # once for all victims
             # without noise a span tells what channels were divided by
             scales = channel_scales(by, span.vectors) if span.ends_sharply else pictures.new_ones(1)
             pictures = undone(by, span.vectors, scales.to(pictures))

@@ -182,7 +182,7 @@ class Separator:
     noise: float = 0.0
 
     def at(self, noise: float) -> Separator:
-        """The same, of level 0, for pictures in so much noise."""
+        """This one, of level 0, for pictures in white noise of that share of their deviation."""
         return replace(self, noise=noise, metric=self.metric.noisy(noise))
 
     def fitted(self, pictures: Float[Tensor, "k d"]) -> Separator:
