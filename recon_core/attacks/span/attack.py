@@ -21,7 +21,7 @@ from recon_core.attacks.span.rows import SpanRows, weight_rows
 from recon_core.attacks.span.search import checked, searched, sources_for
 from recon_core.attacks.span.separator import Separator
 from recon_core.attacks.span.settings import SpanAttack
-from recon_core.attacks.span.sources import Sources, denoised, sources_of, together
+from recon_core.attacks.span.sources import Sources, biases_tell, denoised, sources_of, together
 from recon_core.attacks.span.subspace import Subspace
 from recon_core.threads import share_of
 from recon_core.types import Progress, no_progress
@@ -118,10 +118,17 @@ class _Problem(NamedTuple):
     pictures: Float[Tensor, "k d"]
     separator: Separator | None
 
-    def alike(self) -> tuple[int, SpanAttack, float]:
+    @property
+    def ones(self) -> Float[Tensor, " k"] | None:
+        """The last coordinates of directions, if none is hidden by noise and biases tell sizes."""
+        rows, is_noisy = self.span.vectors, self.attack.overcomplete > 1
+        last = rows[:, self.pictures.shape[1] :].mT
+        return None if is_noisy or not len(last) or not biases_tell(rows) else last[0]
+
+    def alike(self) -> tuple[int, SpanAttack, float, bool]:
         """What victims that are searched at once have in common."""
         noise = 0.0 if self.separator is None else self.separator.noise
-        return len(self.pictures), self.attack, noise
+        return len(self.pictures), self.attack, noise, self.ones is None
 
 
 def _separate_stack(
@@ -130,6 +137,8 @@ def _separate_stack(
     attack, shape, by = stack[0].attack, architecture.shape, stack[0].separator
     pictures = torch.stack([problem.pictures for problem in stack]).unflatten(2, shape)
     generators = [problem.generator for problem in stack]
+    last = [ones for problem in stack if (ones := problem.ones) is not None]
+    ones = torch.stack(last).to(pictures) if last else None
     n_searches = 1 if by is None else round(attack.overcomplete)
     found: list[list[Sources]] = [[] for _ in stack]
     objective, n_iterations, settled = torch.zeros(len(stack)), 0, True
@@ -139,7 +148,7 @@ def _separate_stack(
         def report(n: int, part: Progress = part) -> None:
             part(n / max(attack.n_iterations, 1.25 * n))  # a fifth is left while it goes on
 
-        ended = searched(attack, pictures, by, generators, report)
+        ended = searched(attack, pictures, by, generators, report, ones=ones)
         for own, problem, w, sparsity in zip(found, stack, ended.w, ended.sparsity, strict=True):
             own.append(_sources(architecture, problem, w, sparsity))
         objective -= ended.sparsity.sum(1).cpu()

@@ -11,6 +11,11 @@ where its diagonal is nothing. Rows of W are orthogonal at first, as images near
 as in Picard-O, with E psi'_i = E psi_i^2, Stein's identity for Gaussian noise. Then W is free
 (`separation.freed`), and at last every source loses what the network finds of others in it.
 
+Images of one person are apart as their sum and difference, too, which no network tells from faces.
+Biases do: the last coordinate is 1 of every image, so a difference has none, and is of another size
+than images beside it. Such sources are turned with others while that costs less. Of 100 faces 70 to
+75 are identified, and 54 to 60 without turns.
+
 Hundreds of images that are far from orthogonal, as digits are, have many near-optima, each with
 other images right. Of pictures like those it learned from, sources without interference are nearly
 always right (51 of 53 digits), so searches go on while there is more of it than in pictures alone,
@@ -20,12 +25,13 @@ and the cleanest sources of all are kept: of 300 digits, the start known, 223 ar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from recon_core.attacks.span.separation import (
     MOMENTUM,
@@ -58,6 +64,12 @@ further clean source before they end."""
 CLEAN, ALONE = 0.02, 2.0
 """Share of interference below which a source is clean; and searches end below so many times the
 mean share in pictures alone."""
+N_TURNS, PARTNERS, ODD = 5, 8, 3.0
+TURNS = [(math.cos(a), math.sin(a)) for a in (math.pi / 8, math.pi / 4, 3 * math.pi / 8)]
+SIZED, LEAST_GAIN, SMALLEST_ONE = 0.01, 1e-3, 0.05
+"""Rounds of turns, of sources whose size is odder than so many standard deviations with those whose
+energy lies most in the same places; what a size costs beside the share of interference, the least
+gain of a turn, and the least 1 that a source is said to have."""
 NEW = 0.1  # share of a source's energy that must lie outside the span of those before it
 
 
@@ -68,14 +80,21 @@ def apart(
     generators: Sequence[torch.Generator],
     n_iterations: int,
     report: Report = unheard,
+    *,
+    ones: Float[Tensor, "r k"] | None = None,
 ) -> Descent:
     """The matrices at which sources of pictures `z`, white in the metric, hold least interference;
-    their sparsity is minus its share. The first search has at most `n_iterations` rotations."""
-    search = _Search(separator, z, separator.whitened(z.flatten(0, 1)).view_as(z), report)
+    their sparsity is minus its share. The first search has at most `n_iterations` rotations.
+    `ones`: the last coordinates of `z`, where biases make those of every image 1."""
     k = z.shape[1]
+    if ones is not None:
+        ones = ones * (k**0.5 / ones.norm(dim=1, keepdim=True).clamp_min(1e-30))
+    seen = separator.whitened(z.flatten(0, 1)).view_as(z)
+    search = _Search(separator, z, seen, ones, report)
     start = torch.stack([rotation_start(k, g) for g in generators]).to(z)
     w = search.freed(search.rotated(start, n_iterations), N_FREE)
     settled = search.n < n_iterations
+    w = search.turned(w)
     shares = search.shares(w)
     enough = k * ALONE * max(separator.card.alone, LEAST_SHARE)
     n_clean = (shares < CLEAN).sum(1)
@@ -128,19 +147,20 @@ class _Search:
     separator: Separator
     z: Float[Tensor, "r k d"]
     seen: Float[Tensor, "r k d"]
+    ones: Float[Tensor, "r k"] | None
     report: Report
     n: int = 0
 
     def interference(
-        self, w: Float[Tensor, "r k k"], *, exact: bool = True
-    ) -> tuple[Float[Tensor, "r k d"], Float[Tensor, "r k d"]]:
+        self, w: Float[Tensor, "r m k"], *, exact: bool = True
+    ) -> tuple[Float[Tensor, "r m d"], Float[Tensor, "r m d"]]:
         """(sources in the metric, their interference there)."""
         y, flat = w @ self.seen, (w @ self.z).flatten(0, 1)
         size = y.square().mean(2, keepdim=True).sqrt().clamp_min(1e-30)
         found = self.separator.interference((y / size).flatten(0, 1), flat, exact=exact)
         return y, found.view_as(y) * size
 
-    def shares(self, w: Float[Tensor, "r k k"]) -> Float[Tensor, "r k"]:
+    def shares(self, w: Float[Tensor, "r m k"]) -> Float[Tensor, "r m"]:
         """The share of interference in every source."""
         y, found = self.interference(w)
         share: Tensor = (found * y).mean(2) / y.square().mean(2).clamp_min(1e-30)
@@ -173,6 +193,49 @@ class _Search:
     def freed(self, w: Float[Tensor, "r k k"], most: int) -> Float[Tensor, "r k k"]:
         """W after at most so many likelihood steps."""
         return freed(w, self.score, most)[0]
+
+    def turned(self, w: Float[Tensor, "r k k"]) -> Float[Tensor, "r k k"]:
+        """W after turns of pairs of sources, with likelihood steps after them, while any helps."""
+        for _ in range(N_TURNS if self.ones is not None else 0):
+            unit = self._unit(w)
+            w = torch.stack([self._turned(v, own) for v, own in enumerate(unit)])
+            if torch.equal(w, unit):
+                break
+            w = self.freed(w, LATER[1])
+        return w
+
+    def _turned(self, v: int, w: Float[Tensor, "k k"]) -> Float[Tensor, "k k"]:
+        """The sources of one victim, with those of odd size and others turned where both together
+        cost less, each in one pair at most."""
+        energy = nn.functional.normalize((w @ self.seen[v]).square() - 1, dim=1)
+        alike = (energy @ energy.mT).fill_diagonal_(-1)
+        partners = alike.topk(min(PARTNERS, len(w) - 1), dim=1).indices
+        cost, odd = self._cost(v, w)
+        i = (odd > ODD).nonzero().expand(-1, partners.shape[1]).flatten()
+        j = partners[odd > ODD].flatten()
+        tried = torch.stack(
+            [torch.stack([c * w[i] + s * w[j], c * w[j] - s * w[i]]) for c, s in TURNS]
+        )
+        after = self._cost(v, tried.flatten(0, 2))[0].view(tried.shape[:3]).sum(1)
+        gain, turn = (cost[i] + cost[j] - after).max(0)
+        w, left = w.clone(), set(range(len(w)))
+        for p in gain.argsort(descending=True).tolist():
+            pair = {int(i[p]), int(j[p])}
+            if gain[p] > LEAST_GAIN and pair <= left:
+                w[i[p]], w[j[p]] = tried[turn[p], :, p]
+                left -= pair
+        return w
+
+    def _cost(
+        self, v: int, w: Float[Tensor, "n k"]
+    ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+        """(cost of sources of one victim, how odd their sizes are in standard deviations)."""
+        assert self.ones is not None
+        own = replace(self, z=self.z[v : v + 1], seen=self.seen[v : v + 1])
+        size = (w @ self.seen[v]).square().mean(1).sqrt().clamp_min(1e-30)
+        one = ((w @ self.ones[v]).abs() / size).clamp_min(SMALLEST_ONE)
+        odd = one.log().abs() / self.separator.card.spread
+        return own.shares(w[None])[0] + SIZED * (odd / 2).square().log1p(), odd
 
     def score(self, w: Float[Tensor, "r k k"]) -> Scored:
         """The sources' score, with E psi'_i = E psi_i^2, Stein's identity for Gaussian noise."""

@@ -85,13 +85,17 @@ def searched(
     separator: Separator | None,
     generators: Sequence[torch.Generator],
     report: Report = unheard,
+    *,
+    ones: Float[Tensor, "r k"] | None = None,
 ) -> Descent:
     """Every victim's pictures taken apart from a random start, with a separator or else by filters;
-    W is of the pictures themselves."""
+    W is of the pictures themselves, `ones` as in `guided.apart`."""
     k, flat = pictures.shape[1], pictures.flatten(2)
     if separator is not None:
         whiten = torch.stack([whitening(separator.whitened(some)) for some in flat])
-        found = apart(separator, whiten @ flat, generators, attack.n_network, report)
+        if ones is not None:
+            ones = (whiten @ ones[:, :, None])[..., 0]
+        found = apart(separator, whiten @ flat, generators, attack.n_network, report, ones=ones)
     else:
         features = torch.stack([features_of(some) for some in pictures])
         whiten = torch.stack([whitening(some) for some in features])

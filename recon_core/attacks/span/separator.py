@@ -54,8 +54,9 @@ class Card(Strict):
     "small".
     `centred`: pictures are seen less their mean. `mirrored`, `shifted` (pixels): how pictures were
     varied. `source`, `n_pictures`, `sha256`: what it learned from. Of held-out pictures, `alone`:
-    the share of interference that it finds in them unmixed, and `separated`: (number mixed,
-    identified by it, identified by plain filters).
+    the share of interference that it finds in them unmixed, `spread`: the standard deviation of the
+    logarithm of their size in the metric, and `separated`: (number mixed, identified by it,
+    identified by plain filters).
     """
 
     shape: Shape
@@ -70,6 +71,7 @@ class Card(Strict):
     sha256: str
     n_steps: int
     alone: float
+    spread: float
     separated: tuple[tuple[int, int, int], ...] = ()
 
     def __post_init__(self) -> None:
@@ -81,7 +83,7 @@ class Card(Strict):
             )
         self._at_least(1, "patch", "n_pictures")
         self._at_least(0, "shifted", "n_steps", "alone")
-        self._positive("floor")
+        self._positive("floor", "spread")
 
     def beats_filters(self, n: int) -> bool:
         """True if more of n pictures were identified than by plain filters, at the next number."""
@@ -220,6 +222,10 @@ class Separator:
             with torch.autocast(device, torch.bfloat16, enabled=device == "cuda" or hardware):
                 found.append(self.answer(self.network, seen.float(), shown.float()))
         return torch.cat(found).to(whitened)
+
+    def spread(self, pictures: Float[Tensor, "n d"]) -> float:
+        """The standard deviation of the logarithm of the size of pictures in the metric."""
+        return float(self.whitened(pictures).norm(dim=1).clamp_min(1e-6).log().std())
 
     @torch.no_grad()
     def share_alone(self, pictures: Float[Tensor, "n d"]) -> float:

@@ -133,7 +133,9 @@ def train_separator(job: SeparatorJob, out: Path, *, device: str, advance: Advan
         advance(card.n_steps, card.n_steps, f"tells {ours} of {n} held-out pictures")
     seen_held = (held.flatten(1) - learned.mean) if card.centred else held.flatten(1)
     alone = max(0.0, learned.share_alone(seen_held))
-    learned = replace(learned, card=replace(card, alone=alone, separated=tuple(rows)))
+    spread = learned.spread(seen_held)
+    card = replace(card, alone=alone, spread=spread, separated=tuple(rows))
+    learned = replace(learned, card=card)
     write_separator(learned, out)
     return learned.card
 
@@ -154,6 +156,7 @@ def _card(job: SeparatorJob, seen: Float[Tensor, "n c h w"]) -> Card:
         sha256=hashlib.sha256((255 * seen).round().to(torch.uint8).numpy().tobytes()).hexdigest(),
         n_steps=job.n_steps or STEPS,
         alone=0.0,
+        spread=1.0,
     )
 
 

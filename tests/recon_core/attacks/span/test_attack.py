@@ -193,11 +193,14 @@ def test_a_network_searches_twice_where_noise_hides_directions(
     card = Card(
         shape=(3, SIDE, SIDE), widths=(8,), patch=2, centred=True, mirrored=False, shifted=0,
         floor=1e-2, source="tiles", n_pictures=len(tiles), sha256="", n_steps=0, alone=0.0,
+        spread=1.0,
     )  # fmt: skip
     mixtures, noise = Mixtures(tiles, card), list[float]()
     separator = Separator(card, build_network(card), mixtures.metric, mixtures.mean)
 
-    def apart(separator: Separator, z: Tensor, own: Any, _n: int, _report: Any) -> Descent:
+    def apart(
+        separator: Separator, z: Tensor, own: Any, _n: int, _report: Any, *, ones: None
+    ) -> Descent:
         noise.append(separator.noise)
         w = rotation_start(z.shape[1], own[0]).to(z)[None]
         return Descent(w, torch.arange(float(z.shape[1]))[None], 5, True)

@@ -36,7 +36,7 @@ def _separator(public: Tensor, *, centred: bool) -> Separator:
     card = Card(
         shape=(c, SIDE, SIDE), widths=(8,), patch=2, centred=centred, mirrored=False,
         shifted=0, floor=1e-3, source="tiles", n_pictures=len(public), sha256="",
-        n_steps=1, alone=0.0,
+        n_steps=1, alone=0.0, spread=1.0,
     )  # fmt: skip
     mean = public.mean(0)
     seen = public - mean if centred else public

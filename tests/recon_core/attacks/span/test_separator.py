@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from recon_core.attacks.span.features import whitening
-from recon_core.attacks.span.guided import SHORT_PATIENCE, apart, joined
+from recon_core.attacks.span.guided import SHORT_PATIENCE, _Search, apart, joined
 from recon_core.attacks.span.learning import Mixtures, is_mirrored, learn, metric_of
 from recon_core.attacks.span.search import checked, searched
-from recon_core.attacks.span.separation import OVER, rotation_start
+from recon_core.attacks.span.separation import OVER, rotation_start, unheard
 from recon_core.attacks.span.separator import (
     METADATA,
     SHIPPED,
@@ -38,7 +38,8 @@ def _card(shape: tuple[int, int, int] = (1, 16, 16), **changed: object) -> Card:
         "shape": shape, "widths": (8, 12), "patch": 2, "centred": True,
         "mirrored": False,
         "shifted": 1, "floor": 1e-2, "source": "drawn", "n_pictures": 40,
-        "sha256": "", "n_steps": 3, "alone": 0.0, "separated": ((50, 40, 30), (200, 20, 30)),
+        "sha256": "", "n_steps": 3, "alone": 0.0, "spread": 0.1,
+        "separated": ((50, 40, 30), (200, 20, 30)),
     }  # fmt: skip
     return Card(**facts | changed)  # type: ignore[arg-type]
 
@@ -264,6 +265,22 @@ def test_searches_go_on_until_sources_are_clean(monkeypatch: pytest.MonkeyPatch)
 
     assert right(1, z[:1]) < 30
     assert right(12, z[:1]) == right(12, z) == 30
+
+
+def test_biases_tell_images_from_their_sum_and_difference() -> None:
+    """A network that knows these as images does not: without biases they stay."""
+    x = torch.randn(20, 256, generator=generator(5)).pow(3)  # sparse, as images are
+    white = Metric((1, 16, 16), torch.ones(1, 256), torch.eye(256)[None], torch.zeros(1, 256))
+    knows = _Knows(torch.cat([x, x[:1] + x[1:2], x[:1] - x[1:2]]))
+    separator = Separator(_card(), knows, white, torch.zeros(256))
+    mixed = torch.eye(20)
+    mixed[:2, :2] = torch.tensor([[1.0, 1.0], [1.0, -1.0]])
+    for ones, wanted in ((None, mixed), (torch.ones(1, 20), torch.eye(20))):
+        search = _Search(separator, x[None], x[None], ones, unheard)
+        turned = torch.nn.functional.normalize(search.turned(mixed[None])[0], dim=1)
+        torch.testing.assert_close(
+            turned.abs(), torch.nn.functional.normalize(wanted, dim=1).abs(), rtol=0, atol=0.2
+        )
 
 
 def test_rows_are_joined_by_what_is_new_in_them() -> None:
