@@ -7,7 +7,7 @@ import math
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.functional import conv2d
+from torch.nn.functional import conv2d, normalize
 
 SIZE, STRIDE = 4, 2
 """Sides of the cosine filters, and pixels from one place to the next. Of 100 images of a network
@@ -41,20 +41,16 @@ def check_features(n_directions: int, shape: tuple[int, int, int]) -> None:
 
 def colour_axes(channels: int) -> Float[Tensor, "c c"]:
     """Orthonormal: luminance first, then differences of colours (Helmert's matrix)."""
-    axes = torch.zeros(channels, channels, dtype=torch.float64)
+    ones = torch.ones(channels, channels, dtype=torch.float64)
+    axes = normalize(ones.tril(-1) - torch.arange(channels).diag(), dim=1)
     axes[0] = channels**-0.5
-    for i in range(1, channels):
-        axes[i, :i], axes[i, i] = 1.0, -float(i)
-        axes[i] /= math.sqrt(i * (i + 1))
     return axes
 
 
 def cosine_matrix(n: int) -> Float[Tensor, "n n"]:
     """The orthonormal cosine transform of n numbers, in float64; row 0 is the constant."""
     places = torch.arange(n, dtype=torch.float64)
-    matrix = torch.cos(torch.pi * (places[None] + 0.5) * places[:, None] / n)
-    orthonormal: Tensor = matrix / matrix.norm(dim=1, keepdim=True)
-    return orthonormal
+    return normalize(torch.cos(torch.pi * (places[None] + 0.5) * places[:, None] / n), dim=1)
 
 
 def dct_filters(channels: int) -> Float[Tensor, "f c s s"]:
@@ -77,8 +73,7 @@ def whitening(features: Float[Tensor, "k t"]) -> Float[Tensor, "k k"]:
     wide = features.double()
     values, vectors = torch.linalg.eigh(wide @ wide.mT / features.shape[1])
     floor = float(values[-1]) * torch.finfo(torch.float32).eps
-    whiten: Tensor = ((vectors / values.clamp_min(floor).sqrt()) @ vectors.mT).to(features)
-    return whiten
+    return torch.mm(vectors / values.clamp_min(floor).sqrt(), vectors.mT).to(features)
 
 
 def cosines(pictures: Float[Tensor, "k c h w"], *, inverse: bool = False) -> Tensor:

@@ -89,7 +89,7 @@ def apart(
     k = z.shape[1]
     if ones is not None:
         ones = ones * (k**0.5 / ones.norm(dim=1, keepdim=True).clamp_min(1e-30))
-    seen = separator.whitened(z.flatten(0, 1)).view_as(z)
+    seen = separator.metric.whitened(z.flatten(0, 1)).view_as(z)
     search = _Search(separator, z, seen, ones, report)
     start = torch.stack([rotation_start(k, g) for g in generators]).to(z)
     w = search.freed(search.rotated(start, n_iterations), N_FREE)
@@ -163,8 +163,7 @@ class _Search:
     def shares(self, w: Float[Tensor, "r m k"]) -> Float[Tensor, "r m"]:
         """The share of interference in every source."""
         y, found = self.interference(w)
-        share: Tensor = (found * y).mean(2) / y.square().mean(2).clamp_min(1e-30)
-        return share
+        return (found * y).mean(2) / y.square().mean(2).clamp_min(1e-30)
 
     def rotated(self, w: Float[Tensor, "r k k"], most: int) -> Float[Tensor, "r k k"]:
         """W after at most so many rotations, until the interference falls no more."""

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from recon_core.attacks.span.features import cosines
-from recon_core.attacks.span.separator import Card, Metric, Separator, build_network
+from recon_core.attacks.span.separator import Card, Metric, Separator, build_network, in_blocks
 
 LOWEST, HIGHEST = 0.1, 5.0  # bounds of b / a, even in its logarithm
 UNEVEN = 1.5  # largest deviation of the logarithm of a coefficient
@@ -46,12 +46,9 @@ def is_mirrored(pictures: Float[Tensor, "n c h w"]) -> bool:
 
 def metric_of(pictures: Float[Tensor, "n c h w"], *, floor: float, mirrored: bool) -> Metric:
     """The metric of pictures as they are seen, with variances of at least `floor` of their mean."""
-    c, h, w = pictures.shape[1:]
-    shape, n_blocks = (c, h, w), 2 if mirrored and w % 2 == 0 else 1
-    size = c * h * w // n_blocks
-    nothing = [torch.zeros(n_blocks, *sides) for sides in ((size,), (size, 0), (0,))]
-    bare = Metric(shape, *nothing)
-    parts = bare.in_blocks(pictures.flatten(1)).double()
+    (c, h, w), n_blocks = pictures.shape[1:], 2 if mirrored and pictures.shape[3] % 2 == 0 else 1
+    parts = in_blocks(pictures, n_blocks).double()
+    shape, size = (c, h, w), parts.shape[2]
     low = floor * float(parts.square().mean())
     if size <= LARGEST_BLOCK:
         values, vectors = torch.linalg.eigh(parts.mT @ parts / len(pictures))
@@ -70,24 +67,15 @@ def metric_of(pictures: Float[Tensor, "n c h w"], *, floor: float, mirrored: boo
 class Mixtures:
     """Mixtures of public pictures in [0, 1] (n, c, h, w), drawn by a generator on their device."""
 
-    def __init__(
-        self,
-        pictures: Float[Tensor, "n c h w"],
-        card: Card,
-        *,
-        metric: Metric | None = None,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, pictures: Float[Tensor, "n c h w"], card: Card, *, seed: int = 0) -> None:
         mean = pictures.mean(0)
         self.mean = ((mean + mean.flip(-1)) / 2 if card.mirrored else mean).flatten()
         self.origin = self.mean if card.centred else torch.zeros_like(self.mean)
         self.pictures = pictures.flatten(1)
         self.maps = _maps(card).to(pictures.device)
-        if metric is None:
-            seen = torch.cat([(self.pictures - self.origin)[:, columns] for columns in self.maps])
-            seen = seen.unflatten(1, card.shape)
-            metric = metric_of(seen, floor=card.floor, mirrored=card.mirrored)
-        self.metric = metric
+        seen = torch.cat([(self.pictures - self.origin)[:, columns] for columns in self.maps])
+        seen = seen.unflatten(1, card.shape)
+        self.metric = metric_of(seen, floor=card.floor, mirrored=card.mirrored)
         self.generator = torch.Generator(pictures.device).manual_seed(seed)
 
     def draw(self, n: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

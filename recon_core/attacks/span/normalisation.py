@@ -50,7 +50,7 @@ def channel_scales(separator: Separator, rows: Float[Tensor, "k e"]) -> Float64[
     pictures, bias = rows[:, :d], rows[:, d:]  # differences of images do not depend on s
     pictures = pictures - bias @ (bias.mT @ pictures) / bias.square().sum().clamp_min(1e-30)
     alone = torch.eye(shape[0]).to(rows)[:, None, :, None, None] * pictures.unflatten(1, shape)
-    parts = torch.stack([separator.whitened(x.flatten(1)).double().flatten() for x in alone])
+    parts = torch.stack([separator.metric.whitened(x.flatten(1)).double().flatten() for x in alone])
     products = parts @ parts.mT
     t = products.diagonal().rsqrt()
     for _ in range(NEWTON_STEPS):  # damped, so that t stays positive
@@ -70,7 +70,7 @@ def offset(
     constants = torch.eye(c).to(m).repeat_interleave(len(m) // c, 1)
     one = bias.mT @ pictures / bias.square().sum()
     given = torch.cat([pictures - bias @ one, one, constants, -m[None]])
-    white = separator.whitened(given).double()
+    white = separator.metric.whitened(given).double()
     if not separator.card.centred:  # the metric has m m^T in it; a further number undoes that
         room = (1 - white[-1].square().sum()).clamp_min(1e-3).sqrt()  # (Sherman, Morrison)
         white = torch.cat([white, white @ white[-1:].mT / room], 1)

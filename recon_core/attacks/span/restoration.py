@@ -26,8 +26,7 @@ class InSpan:
         """The nearest pictures in the span, whatever their values."""
         directions, mean = self.directions.to(pictures), self.mean.to(pictures)
         inside = (pictures - mean).flatten(-3) @ directions.mT @ directions
-        nearest: Tensor = inside.unflatten(-1, mean.shape) + mean
-        return nearest
+        return inside.view_as(pictures) + mean
 
     def projected(self, pictures: Float[Tensor, "*n c h w"]) -> Float[Tensor, "*n c h w"]:
         """The nearest pictures in the span, clipped to [0, 1]."""

@@ -11,13 +11,7 @@ from torch import Tensor
 
 from recon_core.attacks.span.features import check_features, features_of, n_filters, whitening
 from recon_core.attacks.span.guided import apart
-from recon_core.attacks.span.separation import (
-    Descent,
-    Report,
-    independent,
-    rotation_start,
-    unheard,
-)
+from recon_core.attacks.span.separation import Descent, Report, independent, rotation_start, unheard
 from recon_core.attacks.span.separator import SHIPPED, Separator, Shape, shipped_separator
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.attacks.span.subspace import Subspace
@@ -92,7 +86,7 @@ def searched(
     W is of the pictures themselves, `ones` as in `guided.apart`."""
     k, flat = pictures.shape[1], pictures.flatten(2)
     if separator is not None:
-        whiten = torch.stack([whitening(separator.whitened(some)) for some in flat])
+        whiten = torch.stack([whitening(separator.metric.whitened(some)) for some in flat])
         if ones is not None:
             ones = (whiten @ ones[:, :, None])[..., 0]
         found = apart(separator, whiten @ flat, generators, attack.n_network, report, ones=ones)

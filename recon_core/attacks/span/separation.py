@@ -164,8 +164,7 @@ def rotation_start(
     """A random rotation (Haar), or tight frame of `n_sources` rows, drawn on the CPU in float64."""
     drawn = torch.randn(n_sources or size, size, dtype=torch.float64, generator=generator)
     q, r = torch.linalg.qr(drawn)
-    rotation: Tensor = q * r.diagonal().sign()
-    return rotation
+    return torch.mul(q, r.diagonal().sign())
 
 
 def contrast(sources: Float[Tensor, "r k t"]) -> Float[Tensor, "r k"]:
@@ -183,5 +182,4 @@ def cayley(p: Float[Tensor, "r k k"]) -> Float[Tensor, "r k k"]:
 def orthogonal(w: Float[Tensor, "r m k"]) -> Float[Tensor, "r m k"]:
     """The nearest orthogonal matrix, or tight frame, W (W^T W)^{-1/2}."""
     u, _, v = torch.linalg.svd(w.double(), full_matrices=False)
-    nearest: Tensor = (u @ v).to(w.dtype)
-    return nearest
+    return torch.bmm(u, v).to(w)

@@ -105,12 +105,7 @@ class Metric:
     values: Float[Tensor, "b r"]
 
     @classmethod
-    def of(
-        cls,
-        shape: Shape,
-        own: Float[Tensor, "b m"],
-        factors: Float[Tensor, "b m r"],
-    ) -> Metric:
+    def of(cls, shape: Shape, own: Float[Tensor, "b m"], factors: Float[Tensor, "b m r"]) -> Metric:
         """The metric of C = diag(own) + F F^T."""
         scaled = factors.double() / own.double().sqrt()[:, :, None]
         values, vectors = torch.linalg.eigh(scaled.mT @ scaled)
@@ -145,19 +140,21 @@ class Metric:
 
     def whitened(self, pictures: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
         """C^{-1/2} x of pictures x, up to a rotation."""
-        parts = self.in_blocks(pictures) * self.own.rsqrt()[:, None]
+        parts = in_blocks(pictures.unflatten(1, self.shape), len(self.own))
+        parts = parts * self.own.rsqrt()[:, None]
         shrunk = ((1 + self.values).rsqrt() - 1)[:, None]
         return self._joined(parts + ((parts @ self.axes) * shrunk) @ self.axes.mT)
-
-    def in_blocks(self, pictures: Float[Tensor, "n d"]) -> Float[Tensor, "b n m"]:
-        waves, n = cosines(pictures.unflatten(1, self.shape)), len(self.own)
-        return torch.stack([waves[..., i::n].flatten(1) for i in range(n)])
 
     def _joined(self, blocks: Float[Tensor, "b n m"]) -> Float[Tensor, "n d"]:
         c, h, w = self.shape
         waves = blocks.unflatten(2, (c, h, w // len(blocks))).permute(1, 2, 3, 4, 0)
-        pictures: Tensor = cosines(waves.flatten(3), inverse=True).flatten(1)
-        return pictures
+        return cosines(waves.flatten(3), inverse=True).flatten(1)
+
+
+def in_blocks(pictures: Float[Tensor, "n c h w"], n_blocks: int) -> Float[Tensor, "b n m"]:
+    """The cosines of pictures, in one block or in two, of even and of odd horizontal order."""
+    waves = cosines(pictures)
+    return torch.stack([waves[..., i::n_blocks].flatten(1) for i in range(n_blocks)])
 
 
 def build_network(card: Card) -> CompactUNet | UNet:
@@ -200,9 +197,6 @@ class Separator:
         metric = Metric(m.shape, *(t.to(device) for t in (m.own, m.axes, m.values)))
         return replace(self, network=network, metric=metric, mean=self.mean.to(device))
 
-    def whitened(self, pictures: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
-        return self.metric.whitened(pictures)
-
     @cached_property
     def operations(self) -> int:
         """Floating-point operations of the network for one picture."""
@@ -223,16 +217,13 @@ class Separator:
                 found.append(self.answer(self.network, seen.float(), shown.float()))
         return torch.cat(found).to(whitened)
 
-    def spread(self, pictures: Float[Tensor, "n d"]) -> float:
-        """The standard deviation of the logarithm of the size of pictures in the metric."""
-        return float(self.whitened(pictures).norm(dim=1).clamp_min(1e-6).log().std())
-
     @torch.no_grad()
-    def share_alone(self, pictures: Float[Tensor, "n d"]) -> float:
-        """Mean share of interference that the network finds in pictures as it sees them."""
-        white = self.whitened(pictures)
+    def of_pictures_alone(self, pictures: Float[Tensor, "n d"]) -> tuple[float, float]:
+        """`Card.alone` and `Card.spread`, of held-out pictures as the network sees them."""
+        white = self.metric.whitened(pictures)
+        spread = float(white.norm(dim=1).clamp_min(1e-6).log().std())
         white = white / white.square().mean(1, keepdim=True).sqrt()
-        return float((self.interference(white, pictures) * white).mean())
+        return max(0.0, float((self.interference(white, pictures) * white).mean())), spread
 
     def answer(
         self, net: nn.Module, whitened: Float[Tensor, "n d"], pictures: Float[Tensor, "n d"]
@@ -247,11 +238,10 @@ class Separator:
         both = torch.stack([pictures * (size * sign), whitened], 1)
         both = both.reshape(-1, 2 * self.card.shape[0], *self.card.shape[1:])
         both = both.contiguous(memory_format=torch.channels_last)
-        told = net(both, both.new_zeros(len(both)), both.new_zeros(len(both), 0)).float()
+        told: Tensor = net(both, both.new_zeros(len(both)), both.new_zeros(len(both), 0)).float()
         share = (STEEPEST * told[:, -1].mean((1, 2))).sigmoid()[:, None]
         answer = share * whitened + (share * (1 - share)).sqrt() * told[:, :-1].flatten(1)
-        found: Tensor = answer * sign
-        return found
+        return answer * sign
 
 
 METADATA, NETWORK = "palimpsest-separator", "network."
@@ -317,8 +307,7 @@ def _metric(shape: Shape, tensors: Mapping[str, Tensor]) -> Metric:
 def _card(read: Any) -> Card:
     lists = {name: tuple(read[name]) for name in ("shape", "widths")}
     rows = tuple((int(n), int(ours), int(theirs)) for n, ours, theirs in read["separated"])
-    unknown = set(read) - {field.name for field in fields(Card)}
-    if unknown:
+    if unknown := set(read) - {field.name for field in fields(Card)}:
         raise ValueError(f"unknown entries {sorted(unknown)}")
     return Card(**read | lists | {"separated": rows})
 

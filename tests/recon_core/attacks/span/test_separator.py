@@ -112,8 +112,7 @@ def test_networks_of_any_shape_answer_in_it(
 
 def test_mixtures_have_their_shares() -> None:
     x = _tiles(60)
-    card = _card((3, 16, 16))
-    mixtures = Mixtures(x, card)
+    mixtures = Mixtures(x, card := _card((3, 16, 16)))
     for _ in range(20):
         y, shown, interference, product = mixtures.draw(8)
         assert torch.allclose(y.square().mean(1), torch.ones(8), atol=1e-4)
@@ -145,7 +144,8 @@ def test_learning_lowers_the_loss_on_other_pictures() -> None:
     heard: list[float] = []
     learned = learn(mixtures, card, batch=32, report=lambda _n, loss, _net: heard.append(loss))
     assert len(heard) == 120
-    other = Mixtures(_squares(500, 2), card, metric=mixtures.metric, seed=5)
+    other = Mixtures(_squares(500, 2), card, seed=5)
+    other.metric = mixtures.metric
     y, shown, wanted, product = other.draw(100)
     untrained = _untrained(card, _squares(1500, 1))
     before, after = (
@@ -169,8 +169,8 @@ def test_a_packed_separator_is_the_separator(rank: int) -> None:
     assert ("factors" in tensors) == (rank == 40)
     again = unpacked(tensors, metadata)
     assert again.card == made.card
-    white = made.whitened(x.flatten(1))
-    gram, same = white @ white.mT, again.whitened(x.flatten(1))
+    white = metric.whitened(x.flatten(1))
+    gram, same = white @ white.mT, again.metric.whitened(x.flatten(1))
     assert float((same @ same.mT - gram).norm() / gram.norm()) < 0.02
     y = white / white.square().mean(1, keepdim=True).sqrt()
     answers = [one.interference(y, x.flatten(1)) for one in (made, again)]
@@ -347,7 +347,7 @@ def test_on_a_gpu() -> None:
     x = _tiles(40, 32).flatten(1)
     here = shipped_separator("cifar")
     there = here.to(torch.device("cuda"))
-    seen = here.whitened(x)
+    seen = here.metric.whitened(x)
     y = seen / seen.square().mean(1, keepdim=True).sqrt()
     a = here.interference(y, x)
     b = there.interference(y.cuda(), x.cuda()).cpu()
