@@ -11,6 +11,8 @@ Process. 57(10); Johnstone 2001). Rounding is larger in large weights. So a shar
 first: a fall of the values that is large beside the scatter of those behind it. What is left behind
 it is the noise of every neuron and pixel; both are divided by theirs, and the end is looked for
 again. Directions that drown in the rounding of a few neurons then stand out by a factor of ten.
+Averages of gradients in which most neurons are silent need not end sharply, and seem to have no
+noise: signal is then what rounding to single precision cannot be.
 """
 
 from __future__ import annotations
@@ -108,6 +110,11 @@ def subspace_of(
         raise NoSpanError("what is taken apart is all zero, or is its start; give trained weights")
     sharp = _sharp_span(learned, stored, has_unknown_start=has_start and start is None)
     n_signal, noise, edge = count_signal(values, rows.shape, len(sharp))
+    rounding = torch.finfo(torch.float32).eps * stored.abs()
+    floor = float(rounding.norm(dim=1).amax() + rounding.norm(dim=0).amax())
+    above = n_signal if has_start else int((values > floor).sum())
+    if above < n_signal and not len(sharp):
+        sharp, n_signal, edge = vectors[:above], above, floor
     if n_directions is None:
         if n_signal == 0:
             raise NoSpanError(

@@ -199,3 +199,10 @@ def test_a_neuron_with_an_image_nearly_to_itself_is_a_direction_without_a_start(
     found = subspace_of(rows, has_start=False)
     assert (found.n_signal, found.ends_sharply) == (30, True)
     assert not subspace_of(rows).ends_sharply
+
+
+def test_silent_neurons_hide_no_rounding() -> None:
+    mixing = normal(WIDTH, 30, seed=3) * torch.logspace(0, -6, 30, dtype=torch.float64)
+    mixing[40:] *= 1e-38
+    found = subspace_of(_rounded(mixing @ _strokes(30)), has_start=False)
+    assert (found.n_signal, found.ends_sharply) == (30, True)
