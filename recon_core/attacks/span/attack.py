@@ -21,7 +21,7 @@ from recon_core.attacks.span.rows import SpanRows, weight_rows
 from recon_core.attacks.span.search import checked, searched, sources_for
 from recon_core.attacks.span.separator import Separator
 from recon_core.attacks.span.settings import SpanAttack
-from recon_core.attacks.span.sources import Sources, biases_tell, denoised, sources_of, together
+from recon_core.attacks.span.sources import Sources, biases_tell, sources_of, together
 from recon_core.attacks.span.subspace import Subspace
 from recon_core.threads import share_of
 from recon_core.types import Progress, no_progress
@@ -97,7 +97,7 @@ def separate(
             scales = channel_scales(by, span.vectors) if span.ends_sharply else pictures.new_ones(1)
             pictures = undone(by, span.vectors, scales.to(pictures))
             by = by.at(HIDDEN) if decided.overcomplete > 1 else by.fitted(pictures)
-        problems.append(_Problem(decided, own, given, span, generator, pictures, by))
+        problems.append(_Problem(decided, own, span, generator, pictures, by))
     stacks = [[problem] for problem in problems]
     if parameters.weights[0].device.type != "cpu":
         stacks = [list(group) for _, group in groupby(problems, key=_Problem.alike)]
@@ -112,7 +112,6 @@ def separate(
 class _Problem(NamedTuple):
     attack: SpanAttack
     parameters: Parameters
-    rows: SpanRows
     span: Subspace
     generator: torch.Generator
     pictures: Float[Tensor, "k d"]
@@ -150,29 +149,13 @@ def _separate_stack(
 
         ended = searched(attack, pictures, by, generators, report, ones=ones)
         for own, problem, w, sparsity in zip(found, stack, ended.w, ended.sparsity, strict=True):
-            own.append(_sources(architecture, problem, w, sparsity))
+            own.append(sources_of(
+                w, sparsity, span=problem.span, is_of_weights=attack.source == "weights",
+                architecture=architecture, parameters=problem.parameters,
+            ))  # fmt: skip
         objective -= ended.sparsity.sum(1).cpu()
         n_iterations, settled = n_iterations + ended.n_iterations, settled and ended.settled
     return [
         Separated(problem.span, together(own), total, n_iterations, settled)
         for problem, own, total in zip(stack, found, objective.tolist(), strict=True)
     ]
-
-
-def _sources(
-    architecture: Architecture,
-    problem: _Problem,
-    w: Float[Tensor, "m k"],
-    sparsity: Float[Tensor, " m"],
-) -> Sources:
-    span, d = problem.span, architecture.d
-    x, is_weights = w @ span.vectors, problem.rows.source == "weights"
-    if not span.ends_sharply or (is_weights and not span.start_shares):
-        # the start, or what was added to the weights, is noise in them
-        learned = span.learned[:, :d]
-        pixels = denoised(x[:, :d], learned, noise=span.noise, shape=architecture.shape)
-        x = torch.cat([pixels, x[:, d:]], 1)
-    return sources_of(
-        x, sparsity, weight=span.learned, architecture=architecture,
-        parameters=problem.parameters, is_frame=len(w) > w.shape[1],
-    )  # fmt: skip

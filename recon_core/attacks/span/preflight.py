@@ -78,10 +78,9 @@ def span_preflight(
             findings.append(_start(span, numbers.get("start_share"), architecture.d))
         text = "told by the first layer's biases; labels by the network."
         if span.vectors.shape[1] == architecture.d or not biases_tell(span.vectors):
-            text = (
-                "no biases, or they do not tell (their start or a subtracted mean hides it): signs "
-            )
-            text += "and labels are the network's, some of them wrong, scales the range of pixels'."
+            text = "no biases, or they do not tell (their start or a subtracted mean hides it): "
+            text += "signs and labels are the network's, some of them wrong, scales the range of "
+            text += "pixels'."
         findings.append(Finding("ok", "sign and scale", text))
         if images is not None:
             basis = torch.linalg.qr(span.vectors[:, : architecture.d].double().mT).Q
@@ -108,11 +107,8 @@ def _directions(attack: SpanAttack, span: Subspace, rows: SpanRows) -> Finding:
         level, text = "stop", "only mixtures come back of as many images as neurons. Use --method "
         text += "kkt, or a lower --n-images-guess."
     elif n >= FULL * width or is_open:
-        level, text = (
-            "warning",
-            "their end is hidden by Adam or Adadelta, half precision or noise, ",
-        )
-        text += "or by as many images as neurons, of which only mixtures come back. "
+        level, text = "warning", "their end is hidden by Adam or Adadelta, half precision or "
+        text += "noise, or by as many images as neurons, of which only mixtures come back. "
         known = "That there are fewer is the assumption of --n-images-guess."
         text += known if asked else "If you know their number, give --n-images-guess."
     elif n > MANY:

@@ -31,8 +31,7 @@ def separator_for(
     """
     if given is None:
         is_named = attack.separator != "auto"
-        names = (attack.separator,) if is_named else SHIPPED
-        found = [shipped_separator(name) for name in names]
+        found = map(shipped_separator, (attack.separator,) if is_named else SHIPPED)
         given = next((one for one in found if is_named or one.card.shape == shape), None)
     if given is None and attack.sources != "network":
         return None
@@ -84,7 +83,7 @@ def searched(
 ) -> Descent:
     """Every victim's pictures taken apart from a random start, with a separator or else by filters;
     W is of the pictures themselves, `ones` as in `guided.apart`."""
-    k, flat = pictures.shape[1], pictures.flatten(2)
+    (k, c), flat = pictures.shape[1:3], pictures.flatten(2)
     if separator is not None:
         whiten = torch.stack([whitening(separator.metric.whitened(some)) for some in flat])
         if ones is not None:
@@ -94,11 +93,8 @@ def searched(
         features = torch.stack([features_of(some) for some in pictures])
         whiten = torch.stack([whitening(some) for some in features])
         starts = [rotation_start(k, g, n_sources=attack.n_sources(k)) for g in generators]
+        z, start = whiten @ features, torch.stack(starts).to(features)
         found = independent(
-            whiten @ features,
-            torch.stack(starts).to(features),
-            n_filters=n_filters(pictures.shape[2]),
-            n_iterations=attack.n_independent,
-            report=report,
+            z, start, n_filters=n_filters(c), n_iterations=attack.n_independent, report=report
         )
     return replace(found, w=found.w @ whiten)

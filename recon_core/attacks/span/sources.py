@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d, cosine_similarity, pad
 
 from recon_core.attacks.span.features import cosines
-from recon_core.attacks.span.subspace import mixing_of
-from recon_core.victims.network import Architecture, Parameters
+from recon_core.attacks.span.subspace import Subspace, mixing_of
+from recon_core.victims.network import Architecture, Parameters, Shape
 
 INPUT_NORM = 0.25
 """Standard deviation of a pixel of an average image, in the network's inputs."""
@@ -47,26 +47,30 @@ class Sources:
 
 
 def sources_of(
-    rows: Float[Tensor, "k e"],
-    sparsity: Float[Tensor, " k"],
+    w: Float[Tensor, "m k"],
+    sparsity: Float[Tensor, " m"],
     *,
-    weight: Float[Tensor, "m e"],
+    span: Subspace,
+    is_of_weights: bool,
     architecture: Architecture,
     parameters: Parameters,
-    is_frame: bool,
 ) -> Sources:
-    """Separated sources, with sign and label.
+    """The sources `w` times the directions of a span, with sign and label, and less noise.
 
-    `rows` are the sources in the span, with `is_frame` more than its directions; `sparsity` is
-    larger for images; `weight` are the rows that were separated (less their start, perhaps of
-    several first layers), `parameters` those of this one victim.
+    `sparsity` is larger for images; `span` is that of weights or of gradients, perhaps of several
+    first layers, `parameters` are those of this one victim.
     """
-    d, mixing = architecture.d, mixing_of(rows, weight).to(rows)
-    x, last = rows[:, :d], rows[:, d:]
+    x, last = (w @ span.vectors).tensor_split([architecture.d], 1)
+    if not span.ends_sharply or (is_of_weights and not span.start_shares):
+        # the start, or what was added to the weights, is noise in them
+        learned = span.learned[:, : architecture.d]
+        x = denoised(x, learned, noise=span.noise, shape=architecture.shape)
+    rows = torch.cat([x, last], 1)
+    mixing = mixing_of(rows, span.learned).to(rows)
     norm = x.norm(dim=1, keepdim=True).clamp_min(1e-30)
-    told = [sparsity] if is_frame else [sparsity, mixing.norm(dim=0) * norm[:, 0]]
+    told = [sparsity] if len(w) > w.shape[1] else [sparsity, mixing.norm(dim=0) * norm[:, 0]]
     ranks = torch.stack(told).argsort(stable=True, dim=1).argsort(1).to(x).mean(0)
-    scale = INPUT_NORM * d**0.5 / norm
+    scale = INPUT_NORM * architecture.d**0.5 / norm
     with_bias = last.shape[1] > 0 and biases_tell(rows)
     if with_bias:
         scale = torch.copysign(torch.minimum(1 / last.abs(), 2 * scale), last)
@@ -124,11 +128,7 @@ def _agreement(
 
 
 def denoised(
-    x: Float[Tensor, "k d"],
-    weight: Float[Tensor, "h d"],
-    *,
-    noise: float,
-    shape: tuple[int, int, int],
+    x: Float[Tensor, "k d"], weight: Float[Tensor, "h d"], *, noise: float, shape: Shape
 ) -> Float[Tensor, "k d"]:
     """Wiener's estimate of sources `x` in `weight`, with noise of standard deviation `noise`;
     without it `x`.

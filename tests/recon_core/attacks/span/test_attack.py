@@ -97,7 +97,7 @@ def test_sources_are_denoised_where_the_start_or_what_was_added_to_weights_is_no
 
     unknown, known = both()
     assert not unknown.subspace.ends_sharply
-    monkeypatch.setattr(attack_module, "denoised", lambda x, *_args, **_named: x)
+    monkeypatch.setattr("recon_core.attacks.span.sources.denoised", lambda x, *_, **_named: x)
     noisy_sources, same = both()
     assert torch.equal(known.sources.x, same.sources.x)
     gain = _signed(unknown, x).abs() - _signed(noisy_sources, x).abs()
