@@ -98,9 +98,8 @@ def apart(
     shares = search.shares(w)
     enough = k * ALONE * max(separator.card.alone, LEAST_SHARE)
     n_clean = (shares < CLEAN).sum(1)
-    waited = torch.where(n_clean > 0, 0, WAITED)  # where none is, the network is the limit
-    if separator.noise:  # other pictures than it learned from, whose shares say less
-        waited = torch.full_like(waited, WAITED)
+    # where none is, the network is the limit; shares of pictures with other detail say less
+    waited = torch.where((n_clean > 0) & (not separator.noise), 0, WAITED)
     for number in range(1, N_SEARCHES):
         going = (shares.sum(1) > enough) & (waited < WAITED)
         if not bool(going.any()):
@@ -169,7 +168,6 @@ class _Search:
         """W after at most so many rotations, until the interference falls no more."""
         (r, k), moved = w.shape[:2], torch.zeros_like(w)
         least, since = w.new_full((r,), torch.inf), w.new_zeros(r)
-        patience = torch.full_like(least, PATIENCE)
         for n in range(most):
             y, share, psi = self._psi(w)
             g = torch.bmm(psi, y.mT) / y.shape[2]
@@ -212,9 +210,8 @@ class _Search:
         cost, odd = self._cost(v, w)
         i = (odd > ODD).nonzero().expand(-1, partners.shape[1]).flatten()
         j = partners[odd > ODD].flatten()
-        tried = torch.stack(
-            [torch.stack([c * w[i] + s * w[j], c * w[j] - s * w[i]]) for c, s in TURNS]
-        )
+        a, b = w[i], w[j]
+        tried = torch.stack([torch.stack([c * a + s * b, c * b - s * a]) for c, s in TURNS])
         after = self._cost(v, tried.flatten(0, 2))[0].view(tried.shape[:3]).sum(1)
         gain, turn = (cost[i] + cost[j] - after).max(0)
         w, left = w.clone(), set(range(len(w)))

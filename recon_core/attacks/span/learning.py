@@ -143,8 +143,7 @@ def learn(
     adam = torch.optim.AdamW(parameters, lr=RATE, betas=(0.9, 0.99), weight_decay=DECAY)
     for n in range(card.n_steps):
         turn = (1 + math.cos(math.pi * n / card.n_steps)) / 2
-        for group in adam.param_groups:
-            group["lr"] = RATE * min(1.0, (n + 1) / WARM) * turn
+        adam.param_groups[0]["lr"] = RATE * min(1.0, (n + 1) / WARM) * turn
         y, shown, wanted, scale = mixtures.draw(batch)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             answer = learned.answer(net, y, shown)
@@ -153,9 +152,8 @@ def learn(
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
         adam.step()
-        with torch.no_grad():
-            kept = min(0.99, n / (n + 10))
-            for old, new in zip(averaged.parameters(), parameters, strict=True):
-                old.lerp_(new, 1 - kept)
+        kept = min(0.99, n / (n + 10))
+        for old, new in zip(averaged.parameters(), parameters, strict=True):
+            old.lerp_(new.detach(), 1 - kept)
         report(n + 1, float(loss.detach()), learned)
     return learned

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -86,7 +85,7 @@ def independent(
             n, left = n + 1, left - 1
             report(n)
     if not is_frame:
-        w, more = freed(w, partial(student, z), free, lambda m: report(n + m))
+        w, more = freed(w, lambda v: student(z, v), free, lambda m: report(n + m))
         n += more
     y = w @ z
     unit = y / y.square().mean(2, keepdim=True).sqrt().clamp_min(SMALLEST_ROW)
@@ -153,9 +152,8 @@ def newton_step(
     E[y_j^2], with eigenvalues lifted to `least` (Ablin, Cardoso and Gramfort 2018, "Faster
     independent component analysis by preconditioning with Hessian approximations")."""
     lowest = (h + h.mT) / 2 - (((h - h.mT) / 2).square() + 1).sqrt()
-    h = h + (least - lowest).clamp_min(0.0)
-    step: Tensor = (h.mT * gradient - gradient.mT) / (h * h.mT - 1)
-    return step
+    h = h + torch.clamp_min(least - lowest, 0.0)
+    return (h.mT * gradient - gradient.mT) / (h * h.mT - 1)
 
 
 def rotation_start(

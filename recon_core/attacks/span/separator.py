@@ -143,11 +143,8 @@ class Metric:
         parts = in_blocks(pictures.unflatten(1, self.shape), len(self.own))
         parts = parts * self.own.rsqrt()[:, None]
         shrunk = ((1 + self.values).rsqrt() - 1)[:, None]
-        return self._joined(parts + ((parts @ self.axes) * shrunk) @ self.axes.mT)
-
-    def _joined(self, blocks: Float[Tensor, "b n m"]) -> Float[Tensor, "n d"]:
-        c, h, w = self.shape
-        waves = blocks.unflatten(2, (c, h, w // len(blocks))).permute(1, 2, 3, 4, 0)
+        parts = parts + ((parts @ self.axes) * shrunk) @ self.axes.mT
+        waves = parts.unflatten(2, (*self.shape[:2], -1)).permute(1, 2, 3, 4, 0)
         return cosines(waves.flatten(3), inverse=True).flatten(1)
 
 
@@ -260,8 +257,7 @@ def packed(separator: Separator) -> tuple[dict[str, Tensor], dict[str, str]]:
         tensors["products"] = (scaled @ scaled.mT)[:, upper[0], upper[1]].half()
     else:
         tensors["factors"] = scaled.half()
-    state = separator.network.state_dict()
-    tensors |= {f"{NETWORK}{name}": t.half() for name, t in state.items()}
+    tensors |= {NETWORK + name: t.half() for name, t in separator.network.state_dict().items()}
     metadata = {METADATA: json.dumps(asdict(separator.card))}
     return {name: t.detach().cpu().contiguous() for name, t in tensors.items()}, metadata
 
@@ -281,11 +277,10 @@ def unpacked(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Sepa
         network.eval().requires_grad_(False)
         if strangers := wide.keys() - known - state.keys():
             raise ValueError(f"{min(strangers)} is of no part of it")
-        separator = Separator(card, network, _metric(card.shape, wide), wide["mean"])
+        return Separator(card, network, _metric(card.shape, wide), wide["mean"])
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         why = str(error).strip().splitlines()[0]
         raise ValueError(f"its card and its numbers do not agree: {why}") from error
-    return separator
 
 
 def _metric(shape: Shape, tensors: Mapping[str, Tensor]) -> Metric:

@@ -153,11 +153,10 @@ def count_signal(
 
 def mixing_of(rows: Float[Tensor, "k e"], weight: Float[Tensor, "h e"]) -> Float64[Tensor, "h k"]:
     """M of W = M X by least squares, the same to the bit wherever its arguments lie in memory."""
-    norm = rows.double().norm(dim=1, keepdim=True).clamp_min(1e-30)
+    norm: Tensor = rows.double().norm(dim=1, keepdim=True).clamp_min(1e-30)
     unit = rows / norm
-    inverse = torch.linalg.pinv(unit @ unit.mT, hermitian=True, rtol=ALIKE)
-    mixing: Tensor = weight.double() @ unit.mT @ inverse / norm.mT
-    return mixing
+    inverse: Tensor = torch.linalg.pinv(unit @ unit.mT, hermitian=True, rtol=ALIKE)
+    return weight.double() @ unit.mT @ inverse / norm.mT
 
 
 def fit_shares(
@@ -193,14 +192,6 @@ def fit_shares(
     return tuple(share.tolist())
 
 
-def roughness(pictures: Float[Tensor, "k c h w"]) -> Float[Tensor, " k"]:
-    """Mean square difference of neighbouring pixels over the mean square: 2 of white noise, .3 to
-    1.8 of mixtures of images with noise in them."""
-    across = (pictures[..., 1:] - pictures[..., :-1]).square().mean((1, 2, 3))
-    down = (pictures[:, :, 1:] - pictures[:, :, :-1]).square().mean((1, 2, 3))
-    return (across + down) / 2 / pictures.square().mean((1, 2, 3)).clamp_min(1e-300)
-
-
 def _sharp_span(
     matrix: Float64[Tensor, "h e"], stored: Float64[Tensor, "h e"], *, has_unknown_start: bool
 ) -> Float64[Tensor, "k e"]:
@@ -228,8 +219,7 @@ def _sharp_span(
         if has_unknown_start and float(free.min()) < OWN * (1 - end / len(left)):
             continue
         basis = torch.linalg.qr(span[:end].mT).Q.mT
-        ordered: Tensor = _singular(matrix @ basis.mT)[2] @ basis
-        return ordered
+        return torch.mm(_singular(matrix @ basis.mT)[2], basis)
     return matrix[:0]
 
 
