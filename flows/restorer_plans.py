@@ -35,10 +35,12 @@ def small_restorers(longer: int = 1, *, fitted: bool = False) -> dict[str, Resto
     return plans
 
 
-def half_hour_restorers(*, fitted: bool = False, regress: bool = False) -> dict[str, RestorerPlan]:
+def half_hour_restorers(
+    *, fitted: bool = False, regress: bool = False, mirror: bool = True
+) -> dict[str, RestorerPlan]:
     """Both restorers as one core trains them in half an hour each, on tens of thousands of pairs;
     `fitted` as of `small_restorers`. `regress`: EDM's network as a regression, too, and both
-    regressions answer over mirror sides.
+    regressions answer over mirror sides, unless mirrored images are none of theirs (`mirror`).
 
     They work on patches of 2x2 pixels, which makes them see the whole picture. BF-DnCNN is half as
     deep as the paper's and wider, since it learns faster so. EDM diffuses residuals (.33 of [-1, 1]
@@ -53,7 +55,7 @@ def half_hour_restorers(*, fitted: bool = False, regress: bool = False) -> dict[
         warmup_images=6_400,
         decay="cosine",
         ema_halflife_images=10_000,
-        mirror=True,
+        mirror=mirror,
     )
     validation = Validation(every=1000, n_pairs=256, n_parts=2, n_samples=4, keep="best")
     if fitted:
@@ -65,7 +67,7 @@ def half_hour_restorers(*, fitted: bool = False, regress: bool = False) -> dict[
             patch=2,
             loss_terms="mse+ssim",
             ssim_weight=0.3,
-            mirrored=regress,
+            mirrored=regress and mirror,
         ),
         "edm": EDM(
             size="mini", target="residual", sigma_data=0.33, P_mean=0.0, sigma_max=5.0, n_steps=12
@@ -73,7 +75,7 @@ def half_hour_restorers(*, fitted: bool = False, regress: bool = False) -> dict[
     }
     if regress:
         restorers["unet"] = RegressionUNet(
-            size="mini", loss_terms="mse+ssim", ssim_weight=0.3, mirrored=True
+            size="mini", loss_terms="mse+ssim", ssim_weight=0.3, mirrored=mirror
         )
     return {
         name: RestorerPlan(restorer=restorer, training=training, validation=validation)

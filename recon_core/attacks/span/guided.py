@@ -13,7 +13,7 @@ as in Picard-O, with E psi'_i = E psi_i^2, Stein's identity for Gaussian noise. 
 
 Images of one person are apart as their sum and difference, too, which no network tells from faces.
 Biases do: the last coordinate is 1 of every image, so a difference has none, and is of another size
-than images beside it. Such sources are turned with others while that costs less. Of 100 faces 70 to
+than images beside it. Such sources are turned with others while that costs less. Of 100 faces 68 to
 75 are identified, and 54 to 60 without turns.
 
 Hundreds of images that are far from orthogonal, as digits are, have many near-optima, each with
