@@ -135,7 +135,6 @@ def _separate_stack(
 ) -> list[Separated]:
     attack, shape, by = stack[0].attack, architecture.shape, stack[0].separator
     pictures = torch.stack([problem.pictures for problem in stack]).unflatten(2, shape)
-    generators = [problem.generator for problem in stack]
     last = [ones for problem in stack if (ones := problem.ones) is not None]
     ones = torch.stack(last).to(pictures) if last else None
     n_searches = 1 if by is None else round(attack.overcomplete)
@@ -147,7 +146,7 @@ def _separate_stack(
         def report(n: int, part: Progress = part) -> None:
             part(n / max(attack.n_iterations, 1.25 * n))  # a fifth is left while it goes on
 
-        ended = searched(attack, pictures, by, generators, report, ones=ones)
+        ended = searched(attack, pictures, by, [p.generator for p in stack], report, ones=ones)
         for own, problem, w, sparsity in zip(found, stack, ended.w, ended.sparsity, strict=True):
             own.append(sources_of(
                 w, sparsity, span=problem.span, is_of_weights=attack.source == "weights",

@@ -36,12 +36,10 @@ mirrored pictures are others: .16 to .17 of digits, .10 of faces of 20 people, .
 def is_mirrored(pictures: Float[Tensor, "n c h w"]) -> bool:
     """True if mirror images of the pictures look like more of them (digits and letters do not)."""
     waves = cosines(pictures - pictures.mean(0)).double()
-    even, odd = (waves[..., i::2].flatten(1) / len(waves) ** 0.5 for i in (0, 1))
-    grams = [part @ part.mT for part in (even, odd)]
-    across = float((grams[0] * grams[1]).sum())
-    within = [float(gram.square().sum()) for gram in grams]
-    noise = float(grams[0].trace() * grams[1].trace()) / len(waves)  # of independent pictures
-    return across - noise < ASYMMETRY * math.sqrt(within[0] * within[1])
+    parts = [waves[..., i::2].flatten(1) / len(waves) ** 0.5 for i in (0, 1)]
+    even, odd = (part @ part.mT for part in parts)
+    noise = float(even.trace() * odd.trace()) / len(waves)  # of independent pictures
+    return float((even * odd).sum()) - noise < ASYMMETRY * float(even.norm() * odd.norm())
 
 
 def metric_of(pictures: Float[Tensor, "n c h w"], *, floor: float, mirrored: bool) -> Metric:
@@ -52,9 +50,8 @@ def metric_of(pictures: Float[Tensor, "n c h w"], *, floor: float, mirrored: boo
     low = floor * float(parts.square().mean())
     if size <= LARGEST_BLOCK:
         values, vectors = torch.linalg.eigh(parts.mT @ parts / len(pictures))
-        own = torch.full((n_blocks, size), low)
         values = (values / low - 1).clamp_min(0)
-        return Metric(shape, own, vectors.float(), values.float())
+        return Metric(shape, torch.full((n_blocks, size), low), vectors.float(), values.float())
     variances = parts.square().mean(1).clamp_min(low)
     scaled = parts / variances.sqrt()[:, None] / len(pictures) ** 0.5
     _, values, axes = torch.svd_lowrank(scaled, q=min(RANK, len(pictures), size), niter=4)

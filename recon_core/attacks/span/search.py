@@ -11,7 +11,7 @@ from torch import Tensor
 
 from recon_core.attacks.span.features import check_features, features_of, n_filters, whitening
 from recon_core.attacks.span.guided import apart
-from recon_core.attacks.span.separation import Descent, Report, independent, rotation_start, unheard
+from recon_core.attacks.span.separation import Descent, Report, independent, rotation_start
 from recon_core.attacks.span.separator import SHIPPED, Separator, Shape, shipped_separator
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.attacks.span.subspace import Subspace
@@ -57,8 +57,7 @@ def sources_for(
         asked = given is not None or attack.separator != "auto"
         fits = separator is not None and k >= FEWEST and separator.card.beats_filters(k)
         sources = "network" if asked or (fits and (is_known or k <= MOST)) else "independent"
-    overcomplete = 1.0 if is_known else attack.overcomplete
-    return replace(attack, sources=sources, overcomplete=overcomplete)
+    return replace(attack, sources=sources, overcomplete=1.0 if is_known else attack.overcomplete)
 
 
 def checked(
@@ -77,7 +76,7 @@ def searched(
     pictures: Float[Tensor, "r k c h w"],
     separator: Separator | None,
     generators: Sequence[torch.Generator],
-    report: Report = unheard,
+    report: Report = lambda _n: None,
     *,
     ones: Float[Tensor, "r k"] | None = None,
 ) -> Descent:

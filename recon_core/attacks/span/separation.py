@@ -49,9 +49,6 @@ class Scored(NamedTuple):
     loss: Float[Tensor, " r"]
 
 
-def unheard(_n: int) -> None: ...
-
-
 @dataclass(frozen=True)
 class Descent:
     """W (r, m, k) of sources W z, the sparsity of every source (r, m), the iterations it took, and
@@ -69,7 +66,7 @@ def independent(
     *,
     n_filters: int,
     n_iterations: int,
-    report: Report = unheard,
+    report: Report = lambda _n: None,
 ) -> Descent:
     """Sparse sources of whitened features `z`, in at most `n_iterations`, from `start`: a rotation,
     or a tight frame of more sources than directions. `n_filters` samples stand at each place,
@@ -120,7 +117,7 @@ def freed(
     w: Float[Tensor, "r k k"],
     score: Callable[[Float[Tensor, "r k k"]], Scored],
     most: int,
-    report: Report = unheard,
+    report: Report = lambda _n: None,
 ) -> tuple[Float[Tensor, "r k k"], int]:
     """(W after likelihood steps W <- W - l H^{-1} G W, with momentum, in which rows need not be
     orthogonal; their number). G_ij = psi_i^T y_j / t - delta_ij."""
@@ -133,7 +130,7 @@ def freed(
         g = torch.bmm(psi, y.mT) / y.shape[2]
         g.diagonal(dim1=1, dim2=2).zero_()
         h = curve[:, :, None].expand_as(g)
-        moved = bounded(MOMENTUM * moved - FREE_LENGTH * newton_step(g, h, FREE_CURVATURE))
+        moved = bounded(MOMENTUM * moved - FREE_LENGTH * newton_step(g, h))
         w = w + moved @ w
         report(n + 1)
     return w, most
@@ -145,15 +142,13 @@ def bounded(moved: Float[Tensor, "r k k"]) -> Float[Tensor, "r k k"]:
     return moved * (LONGEST / length.clamp_min(LONGEST))[:, None, None]
 
 
-def newton_step(
-    gradient: Float[Tensor, "r k k"], h: Float[Tensor, "r k k"], least: float
-) -> Float[Tensor, "r k k"]:
+def newton_step(g: Float[Tensor, "r k k"], h: Float[Tensor, "r k k"]) -> Float[Tensor, "r k k"]:
     """H^{-1} G of Picard's blocks ((h_ij, 1), (1, h_ji)) of p_ij and p_ji, h_ij = E[psi'(y_i)]
-    E[y_j^2], with eigenvalues lifted to `least` (Ablin, Cardoso and Gramfort 2018, "Faster
+    E[y_j^2], with eigenvalues lifted to `FREE_CURVATURE` (Ablin, Cardoso and Gramfort 2018, "Faster
     independent component analysis by preconditioning with Hessian approximations")."""
     lowest = (h + h.mT) / 2 - (((h - h.mT) / 2).square() + 1).sqrt()
-    h = h + torch.clamp_min(least - lowest, 0.0)
-    return (h.mT * gradient - gradient.mT) / (h * h.mT - 1)
+    h = h + torch.clamp_min(FREE_CURVATURE - lowest, 0.0)
+    return (h.mT * g - g.mT) / (h * h.mT - 1)
 
 
 def rotation_start(

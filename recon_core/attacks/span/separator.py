@@ -295,8 +295,7 @@ def _metric(shape: Shape, tensors: Mapping[str, Tensor]) -> Metric:
     half[:, upper[0], upper[1]] = tensors["products"].double()
     products = (half + half.triu(1).mT) * spread[:, :, None] * spread[:, None, :]
     values, vectors = torch.linalg.eigh(products)
-    values = values.clamp_min(0) / own
-    return Metric(shape, own, vectors.float(), values.float())
+    return Metric(shape, own, vectors.float(), (values.clamp_min(0) / own).float())
 
 
 def _card(read: Any) -> Card:

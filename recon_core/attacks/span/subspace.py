@@ -129,10 +129,8 @@ def subspace_of(
             f"{n_directions} directions of a first layer of {rows.shape[0]} neurons and "
             f"{rows.shape[1]} inputs; it has 1 to {len(values)}"
         )
-    if n_directions <= len(sharp):
-        vectors = sharp
-    chosen, learned = vectors[:n_directions].to(rows.dtype), learned.to(rows.dtype)
-    return Subspace(chosen, learned, values, n_signal, noise, edge, shares, len(sharp) > 0)
+    chosen = (sharp if n_directions <= len(sharp) else vectors)[:n_directions].to(rows)
+    return Subspace(chosen, learned.to(rows), values, n_signal, noise, edge, shares, len(sharp) > 0)
 
 
 def count_signal(

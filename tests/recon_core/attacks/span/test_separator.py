@@ -15,7 +15,7 @@ from recon_core.attacks.span.features import whitening
 from recon_core.attacks.span.guided import SHORT_PATIENCE, _Search, apart, joined
 from recon_core.attacks.span.learning import Mixtures, is_mirrored, learn, metric_of
 from recon_core.attacks.span.search import checked, searched
-from recon_core.attacks.span.separation import OVER, rotation_start, unheard
+from recon_core.attacks.span.separation import OVER, rotation_start
 from recon_core.attacks.span.separator import (
     METADATA,
     SHIPPED,
@@ -276,7 +276,7 @@ def test_biases_tell_images_from_their_sum_and_difference() -> None:
     mixed = torch.eye(20)
     mixed[:2, :2] = torch.tensor([[1.0, 1.0], [1.0, -1.0]])
     for ones, wanted in ((None, mixed), (torch.ones(1, 20), torch.eye(20))):
-        search = _Search(separator, x[None], x[None], ones, unheard)
+        search = _Search(separator, x[None], x[None], ones, report=lambda _n: None)
         turned = torch.nn.functional.normalize(search.turned(mixed[None])[0], dim=1)
         torch.testing.assert_close(
             turned.abs(), torch.nn.functional.normalize(wanted, dim=1).abs(), rtol=0, atol=0.2
