@@ -44,10 +44,10 @@ def is_mirrored(pictures: Float[Tensor, "n c h w"]) -> bool:
 
 def metric_of(pictures: Float[Tensor, "n c h w"], *, floor: float, mirrored: bool) -> Metric:
     """The metric of pictures as they are seen, with variances of at least `floor` of their mean."""
-    (c, h, w), n_blocks = pictures.shape[1:], 2 if mirrored and pictures.shape[3] % 2 == 0 else 1
+    c, h, w = pictures.shape[1:]
+    shape, n_blocks = (c, h, w), 2 if mirrored and w % 2 == 0 else 1
     parts = in_blocks(pictures, n_blocks).double()
-    shape, size = (c, h, w), parts.shape[2]
-    low = floor * float(parts.square().mean())
+    low, size = floor * float(parts.square().mean()), parts.shape[2]
     if size <= LARGEST_BLOCK:
         values, vectors = torch.linalg.eigh(parts.mT @ parts / len(pictures))
         values = (values / low - 1).clamp_min(0)

@@ -215,7 +215,7 @@ class Separator:
         return torch.cat(found).to(whitened)
 
     @torch.no_grad()
-    def of_pictures_alone(self, pictures: Float[Tensor, "n d"]) -> tuple[float, float]:
+    def alone_and_spread(self, pictures: Float[Tensor, "n d"]) -> tuple[float, float]:
         """`Card.alone` and `Card.spread`, of held-out pictures as the network sees them."""
         white = self.metric.whitened(pictures)
         spread = float(white.norm(dim=1).clamp_min(1e-6).log().std())

@@ -132,7 +132,7 @@ def train_separator(job: SeparatorJob, out: Path, *, device: str, advance: Advan
         rows.append((n, ours, _identified(held, n, None)))
         advance(card.n_steps, card.n_steps, f"tells {ours} of {n} held-out pictures")
     seen_held = (held.flatten(1) - learned.mean) if card.centred else held.flatten(1)
-    alone, spread = learned.of_pictures_alone(seen_held)
+    alone, spread = learned.alone_and_spread(seen_held)
     card = replace(card, alone=alone, spread=spread, separated=tuple(rows))
     learned = replace(learned, card=card)
     write_separator(learned, out)

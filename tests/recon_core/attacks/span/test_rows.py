@@ -10,13 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from recon_core.attacks.span.attack import separate
-from recon_core.attacks.span.rows import (
-    SpanRows,
-    gradient_rows,
-    joined,
-    state_rows,
-    weight_rows,
-)
+from recon_core.attacks.span.rows import SpanRows, gradient_rows, joined, state_rows, weight_rows
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.attacks.span.subspace import Subspace
 from recon_core.optimisers import Optimiser

@@ -36,8 +36,7 @@ from tests.recon_core.tiles import photograph_tiles
 def _card(shape: tuple[int, int, int] = (1, 16, 16), **changed: object) -> Card:
     facts: dict[str, object] = {
         "shape": shape, "widths": (8, 12), "patch": 2, "centred": True,
-        "mirrored": False,
-        "shifted": 1, "floor": 1e-2, "source": "drawn", "n_pictures": 40,
+        "mirrored": False, "shifted": 1, "floor": 1e-2, "source": "drawn", "n_pictures": 40,
         "sha256": "", "n_steps": 3, "alone": 0.0, "spread": 0.1,
         "separated": ((50, 40, 30), (200, 20, 30)),
     }  # fmt: skip
