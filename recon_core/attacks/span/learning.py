@@ -51,7 +51,8 @@ def metric_of(pictures: Float[Tensor, "n c h w"], *, floor: float, mirrored: boo
     if size <= LARGEST_BLOCK:
         values, vectors = torch.linalg.eigh(parts.mT @ parts / len(pictures))
         values = (values / low - 1).clamp_min(0)
-        return Metric(shape, torch.full((n_blocks, size), low), vectors.float(), values.float())
+        own = parts.new_full((n_blocks, size), low).float()
+        return Metric(shape, own, vectors.float(), values.float())
     variances = parts.square().mean(1).clamp_min(low)
     scaled = parts / variances.sqrt()[:, None] / len(pictures) ** 0.5
     _, values, axes = torch.svd_lowrank(scaled, q=min(RANK, len(pictures), size), niter=4)

@@ -35,8 +35,8 @@ as the rounding of a mean that was subtracted in single precision does."""
 CLEAR = 100.0
 """Fall from half of the directions to behind a sharp end: the noise of a start reaches higher."""
 OWN = 1e-4
-"""Share of the mean that directions leave of a neuron below which one of them is the unknown start
-of that neuron, which hardly learned."""
+"""Share of the mean that directions leave of a neuron or input below which one of them is its own,
+such as the unknown start of a neuron that hardly learned, or of biases, which is larger."""
 WHITENINGS = 5
 ROUNDED = 0.2 * torch.finfo(torch.float32).eps  # share of a number to which it is known
 QUIETEST, MOVED = 1e-25, 1e-6
@@ -213,8 +213,9 @@ def _sharp_span(
             continue
         seen = left[:, :end] * values[:end]
         unit = seen / seen.norm(dim=1, keepdim=True).clamp_min(torch.finfo(seen.dtype).tiny)
-        free = 1 - torch.linalg.qr(unit).Q.square().sum(1)
-        if has_unknown_start and float(free.min()) < OWN * (1 - end / len(left)):
+        spans = (torch.linalg.qr(unit).Q.square().sum(1), right[:end].square().sum(0))
+        neurons, inputs = (int((1 - s < OWN * (1 - end / len(s))).sum()) for s in spans)
+        if has_unknown_start and (neurons > 0 or inputs >= end):
             continue
         basis = torch.linalg.qr(span[:end].mT).Q.mT
         return torch.mm(_singular(matrix @ basis.mT)[2], basis)

@@ -187,8 +187,8 @@ def test_the_start_of_a_neuron_that_hardly_learned_is_no_direction() -> None:
     assert subspace_of(learned + 1e-4 * normal(40, 300, seed=2).float()).n_signal == 5
 
 
-def test_a_neuron_with_an_image_nearly_to_itself_is_a_direction_without_a_start() -> None:
-    """In weights it might be the neuron's own start; in a state only rounding is left."""
+def test_a_direction_of_a_neuron_or_of_biases_alone_may_be_their_start() -> None:
+    """In weights; in a state only rounding is left."""
     mixing = normal(WIDTH, 30, seed=3)
     mixing[:, 0] *= 2e-3
     mixing[0] = torch.eye(30, dtype=torch.float64)[0]
@@ -196,6 +196,9 @@ def test_a_neuron_with_an_image_nearly_to_itself_is_a_direction_without_a_start(
     found = subspace_of(rows, has_start=False)
     assert (found.n_signal, found.ends_sharply) == (30, True)
     assert not subspace_of(rows).ends_sharply
+    start = normal(WIDTH, D + 1, seed=4) * torch.cat([torch.full((D,), 1e-4), torch.ones(1)])
+    found = subspace_of(0.01 * _mixed(torch.cat([_strokes(5), torch.ones(5, 1)], 1)) + start)
+    assert (found.n_signal, found.ends_sharply) == (6, False)
 
 
 def test_silent_neurons_hide_no_rounding() -> None:
