@@ -209,6 +209,8 @@ class _Search:
         cost, odd = self._cost(v, w)
         i = (odd > ODD).nonzero().expand(-1, partners.shape[1]).flatten()
         j = partners[odd > ODD].flatten()
+        if not len(i):
+            return w
         a, b = w[i], w[j]
         tried = torch.stack([torch.stack([c * a + s * b, c * b - s * a]) for c, s in TURNS])
         after = self._cost(v, tried.flatten(0, 2))[0].view(tried.shape[:3]).sum(1)
