@@ -271,7 +271,7 @@ def test_biases_tell_images_from_their_sum_and_difference() -> None:
     x = torch.randn(20, 256, generator=generator(5)).pow(3)  # sparse, as images are
     white = Metric((1, 16, 16), torch.ones(1, 256), torch.eye(256)[None], torch.zeros(1, 256))
     knows = _Knows(torch.cat([x, x[:1] + x[1:2], x[:1] - x[1:2]]))
-    separator = Separator(_card(spread=0.3), knows, white, torch.zeros(256))
+    separator = Separator(_card(spread=0.6), knows, white, torch.zeros(256))
     ones, right, mixed = torch.ones(1, 20), torch.eye(20), torch.eye(20)
     mixed[:2, :2] = torch.tensor([[1.0, 1.0], [1.0, -1.0]]) / 2**0.5
     for last, w, wanted in ((None, mixed, mixed), (ones, mixed, right), (ones, right, right)):
