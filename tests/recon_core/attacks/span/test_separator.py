@@ -215,6 +215,7 @@ class _Knows(nn.Module):
         self.images = images / images.square().mean(1, keepdim=True).sqrt()
 
     def forward(self, both: Tensor, _noise: Tensor, _labels: Tensor) -> Tensor:
+        assert len(both)
         c, h, w = both.shape[1] // 2, *both.shape[2:]
         y = both[:, c:].flatten(1)
         alike = y @ self.images.mT / y.shape[1]
