@@ -9,7 +9,7 @@ from typing import Any
 MOST_SHOWN = 40
 """So many names are listed; of more only the first ones, beside the nearest."""
 PRESET_NAMES = (
-    *("demo", "cifar-small", "cifar-hundred", "smoke"),
+    *("demo", "cifar-small", "cifar-hundred", "digits", "smoke"),
     *("restoration", "restoration-small", "restoration-cpu"),
     *("span-hundred", "span-pairs", "span-paper"),
     *("haim2022", "buzaglo2023-multiclass", "buzaglo2023-regression"),
