@@ -117,10 +117,10 @@ def cifar_hundred() -> Recipe:
 @_preset
 def digits() -> Recipe:
     """Victims of 50 digits at width 200, even against odd: two of five images are identified from
-    the attack alone, and a hundred thousand pairs take an hour on two cores. Give the images with
-    `--data`, grey, such as `folder:PATH` of MNIST's pictures.
+    the attack alone, with weights, and a hundred thousand pairs take some forty minutes of a core.
+    Give the images with `--data`, such as `folder:PATH` of MNIST's pictures; they are read in grey.
 
-    Mirrored digits are none, so restorers do not learn them.
+    A mirrored digit is no digit, so restorers do not learn mirrored pairs.
     """
     return Recipe(
         data="folder:digits",

@@ -40,7 +40,7 @@ def half_hour_restorers(
 ) -> dict[str, RestorerPlan]:
     """Both restorers as one core trains them in half an hour each, on tens of thousands of pairs;
     `fitted` as of `small_restorers`. `regress`: EDM's network as a regression, too, and both
-    regressions answer over mirror sides, unless mirrored images are none of theirs (`mirror`).
+    regressions answer over mirror sides. `mirror`: mirrored images are like the others.
 
     They work on patches of 2x2 pixels, which makes them see the whole picture. BF-DnCNN is half as
     deep as the paper's and wider, since it learns faster so. EDM diffuses residuals (.33 of [-1, 1]
