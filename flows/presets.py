@@ -117,7 +117,7 @@ def cifar_hundred() -> Recipe:
 @_preset
 def digits() -> Recipe:
     """Victims of 50 digits at width 200, even against odd: two of five images are identified from
-    the attack alone, with weights, and a hundred thousand pairs take some forty minutes of a core.
+    the attack alone, given the weights, and 100,000 pairs take some forty minutes of a core.
     Give the images with `--data`, such as `folder:PATH` of MNIST's pictures; they are read in grey.
 
     A mirrored digit is no digit, so restorers do not learn mirrored pairs.
