@@ -236,6 +236,15 @@ def evaluate(job: Job, seconds: float) -> dict[str, Any]:
     return {row.pop("method"): row for row in summary_rows(record)}
 
 
+def identified(job: Job, seconds: float) -> dict[str, Any]:
+    """How many images each method's pictures tell apart, beside decoys."""
+    out = job.work / "identified.json"
+    module = "benchmarks.restore.identification"
+    job.run(seconds, sys.executable, "-m", module, str(job.store), "--json", str(out))
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    return {f"{line['case']}: {line['unit']}": line["value"] for line in lines}
+
+
 def verify(job: Job, seconds: float) -> dict[str, Any]:
     found = {}
     until = time.monotonic() + seconds
@@ -289,12 +298,13 @@ def pairs(job: Job, seconds: float) -> dict[str, Any]:
 STAGES = (
     Stage("environment", 40, environment, always=True),
     Stage("pace", 30, pace),
-    Stage("generate", 190, generate),
+    Stage("generate", 300, generate),
     Stage("curate", 15, curate),
-    Stage("train bf_dncnn", 50, train("bf_dncnn")),
-    Stage("train edm", 70, train("edm")),
+    Stage("train bf_dncnn", 60, train("bf_dncnn")),
+    Stage("train edm", 300, train("edm")),
     Stage("heldout", 75, heldout),
     Stage("evaluate", 50, evaluate),
+    Stage("identified", 15, identified),
     Stage("verify", 20, verify),
     Stage("again", 45, again),
     Stage("report", 20, report),

@@ -10,6 +10,7 @@ import numpy as np
 from flows.recipe import Recipe, RestorerPlan, one_phase
 from flows.restorer_plans import half_hour_restorers, small_restorers
 from recon_core.attacks.kkt.objective import SAVE_AT_PAPER, KKTAttack
+from recon_core.balance import Curation
 from recon_core.experiments import KKT
 from recon_core.precision import Precision
 from recon_core.victims.network import Network
@@ -45,7 +46,7 @@ PAPER = Size(
     n_batched=8,
     epochs=50_000,
     save_at=(2400, 7000, SAVE_AT_PAPER[-1]),
-    n_steps=2000,
+    n_steps=5000,
     batch_size=256,
     precision="tf32",
 )
@@ -107,8 +108,9 @@ def recipe_of(size: Size, planned: Schedule, data: str) -> Recipe:
             planned.n_parts * size.n_batched, images=n_images, per_part=size.n_batched
         ),
         heldout=one_phase(size.n_heldout, images=n_heldout, per_part=size.n_heldout),
+        curation=Curation(mixture_fraction=1.0),
         restorers=restorers_of(size),
-        evaluation=Evaluation(baselines=(), n_samples=4),
+        evaluation=Evaluation(baselines=(), n_samples=8),
     )
 
 

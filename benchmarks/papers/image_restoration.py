@@ -10,8 +10,9 @@ cannot be tested on an evaluation is said to be so. Run it on the machine that m
 seconds are theirs, hardware is this machine's. `--command` is what made them. How the dataset grew
 is checked on docs/results/benchmarks/coverage_real.json (`benchmarks.coverage.claims`). What the
 paper does not say is asked as a question of ours; so is restoration inside a known span, which is
-another setting (restore_in_span.json, `benchmarks.restore.in_span`). A claim on restorers that
-fails with fewer pairs than the paper's is undecided.
+another setting (restore_in_span.json, `benchmarks.restore.in_span`), and how many images restored
+pictures tell apart (restore_identification.json, `benchmarks.restore.identification`). A claim on
+restorers that fails with fewer pairs than the paper's is undecided.
 """
 
 from __future__ import annotations
@@ -30,15 +31,16 @@ from benchmarks.evaluation.evaluated import PLAIN, Evaluated, read_evaluation
 from benchmarks.evaluation.tables import TABLES, has_tables, read_tables
 from benchmarks.record import Claim, hardware, parse_claims, parse_lines
 from benchmarks.restore.gains import learned
+from benchmarks.restore.identification import identification_claims
 from benchmarks.restore.in_span import in_span_claims
 from recon_core.summary import NOTICEABLE
 from tasks.study.statements import Statement, decided
 
-COVERAGE, IN_SPAN = (
+COVERAGE, IN_SPAN, IDENTIFIED = (
     Path(__file__).parents[2] / "docs/results/benchmarks" / name
-    for name in ("coverage_real.json", "restore_in_span.json")
+    for name in ("coverage_real.json", "restore_in_span.json", "restore_identification.json")
 )
-OF_BENCHMARKS = (COVERAGE.stem, IN_SPAN.stem)
+OF_BENCHMARKS = (COVERAGE.stem, IN_SPAN.stem, IDENTIFIED.stem)
 NOT_KEPT = "not recomputed: the scores of single images by these restorers were not kept"
 """In a claim's numbers: they are those of an evaluation whose tables lack them."""
 
@@ -245,6 +247,8 @@ def collected(paths: Sequence[Path], old: Sequence[Claim], *, command: str | Non
     found[COVERAGE.stem] = list(coverage_claims(campaigns, name=COVERAGE.stem))
     restored = parse_lines(IN_SPAN.read_text(), name=IN_SPAN.name)
     found[IN_SPAN.stem] = list(in_span_claims(restored, name=IN_SPAN.stem))
+    told = parse_lines(IDENTIFIED.read_text(), name=IDENTIFIED.name)
+    found[IDENTIFIED.stem] = list(identification_claims(told, name=IDENTIFIED.stem))
     places = {statement.claim: k for k, statement in enumerate(STATEMENTS)}
     every = [claim for of_one in found.values() for claim in of_one]
     return sorted(every, key=lambda claim: places.get(claim.claim, len(places)))

@@ -1,0 +1,309 @@
+"""Restoration or invention: of how many images does the best picture tell which one it shows?
+
+    python -m benchmarks.restore.identification WORKSPACE... [--json FILE]
+
+WORKSPACE is the folder of a job whose evaluation is finished. Of every method it reads the best
+picture for each image and for each decoy (evaluation/cache) and compares it with all images of its
+victim and all their decoys. *Identified* is the image (or decoy) that its best picture is nearer to
+than to any other of them, by .05 of SSIM (image restoration paper, section 2); the *lead* is that
+distance. `found` are images at a threshold that a share of the decoys exceeds. Counts among decoys
+alone, in which no trained image competes, are higher: they stand beside them.
+
+The control for invention is the picture that a method makes of the reconstruction of the next image
+of the victim: a restorer that draws a plausible picture of anything scores there as well.
+
+Ratios are sums over victims; their intervals resample victims, and take thresholds anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from benchmarks.record import Claim, Measurement, measured, said
+from benchmarks.span.speed import HIGH, LOW
+from flows.generate import images_of
+from flows.settings import read_recipe
+from recon_core.matching import GAP, runner_up
+from recon_core.metrics import ssim_matrix
+from recon_core.summary import N_BOOTSTRAP, threshold_for
+from storage.checkpoints import load_checkpoint
+from storage.sources.load import ImageSet
+from tasks.evaluation.pictures import OF_VICTIMS, run_file, victim_file
+from tasks.evaluation.settings import BASELINES, PROJECTED
+from tasks.page.formats import OURS
+from tasks.study.statements import NotTestableError, Statement, Verdict, above, decided
+from tasks.workspace import Workspace
+
+Values = npt.NDArray[np.float64]
+
+RATES = (0.0, 0.01, 0.05)
+PLAIN = "plain"
+WORSE = 0.02
+"""Loss of SSIM from which on an image counts as worse."""
+
+_line = partial(measured, "restore_identification")
+
+
+@dataclass(frozen=True)
+class Told:
+    """Of one method, (victims, n) each: the SSIM of the best pictures of images and of decoys; how
+    far it is above that with any other of them (`lead`), of decoys also among decoys alone; and the
+    SSIM of images with the picture that was made of their neighbour's reconstruction."""
+
+    ssim: Values
+    decoy_ssim: Values
+    lead: Values
+    decoy_lead: Values
+    lead_among_decoys: Values
+    swapped: Values
+
+
+def told_by(workspace: Path, record: Mapping[str, Any], images: ImageSet) -> dict[str, Told]:
+    """All methods of an evaluation. Raises ValueError for other images than it was made of, or
+    several attacks on a victim, or if its cache was removed."""
+    if images.content_hash != record["source"]["content_hash"]:
+        raise ValueError(f"{images.name} has other images than {workspace}: its data changed")
+    if record["dataset"]["attacks_per_victim"] != 1:
+        raise ValueError(f"{workspace} has several attacks on a victim; this is for one")
+    victims = np.array(record["targets"]["victim"])
+    ids = [np.array(record[side]["image_id"]) for side in ("targets", "decoys")]
+    found: dict[str, list[tuple[Values, ...]]] = {}
+    for victim in np.unique(victims).tolist():
+        mine = victims == victim
+        rows = np.concatenate([of_side[mine] for of_side in ids])
+        wanted = torch.from_numpy(images.images[rows]).float() / 255
+        for method in record["methods"]:
+            pictures = _pictures(workspace / "evaluation" / "cache", victim, method)
+            found.setdefault(method, []).append(_scores(pictures, wanted))
+    return {
+        method: Told(*(np.stack(column) for column in zip(*of_victims, strict=True)))
+        for method, of_victims in found.items()
+    }
+
+
+def _pictures(cache: Path, victim: int, method: str) -> torch.Tensor:
+    """The best picture of a victim's images, then of its decoys."""
+    stem = method.removesuffix(PROJECTED)
+    for step in (stem, stem.rpartition("_x")[0]):
+        file = victim_file if step in OF_VICTIMS else run_file
+        there = load_checkpoint(cache, file(victim, step)) if step else None
+        if there is not None:
+            return torch.from_numpy(there[0][f"{method}/picture"]).float() / 255
+    raise ValueError(f"{cache} has nothing of {method}, victim {victim}; evaluate again")
+
+
+def _scores(pictures: torch.Tensor, wanted: torch.Tensor) -> tuple[Values, ...]:
+    """The columns of `Told`, of one victim."""
+    n = len(wanted) // 2
+    scores = ssim_matrix(pictures, wanted)
+    rows, own = torch.arange(2 * n), scores.diagonal()
+    lead = own - runner_up(scores, rows, torch.ones(2 * n, dtype=torch.bool))
+    alone = own - runner_up(scores, rows, rows < n)
+    swapped = scores[(rows[:n] + 1) % n, rows[:n]]
+    columns = (own[:n], own[n:], lead[:n], lead[n:], alone[n:], swapped)
+    return tuple(column.double().numpy() for column in columns)
+
+
+def lines(name: str, found: Mapping[str, Told], *, threshold: float) -> Iterator[Measurement]:
+    """The measurements of a job called `name`."""
+    before = found[PLAIN]
+    n_victims, n = before.ssim.shape
+    of = f"of {n_victims * n}"
+    for method, told in found.items():
+        line = partial(_line, f"{name}, {method}", repeats=n_victims)
+        yield line(float((told.ssim > threshold).sum()), f"good {of}")
+        yield line(float((told.decoy_ssim > threshold).sum()), f"good decoys {of}")
+        yield line(
+            float((told.swapped > threshold).sum()), f"good {of}, pictures of the next image"
+        )
+        yield line(_mean(told.ssim), "mean SSIM")
+        yield line(_mean(told.decoy_ssim), "mean SSIM of decoys")
+        yield line(_mean(told.swapped), "mean SSIM, pictures of the next image")
+        yield line(float((told.lead >= GAP).sum()), f"identified {of}")
+        yield line(float((told.decoy_lead >= GAP).sum()), f"identified decoys {of}")
+        alone = float((told.lead_among_decoys >= GAP).sum())
+        yield line(alone, f"identified decoys {of}, among decoys alone")
+        for rate in RATES:
+            for what in ("lead", "ssim"):
+                count = float(_found(told, what, rate, np.arange(n_victims)))
+                yield line(count, f"found {of} by {what} at {rate:.0%} false positives")
+        yield line(float((told.ssim < before.ssim - WORSE).mean()), f"share worse by {WORSE:g}")
+        if method != PLAIN:
+            yield from _ratios(line, told, before)
+
+
+IDENTIFIED = "identified, over the attack alone"
+FOUND = "found by lead at 1% false positives, over the attack alone"
+COMMAND = "python -m benchmarks.restore.identification"
+Lines = Mapping[str, Mapping[str, float]]
+"""Values by method and unit, of one job."""
+
+
+def _best(found: Lines, *, projected: bool = False) -> str:
+    """The trained restorer that identifies most images."""
+    names = [name for name in found if name.endswith(PROJECTED) == projected and _is_trained(name)]
+    if not names:
+        raise NotTestableError("no trained restorer was evaluated" + projected * " in the span")
+    return max(names, key=lambda name: _count(found, name, "identified"))
+
+
+def _is_trained(name: str) -> bool:
+    stem = name.removesuffix(PROJECTED)
+    return not stem.startswith(PLAIN) and stem not in (*BASELINES, *OF_VICTIMS)
+
+
+def _count(found: Lines, name: str, start: str) -> float:
+    """The value whose unit is `start` of so many."""
+    return next(v for unit, v in found[name].items() if re.fullmatch(rf"{start} of \d+", unit))
+
+
+def _rises(found: Lines, unit: str, *, projected: bool = False) -> Verdict:
+    name = _best(found, projected=projected)
+    value, low, high = (found[name][u] for u in (unit, f"{unit}, {LOW}", f"{unit}, {HIGH}"))
+    counts = [
+        [_count(found, m, f"identified{of}") for m in (PLAIN, name)] for of in ("", " decoys")
+    ]
+    (before, after), (lucky, luckier) = counts
+    told = (
+        f"{name}: {unit} {value:.3g} [{low:.3g}, {high:.3g}]; identified {before:g} -> {after:g}, "
+        f"decoys {lucky:g} -> {luckier:g}"
+    )
+    return told, above(low, high, 1.0)
+
+
+def _no_more_decoys(found: Lines, *, projected: bool) -> Verdict:
+    name = _best(found, projected=projected)
+    start = "identified decoys"
+    before, after = (_count(found, method, start) for method in (PLAIN, name))
+    return f"{name}: {before:g} -> {after:g} decoys identified", after <= before
+
+
+MORE = "{} is above 1, and so is its interval over victims; false if that ends at 1 or below"
+_of_ours = partial(
+    Statement[Lines],
+    where=f"{OURS}; beside section 5.1.1",
+    theirs="not claimed; no decoy was scored",
+)
+STATEMENTS: tuple[Statement[Lines], ...] = (
+    _of_ours(
+        claim="The best trained restorer's pictures tell apart more of the training images than "
+        "the attack's",
+        rule=MORE.format("identified images, after over before,"),
+        check=partial(_rises, unit=IDENTIFIED),
+    ),
+    _of_ours(
+        claim="... at equal false positives, too",
+        rule=MORE.format("images whose lead 1 % of the decoys exceed, after over before,"),
+        check=partial(_rises, unit=FOUND),
+    ),
+    _of_ours(
+        claim="... without telling more decoys apart",
+        rule="as many decoys are identified as before, or fewer",
+        check=partial(_no_more_decoys, projected=False),
+    ),
+    _of_ours(
+        claim="Put back into the victim's span, restored pictures tell apart more of the training "
+        "images than the attack's at equal false positives",
+        rule=MORE.format("images whose lead 1 % of the decoys exceed, after over before,"),
+        check=partial(_rises, unit=FOUND, projected=True),
+    ),
+    _of_ours(
+        claim="... without telling more decoys apart (in the span)",
+        rule="as many decoys are identified as before, or fewer",
+        check=partial(_no_more_decoys, projected=True),
+    ),
+)
+
+
+def identification_claims(measurements: Sequence[Measurement], *, name: str) -> Iterator[Claim]:
+    """Questions of ours on every job in a file of this benchmark; `name` stands before our
+    numbers. Raises ValueError if nothing was measured."""
+    jobs: dict[str, dict[str, dict[str, float]]] = {}
+    for m in measurements:
+        job, _comma, method = m.case.rpartition(", ")
+        jobs.setdefault(job, {}).setdefault(method, {})[m.unit] = m.value
+    if not jobs:
+        raise ValueError(f"{name} has no measurement; run {COMMAND} WORKSPACE")
+    for job, found in jobs.items():
+        made = {
+            "command": f"{COMMAND} {job}",
+            "seconds": None,
+            "hardware": measurements[0].hardware,
+        }
+        for claim in decided(STATEMENTS, found):
+            yield Claim(**claim | made | {"ours": f"{name}: {job}, {claim['ours']}"})
+
+
+def _mean(ssim: Values) -> float:
+    """0 for a mean below: a measurement is a size."""
+    return max(0.0, float(ssim.mean()))
+
+
+def _ratios(line: partial[Measurement], told: Told, before: Told) -> Iterator[Measurement]:
+    """Counts over those of the attack alone, with intervals over victims."""
+    n = len(told.ssim)
+    drawn = np.random.default_rng(0).integers(n, size=(N_BOOTSTRAP, n))
+    counts: dict[str, Callable[[Told, npt.NDArray[np.int64]], float]] = {"identified": _identified}
+    for what in ("lead", "ssim"):
+        counts[f"found by {what} at 1% false positives"] = partial(_found_at, what=what)
+    for unit, count in counts.items():
+        under = max(count(before, np.arange(n)), 1.0)
+        ratios = [count(told, rows) / max(count(before, rows), 1.0) for rows in drawn]
+        yield line(count(told, np.arange(n)) / under, f"{unit}, over the attack alone")
+        for end, tail in ((LOW, 0.025), (HIGH, 0.975)):
+            value = float(np.quantile(ratios, tail))
+            yield line(value, f"{unit}, over the attack alone, {end}")
+
+
+def _identified(told: Told, rows: npt.NDArray[np.int64]) -> float:
+    return float((told.lead[rows] >= GAP).sum())
+
+
+def _found_at(told: Told, rows: npt.NDArray[np.int64], *, what: str) -> float:
+    return float(_found(told, what, 0.01, rows))
+
+
+def _found(told: Told, what: str, rate: float, rows: npt.NDArray[np.int64]) -> int:
+    """Images of the victims in `rows` above the threshold that at most `rate` of their decoys
+    exceed."""
+    ours, theirs = (
+        getattr(told, name)[rows] for name in (what, {"lead": "decoy_lead"}.get(what, "decoy_ssim"))
+    )
+    return int((ours > threshold_for(theirs.ravel(), rate)).sum())
+
+
+def measure(workspaces: Sequence[Path]) -> Iterator[Measurement]:
+    """The measurements of finished jobs."""
+    for workspace in workspaces:
+        recipe = read_recipe(Workspace(workspace))
+        if recipe is None:
+            raise SystemExit(f"{workspace} is no job's folder: it has no recipe.json")
+        record = json.loads((workspace / "evaluation" / "evaluation.json").read_text())
+        found = told_by(workspace, record, images_of(recipe, "heldout", workspace))
+        threshold = float(record["settings"]["good_threshold"])
+        yield from lines(workspace.name, found, threshold=threshold)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("workspaces", type=Path, nargs="+", metavar="WORKSPACE")
+    parser.add_argument("--json", type=Path, help="also write the lines to this file")
+    options = parser.parse_args(argv)
+    for _ in said(measure(options.workspaces), options.json):
+        pass
+
+
+if __name__ == "__main__":
+    main()

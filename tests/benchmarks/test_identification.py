@@ -1,0 +1,63 @@
+"""Identified images beside decoys: planted pictures give the counts that they must."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.restore import identification
+from benchmarks.restore.identification import Told
+
+N = 6
+"""Images of a victim, and decoys."""
+
+
+def told(*kinds: str) -> Told:
+    """A method's pictures on one victim for each kind: of every row its own image, the same one for
+    all, or for decoys the trained images in their place."""
+    generator = torch.Generator().manual_seed(0)
+    victims = []
+    for kind in kinds:
+        wanted = torch.rand(2 * N, 1, 16, 16, generator=generator)
+        pictures = {
+            "own": wanted,
+            "same": wanted.mean(0, keepdim=True).expand_as(wanted),
+            "trained": torch.cat([wanted[:N], wanted[:N]]),
+        }[kind]
+        victims.append(identification._scores(pictures, wanted))
+    return Told(*(np.stack(column) for column in zip(*victims, strict=True)))
+
+
+def values(found: dict[str, Told], method: str) -> dict[str, float]:
+    lines = list(identification.lines("job", found, threshold=0.4))
+    return {line.unit: line.value for line in lines if line.case == f"job, {method}"}
+
+
+def test_pictures_of_trained_images_identify_these_and_no_decoy() -> None:
+    found = values({"plain": told("trained", "trained")}, "plain")
+    assert found["identified of 12"] == found["good of 12"] == 12
+    assert found["identified decoys of 12"] == found["good decoys of 12"] == 0
+    assert found["found of 12 by lead at 0% false positives"] == 12
+    assert found["good of 12, pictures of the next image"] == 0
+
+
+def test_a_picture_of_nothing_identifies_nothing() -> None:
+    found = values({"plain": told("same")}, "plain")
+    assert found["identified of 6"] == found["identified decoys of 6, among decoys alone"] == 0
+
+
+def test_a_method_that_finds_decoys_as_well_is_no_better_at_equal_false_positives() -> None:
+    both = {"plain": told("same", "own", "trained"), "bold": told("own", "own", "trained")}
+    found = values(both, "bold")
+    assert found["identified decoys of 18"] == 12
+    assert found["identified, over the attack alone"] == pytest.approx(1.5)
+    assert found["found by lead at 1% false positives, over the attack alone"] <= 1
+
+
+def test_intervals_are_of_victims() -> None:
+    both = {"plain": told(*["own"] * 8), "none": told(*["own"] * 4, *["same"] * 4)}
+    found = values(both, "none")
+    unit = "identified, over the attack alone"
+    low, high = (found[f"{unit}, {end}"] for end in (identification.LOW, identification.HIGH))
+    assert low < found[unit] == 0.5 < high
