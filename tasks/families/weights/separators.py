@@ -55,7 +55,7 @@ SIDES = 4
 """Multiple that the large network's sides must be of."""
 LARGE_AREA = 2048
 """Pixels from which on a network works on patches of 2x2."""
-WIDTHS, WIDER = (16, 32, 48), (32, 64, 96)
+WIDTHS, WIDER, LONG = (16, 32, 48), (32, 64, 96), 30.0  # minutes from which on WIDER learns more
 FLOORS = {1: 1e-2, 3: 1e-3}
 """Least variance of a direction, by channels: colours vary less."""
 
@@ -144,7 +144,7 @@ def _card(job: SeparatorJob, seen: Float[Tensor, "n c h w"]) -> Card:
     is_wide = job.shape[1] * job.shape[2] >= LARGE_AREA
     return Card(
         shape=job.shape,
-        widths=() if job.large else WIDER if is_wide else WIDTHS,
+        widths=() if job.large else WIDER if is_wide or job.minutes >= LONG else WIDTHS,
         patch=2 if is_wide else 1,
         centred=job.centred,
         mirrored=mirrored,
