@@ -19,7 +19,8 @@ DATA_NOTE = f"""{DATA} is a copy of CIFAR-10 as JPEG files with 5,000 test image
 NOTES = {
     "image-restoration": """*Differs from the paper:* our restorers are small and learned from far
 fewer pairs than its 60 million, so a claim about restorers that fails here is undecided; the
-generic restorers are classical denoisers, not Restormer.
+generic restorers are classical denoisers, not Restormer. What restoration does on digits, and what
+it does not: [restoration or invention](../evaluation.md#restoration-or-invention).
 """,
     "kkt": """*Differs from the paper:* good, in its claims, is an SSIM above .4 by the window of 3
 pixels of the authors' code; in the studies' tables it is by our window of 11, with the other beside
