@@ -30,7 +30,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from benchmarks.evaluation.evaluated import PLAIN
 from benchmarks.record import Claim, Measurement, measured, said
+from benchmarks.restore.in_span import MORE, WORSE
 from benchmarks.span.speed import HIGH, LOW
 from flows.generate import images_of
 from flows.settings import read_recipe
@@ -48,10 +50,6 @@ from tasks.workspace import Workspace
 Values = npt.NDArray[np.float64]
 
 RATES = (0.0, 0.01, 0.05)
-PLAIN = "plain"
-WORSE = 0.02
-"""Loss of SSIM from which on an image counts as worse."""
-
 _line = partial(measured, "restore_identification")
 
 
@@ -189,7 +187,6 @@ def _no_more_decoys(found: Lines, *, projected: bool) -> Verdict:
     return f"{name}: {before:g} -> {after:g} decoys identified", after <= before
 
 
-MORE = "{} is above 1, and so is its interval over victims; false if that ends at 1 or below"
 _of_ours = partial(
     Statement[Lines],
     where=f"{OURS}; beside section 5.1.1",
@@ -277,9 +274,7 @@ def _found_at(told: Told, rows: npt.NDArray[np.int64], *, what: str) -> float:
 def _found(told: Told, what: str, rate: float, rows: npt.NDArray[np.int64]) -> int:
     """Images of the victims in `rows` above the threshold that at most `rate` of their decoys
     exceed."""
-    ours, theirs = (
-        getattr(told, name)[rows] for name in (what, {"lead": "decoy_lead"}.get(what, "decoy_ssim"))
-    )
+    ours, theirs = (getattr(told, name)[rows] for name in (what, f"decoy_{what}"))
     return int((ours > threshold_for(theirs.ravel(), rate)).sum())
 
 

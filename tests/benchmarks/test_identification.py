@@ -15,7 +15,7 @@ N = 6
 
 def told(*kinds: str) -> Told:
     """A method's pictures on one victim for each kind: of every row its own image, the same one for
-    all, or for decoys the trained images in their place."""
+    all, or for decoys the trained images in their place, alone or with a third of the decoy."""
     generator = torch.Generator().manual_seed(0)
     victims = []
     for kind in kinds:
@@ -24,6 +24,7 @@ def told(*kinds: str) -> Told:
             "own": wanted,
             "same": wanted.mean(0, keepdim=True).expand_as(wanted),
             "trained": torch.cat([wanted[:N], wanted[:N]]),
+            "leaning": torch.cat([wanted[:N], (2 * wanted[:N] + wanted[N:]) / 3]),
         }[kind]
         victims.append(identification._scores(pictures, wanted))
     return Told(*(np.stack(column) for column in zip(*victims, strict=True)))
@@ -40,6 +41,12 @@ def test_pictures_of_trained_images_identify_these_and_no_decoy() -> None:
     assert found["identified decoys of 12"] == found["good decoys of 12"] == 0
     assert found["found of 12 by lead at 0% false positives"] == 12
     assert found["good of 12, pictures of the next image"] == 0
+
+
+def test_a_decoy_competes_with_trained_images_and_apart_with_decoys_alone() -> None:
+    found = values({"plain": told("leaning")}, "plain")
+    assert found["identified decoys of 6"] == 0
+    assert found["identified decoys of 6, among decoys alone"] == 6
 
 
 def test_a_picture_of_nothing_identifies_nothing() -> None:

@@ -65,9 +65,9 @@ class SeparatorJob(Strict):
     """Everything about a separator but where it is computed.
 
     `data`: a source of pictures, whose held-out ones it is tried on. `minutes`: of learning, unless
-    `n_steps` are given. `large`: a network of three million parameters that learns from 512
-    mixtures in a step, for a GPU. `floor`, `centred`, `mirrored`, `shifted`: see `Card`; by default
-    told from the pictures.
+    `n_steps` are given; from `LONG` on the network is wider. `large`: of three million parameters,
+    learning from 512 mixtures in a step, for a GPU. `floor`, `centred`, `mirrored`, `shifted`: see
+    `Card`; by default told from the pictures.
     """
 
     data: str

@@ -100,6 +100,15 @@ def test_too_few_pictures_and_minutes_of_learning(
         SeparatorJob(data="folder:x", shape=(1, 32, 30), large=True)
 
 
+@pytest.mark.parametrize("minutes", [29.0, 30.0])
+def test_half_an_hour_of_learning_is_for_a_wider_network(minutes: float) -> None:
+    pictures = photograph_tiles(16, shrink=1)[:200].float() / 255
+    job = SeparatorJob(data="folder:x", shape=(3, 16, 16), minutes=minutes)
+    card = separators._card(job, pictures)
+    assert card.widths == (separators.WIDER if minutes >= 30 else separators.WIDTHS)
+    assert card.patch == 1
+
+
 def test_a_large_network_is_edms_and_learns_from_more_mixtures() -> None:
     pictures = photograph_tiles(16, shrink=1)[:200].float() / 255
     small, large = (
