@@ -127,7 +127,7 @@ def digits() -> Recipe:
         channels=1,
         experiment=kkt(200, 50, epochs=3000, save_at=(100, 200, 300, 500, 800, 1400, 2000)),
         sampling=one_phase(300, images=50, per_part=4),
-        heldout=one_phase(12, images=50, per_part=2),
+        heldout=one_phase(20, images=50, per_part=2),
         curation=Curation(min_iteration=300, mixture_fraction=1.0),
         restorers=half_hour_restorers(regress=True, mirror=False),
         evaluation=Evaluation(restore_iterations=(1400,), span=True),

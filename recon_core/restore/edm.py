@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Float32, Float64, Int64
 from torch import Tensor, nn
 
-from recon_core.restore.examples import Examples, to_network, to_pictures
+from recon_core.restore.examples import Examples, to_network
 from recon_core.restore.unet import UNET_SIZES, UNet, UNetSizeName
 from recon_core.strict import Strict
 from recon_core.threads import share_of
@@ -190,14 +190,16 @@ class EDM(Strict):
         batch_size: int = 256,
         constraint: Constraint | None = None,
     ) -> Float32[Tensor, "s n 3 h w"]:
-        """`n_samples` restorations of each picture, in [0, 1], for unaugmented targets.
+        """`n_samples` restorations of each picture, for unaugmented targets, around [0, 1].
+
+        They are not clipped: their mean is the expected image, and of clipped ones it would be
+        too bright where that is black.
 
         The noise of image i is drawn from a CPU generator seeded by seeds[i] alone, one sample
         after the other: a restoration depends neither on the rest of the batch nor on n_samples
         (up to the rounding of float32 convolutions). Sampling runs where `net` and `condition`
         are, at most `batch_size` (sample, image) pairs at once. `constraint`: what every estimate
-        of an image on the way has to agree with; answers then do, up to the clipping, if `strength`
-        is 1.
+        of an image on the way has to agree with; answers then do if `strength` is 1.
         """
         if len(seeds) != len(condition):
             raise ValueError(f"{len(seeds)} seeds for {len(condition)} pictures; give one each")
@@ -224,7 +226,7 @@ class EDM(Strict):
             if constraint is not None:
                 denoise = constraint.on(denoise, known)
             drawn = heun(denoise, state, sigmas, progress=share).float()
-            restored[part] = to_pictures(drawn + known)
+            restored[part] = (drawn + known + 1) / 2
         return torch.lerp(condition, restored.view(n_samples, *shape), self.strength)
 
     def _denoiser(self, net: nn.Module, condition: Float32[Tensor, "n 3 h w"]) -> Denoiser:

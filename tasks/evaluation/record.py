@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "palimpsest-evaluation"
 VERSION = 5
-CACHE_VERSION = 5
+CACHE_VERSION = 6
 """Of the checkpoints that an evaluation goes on from; what is made of them may change alone."""
 CONVENTIONS = {
     "picture": f"a raw reconstruction at the largest range of whose values {CLIPPED:.0%} are "

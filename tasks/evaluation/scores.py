@@ -134,7 +134,7 @@ class Bench:
         if step in self.restorers or step in self.loaded:
             methods = self.restore(step, pictures, found.seeds(run.number), advance)
         elif step == "plain" and self.project is not None:
-            methods[f"{step}{PROJECTED}"] = Restored(self.project(pictures))
+            methods[f"{step}{PROJECTED}"] = Restored(self.project(pictures).clamp(0, 1))
         wanted = self.wanted(victim)
         results: dict[str, Arrays] = {}
         for name, made in methods.items():
@@ -303,7 +303,7 @@ def _restored(
         one = "" if len(samples) == 1 else "_x1"
         twins = {"": samples} if project is None else {"": samples, PROJECTED: project(samples)}
         for suffix, own in twins.items():
-            answers[f"{one}{suffix}"].append(Restored(own[0]))
+            answers[f"{one}{suffix}"].append(Restored(own[0].clamp(0, 1)))
         for suffix, own in twins.items() if one else ():
             answers[f"_x{len(own)}{suffix}"].append(Restored(*summarised(own)))
     return {suffix: Restored.joined(parts) for suffix, parts in answers.items()}

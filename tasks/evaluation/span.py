@@ -67,7 +67,7 @@ def find_span(bench: Bench, experiment: KKT, victim: Victim) -> dict[str, Arrays
     except NoSpanError:
         directions = mean.new_zeros(0, mean.numel())
     wanted = bench.wanted(victim)
-    own = InSpan(directions, mean).projected(wanted[: len(victim)])
+    own = InSpan(directions, mean).nearest(wanted[: len(victim)]).clamp(0, 1)
     own = own[: len(victim) if len(directions) else 0]
     best = best_matches(own, wanted, scores=bench.searched(own, wanted, mean)["used"])
     nowhere = {name: np.full(len(wanted), -1) for name in ORIGIN}
@@ -80,7 +80,7 @@ def find_span(bench: Bench, experiment: KKT, victim: Victim) -> dict[str, Arrays
 def projection_on(span: Arrays) -> Project:
     """Pictures to the nearest in a span; as they are where there is none."""
     directions, mean = (torch.from_numpy(span[name].copy()) for name in ("directions", "mean"))
-    return InSpan(directions, mean).projected if len(directions) else _as_it_is
+    return InSpan(directions, mean).nearest if len(directions) else _as_it_is
 
 
 def _as_it_is(pictures: Tensor) -> Tensor:

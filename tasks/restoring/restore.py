@@ -128,9 +128,9 @@ class OpenRestorer:
         batch_size: int = BATCH_SIZE,
         progress: Progress = no_progress,
     ) -> Tensor:
-        """All samples (s, n, 3, h, w) of float32 `pictures`, on the CPU; s is 1 unless generative.
-        Sample k of a picture depends on the picture, its seed and k alone. Raises ValueError if the
-        restorer gives something that is not finite."""
+        """All samples (s, n, 3, h, w) of float32 `pictures`, on the CPU, around [0, 1] and not
+        clipped; s is 1 unless generative. Sample k of a picture depends on the picture, its seed
+        and k alone. Raises ValueError if the restorer gives something that is not finite."""
         height, width = pictures.shape[2:]
         beyond = (0, -width % self.patch, 0, -height % self.patch)
         if any(beyond):
@@ -152,7 +152,7 @@ class OpenRestorer:
                 "damaged or its training diverged; train it again, or use another one"
             )
         cut = drawn[..., :height, :width].cpu()
-        return cut if self.span is None else self.span.projected(cut)
+        return cut if self.span is None else self.span.nearest(cut)
 
     def chunk_size(self, n_samples: int, batch_size: int, shape: Sequence[int]) -> int:
         """Number of pictures whose samples fill one batch, for pictures of `shape` (.., h, w)."""
@@ -264,10 +264,12 @@ def picture_seeds(pictures: Tensor, seed: int = 0) -> Tensor:
 
 
 def summarised(samples: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean (n, 3, h, w) and disagreement (n, h, w) of samples (s, n, 3, h, w): their standard
-    deviation sqrt(mean((x - mean)^2)), averaged over the channels; 0 for one sample."""
-    mean = samples.mean(dim=0)
-    return mean, (samples - mean).square().mean(dim=0).sqrt().mean(dim=1)
+    """Mean (n, 3, h, w) of samples (s, n, 3, h, w), clipped to [0, 1], and disagreement (n, h, w):
+    the standard deviation sqrt(mean((x - mean)^2)) of clipped samples, averaged over the channels;
+    0 for one sample."""
+    shown = samples.clamp(0, 1)
+    spread = (shown - shown.mean(dim=0)).square().mean(dim=0).sqrt()
+    return samples.mean(dim=0).clamp(0, 1), spread.mean(dim=1)
 
 
 def check_counts(n_samples: int, batch_size: int, seed: int) -> None:

@@ -173,7 +173,7 @@ def score(
     seeds = torch.arange(len(held_out.inputs))
     inputs = held_out.inputs.to(device)
     samples = restorer.restore(net, inputs, n_samples=n_samples, seeds=seeds, progress=progress)
-    restored = samples.mean(dim=0).cpu().nan_to_num(nan=0.0)
+    restored = samples.mean(dim=0).cpu().nan_to_num(nan=0.0).clamp(0, 1)
     return float(ssim_pairs(restored, held_out.targets).mean()), restored
 
 

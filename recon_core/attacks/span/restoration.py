@@ -23,14 +23,10 @@ class InSpan:
     mean: Float[Tensor, "c h w"]
 
     def nearest(self, pictures: Float[Tensor, "*n c h w"]) -> Float[Tensor, "*n c h w"]:
-        """The nearest pictures in the span, whatever their values."""
+        """The nearest pictures in the span, not clipped."""
         directions, mean = self.directions.to(pictures), self.mean.to(pictures)
         inside = (pictures - mean).flatten(-3) @ directions.mT @ directions
         return inside.view_as(pictures) + mean
-
-    def projected(self, pictures: Float[Tensor, "*n c h w"]) -> Float[Tensor, "*n c h w"]:
-        """The nearest pictures in the span, clipped to [0, 1]."""
-        return self.nearest(pictures).clamp(0, 1)
 
     def share(self, pictures: Float[Tensor, "n c h w"]) -> float:
         """Share of the pictures' energy, less the mean, that lies in the span."""

@@ -115,7 +115,7 @@ def _through(chain: Chain, net: nn.Module, found: Float[Tensor, "n c h w"]) -> T
     """Restored pictures, with as many channels as there were."""
     seeds = torch.arange(len(found))
     rgb = found.expand(-1, 3, -1, -1).contiguous()
-    restored = chain.restorer.restore(net, rgb, n_samples=1, seeds=seeds)[0]
+    restored = chain.restorer.restore(net, rgb, n_samples=1, seeds=seeds)[0].clamp(0, 1)
     grey = found.shape[1] == 1
     return restored.mean(1, keepdim=True) if grey else restored
 
