@@ -203,11 +203,8 @@ def _go_with_attack(tree: dict[str, Any], experiment: str) -> None:
     """No iteration of the attack before is asked for, and a search on a victim with an output per
     class has the condition of those."""
     attack = value_at(tree, f"{experiment}.attack")
-    if value_at(tree, f"{experiment}.training.loss.kind") == "ce":
-        if attack["kind"] == "kkt":
-            attack["condition"] = "multiclass"
-        elif attack["kind"] == "span_then_kkt":
-            attack["kkt"] = {"condition": "multiclass"}
+    if attack["kind"] == "kkt" and value_at(tree, f"{experiment}.training.loss.kind") == "ce":
+        attack["condition"] = "multiclass"
     evaluated = "heldout_experiment" if tree.get("heldout_experiment") else "experiment"
     if experiment == "experiment" and "curation" in tree:
         tree["curation"]["min_iteration"] = 0

@@ -68,7 +68,7 @@ went away, and what it says itself is not for the screen."""
 WORKSPACE_ENTRIES = frozenset(
     {
         *("recipe.json", "timings.json", "pairs", "heldout", "heldout-excluded.json"),
-        *("heldout-kkt", "heldout-span", "heldout-span-then-kkt"),
+        *("heldout-kkt", "heldout-span"),
         *("curation.json", "restorers", "evaluation"),
     }
 )

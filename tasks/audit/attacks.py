@@ -26,7 +26,8 @@ from torch import Tensor
 from recon_core.attacks.autoencoder.many_starts import NoiseAware
 from recon_core.attacks.inversion.strong_inversion import StrongInversion, whiten
 from recon_core.attacks.kkt.attacks import Victim, attack_stack
-from recon_core.attacks.kkt.settings import Attack, span_of
+from recon_core.attacks.kkt.settings import Attack
+from recon_core.attacks.span.attack import SpanAttack
 from recon_core.attacks.span.rows import SpanRows, weight_rows
 from recon_core.matching import best_per_target, fit_to_range, identified, scaled_to_range
 from recon_core.metrics import ssim_matrix, ssim_pairs
@@ -180,7 +181,8 @@ class AttackJob(Job):
         self, arrays: Arrays, device: torch.device, progress: Progress
     ) -> Float[Tensor, "m d"]:
         assert not isinstance(self.attack, StrongInversion | NoiseAware)
-        span, architecture = span_of(self.attack), self.recipe.architecture(shape_of(self.pool))
+        span = self.attack if isinstance(self.attack, SpanAttack) else None
+        architecture = self.recipe.architecture(shape_of(self.pool))
         like = architecture.initial([torch.Generator()], dtype=torch.float32)
         parameters = like.like(_tensors(arrays, "weights", self.victim, device))
         if not bool(parameters.isfinite()):

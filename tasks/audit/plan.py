@@ -13,8 +13,8 @@ import numpy as np
 from recon_core.attacks.autoencoder.many_starts import NoiseAware
 from recon_core.attacks.inversion.strong_inversion import StrongInversion
 from recon_core.attacks.kkt.attacks import check_pictures
-from recon_core.attacks.kkt.settings import span_of
 from recon_core.attacks.kkt.span_coordinates import check_dense_first
+from recon_core.attacks.span.attack import SpanAttack
 from tasks.audit.attacks import AnyAttack, AttackJob
 from tasks.audit.images import AuditImages, members_of, pool_of, public_of, tests_of
 from tasks.audit.privacy import noise_multiplier_of
@@ -169,7 +169,7 @@ class AuditPlan:
         try:
             if recipe.autoencoder is not None:
                 raise ValueError(NO_CLASSIFIER)
-            if span_of(attack) is not None:
+            if isinstance(attack, SpanAttack):
                 check_dense_first(recipe.victim.conv)
                 check_pictures(attack, len(job.pool) // 2, shape_of(job.pool))
             if name == "span_state":

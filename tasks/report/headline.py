@@ -15,11 +15,6 @@ KNOWN_METHODS = {
     "plain": ("Attack alone", "Attack", "what the attack gives, scaled to the range of an image"),
     "plain_kkt": ("KKT attack", "KKT attack", "another attack on the same networks"),
     "plain_span": ("Span attack", "Span attack", "another attack on the same networks"),
-    "plain_span_then_kkt": (
-        "Span, then KKT attack",
-        "Span, then KKT",
-        "another attack on the same networks",
-    ),
     "plain_all": ("Attack alone, every saved step", "Attack, all", "the best over all saved steps"),
     "vote": (
         "Vote of candidates",
@@ -63,11 +58,6 @@ BY_SPAN = (
 ATTACKS = {
     "kkt": ("KKT attack", "searches for pictures that explain all weights as the end of training"),
     "span": ("span attack", BY_SPAN),
-    "span_then_kkt": (
-        "attack by both in turn",
-        "separates the first layer's weights, and from there searches for pictures that explain "
-        "all weights",
-    ),
 }
 SPAN_KNOWS = (
     "The attack is given a network (its architecture and weights) and the average of its "
@@ -235,14 +225,13 @@ def attacker(record: Record) -> str:
     family = FAMILIES.get(experiment.get("family", ""))
     said = (FamilyRun if family is None else family.experiment).attacker_knows
     attack = experiment.get("attack", {})
-    if not str(attack.get("kind", "")).startswith("span"):
+    if attack.get("kind") != "span":
         return said
-    said = SPAN_KNOWS
-    if attack.get("span", attack).get("start") == "known":
-        said = said.replace(", nothing else.", ", and the weights that training started from.")
-    if attack["kind"] == "span_then_kkt":
-        said += " From there it searches for pictures that explain all weights."
-    return said
+    if attack.get("start") == "known":
+        return SPAN_KNOWS.replace(
+            ", nothing else.", ", and the weights that training started from."
+        )
+    return SPAN_KNOWS
 
 
 def _attackers(record: Record) -> str:
@@ -250,7 +239,7 @@ def _attackers(record: Record) -> str:
             "training pictures"]  # fmt: skip
     own, *further = record["attacks"]
     for attack in (*further, own):
-        known = attack["settings"].get("span", attack["settings"]).get("start") == "known"
+        known = attack["settings"].get("start") == "known"
         more = ", and is given the weights that training started from as well" if known else ""
         said.append(f"The {' '.join(ATTACKS[attack['kind']])}{more}")
     return ". ".join(said) + "."

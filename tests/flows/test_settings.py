@@ -18,7 +18,6 @@ from flows.recipe import Recipe
 from flows.settings import command, from_json, parse_assignments, portable, resolve, to_json
 from recon_core.attacks.instahide.mixing import InstaHide, Mixing
 from recon_core.attacks.kkt.objective import KKTAttack
-from recon_core.attacks.kkt.settings import SpanThenKKT, kkt_of
 from recon_core.attacks.plug_and_play import KnownMask, UnknownMask
 from recon_core.attacks.span.attack import SpanAttack
 from recon_core.experiments import (
@@ -135,18 +134,16 @@ def test_an_attack_on_weights_is_chosen_by_its_kind_and_asks_for_no_iteration_of
         evaluation=replace(before.evaluation, restore_iterations="last"),
     )
     assert typed_again(span, "cifar-hundred") == span
-    both = {
-        "experiment.attack.kind": "span_then_kkt",
-        "experiment.attack.span.start": "known",
-        "experiment.attack.kkt.save_at": "50,1400",
+    search = {
+        "experiment.attack.kind": "kkt",
+        "experiment.attack.save_at": "50,1400",
         "curation.min_iteration": "50",
-        "evaluation.restore_iterations": "[0,1400]",
+        "evaluation.restore_iterations": "[50,1400]",
     }
-    chosen = resolve(span, both)
-    attack = SpanThenKKT(span=SpanAttack(start="known"), kkt=KKTAttack(save_at=(50, 1400)))
+    chosen = resolve(span, search)
     assert isinstance(chosen.experiment, KKT)
-    assert chosen.experiment.attack == attack
-    assert (chosen.curation.min_iteration, chosen.evaluation.restore_iterations) == (50, (0, 1400))
+    assert chosen.experiment.attack == KKTAttack(save_at=(50, 1400))
+    assert (chosen.curation.min_iteration, chosen.evaluation.restore_iterations) == (50, (50, 1400))
     back = resolve(span, {"experiment.attack.kind": "kkt"}).experiment
     assert back == replace(before.experiment, attack=KKTAttack())
 
@@ -161,13 +158,11 @@ def test_iterations_are_those_of_the_victims_that_they_are_asked_of() -> None:
     assert judged.curation == before.curation
 
 
-@pytest.mark.parametrize("kind", ["kkt", "span_then_kkt"])
-def test_a_search_on_victims_with_an_output_per_class_knows_of_them(kind: str) -> None:
+def test_a_search_on_victims_with_an_output_per_class_knows_of_them() -> None:
     span = resolve("buzaglo2023-multiclass", {"experiment.attack.kind": "span"})
-    experiment = resolve(span, {"experiment.attack.kind": kind}).experiment
+    experiment = resolve(span, {"experiment.attack.kind": "kkt"}).experiment
     assert isinstance(experiment, KKT)
-    kkt = kkt_of(experiment.attack)
-    assert kkt == KKTAttack(condition="multiclass")
+    assert experiment.attack == KKTAttack(condition="multiclass")
 
 
 def test_a_recipe_of_before_attacks_had_kinds_is_read_as_it_was_meant() -> None:
@@ -183,10 +178,10 @@ def test_further_attacks_are_named_by_their_kinds_and_survive_the_command() -> N
     tree = to_json(smoke)
     del tree["further_attacks"]
     assert from_json(tree) == smoke, "a recipe of before there were any"
-    recipe = resolve("smoke", {"further_attacks": "span,span_then_kkt"})
-    assert recipe.further_attacks == (SpanAttack(), SpanThenKKT())
+    recipe = resolve("smoke", {"further_attacks": "span"})
+    assert recipe.further_attacks == (SpanAttack(),)
     more = resolve(recipe, {"further_attacks.0.n_network": "3"})
-    assert more.further_attacks == (SpanAttack(n_network=3), SpanThenKKT())
+    assert more.further_attacks == (SpanAttack(n_network=3),)
     assert typed_again(more, "smoke") == more
     assert resolve(more, {"further_attacks": "[]"}) == smoke
     own, further = smoke.campaign("heldout"), more.further_campaigns()
@@ -201,8 +196,6 @@ def test_another_family_or_kind_has_no_further_attack_that_is_none() -> None:
     assert preset("demo").further_attacks == (SpanAttack(n_images=40, sources="independent"),)
     for name, value in (("family", "inversion"), ("attack.kind", "span")):
         assert resolve("demo", {f"experiment.{name}": value}).further_attacks == ()
-    both = resolve("demo", {"experiment.attack.kind": "span_then_kkt"})
-    assert both.further_attacks == (SpanAttack(n_images=40, sources="independent"),)
 
 
 def test_an_experiment_s_own_attack_or_another_family_s_is_no_further_one() -> None:
@@ -250,7 +243,7 @@ def test_an_unknown_setting_is_refused_with_the_nearest(name: str, nearest: str)
         ("demo", {"seed": "x"}, "seed='x'"),
         ("demo", {"experiment.attack.save_at": "300,100"}, "must be increasing"),
         ("demo", {"experiment.augment_p": "2"}, "augment_p=2.0 is not a probability"),
-        ("demo", {"further_attacks": "ica"}, "kind must be one of kkt, span, span_then_kkt"),
+        ("demo", {"further_attacks": "ica"}, "kind must be one of kkt, span"),
         ("demo", {"further_attacks": "span,span"}, "['span', 'span'] names a kind twice"),
         ("demo", {"further_attacks": '[{"kind":"span","n_images":1}]'},
          "further_attacks.0: n_images=1 must be at least 2"),
@@ -267,13 +260,10 @@ def test_an_unknown_setting_is_refused_with_the_nearest(name: str, nearest: str)
         ("span-hundred", {"curation.min_iteration": "500"}, "curation.min_iteration=500 leaves "),
         ("span-hundred", {"evaluation.restore_iterations": "[1400]"}, "saves at [0]; choos"),
         ("span-hundred", {"experiment.attack.alpha": "5"}, "unknown setting 'experi"),
-        ("span-hundred", {"experiment.attack.kind": "ica"}, "kind must be one of kkt, span, "),
-        ("cifar-hundred",
-         {"experiment.attack.kind": "span_then_kkt", "experiment.attack.kkt.alpha": "-1"},
-         "experiment.attack.kkt: alpha=-1.0 must be positive"),
-        ("cifar-hundred",
-         {"experiment.attack.kind": "span_then_kkt", "experiment.attack.span.surplus": "x"},
-         "experiment.attack.span.surplus='x'"),
+        ("span-hundred", {"experiment.attack.kind": "ica"}, "kind must be one of kkt, span"),
+        ("cifar-hundred", {"experiment.attack.alpha": "-1"},
+         "experiment.attack: alpha=-1.0 must be positive"),
+        ("span-hundred", {"experiment.attack.surplus": "x"}, "experiment.attack.surplus='x'"),
         ("span-hundred", {"experiment.training.span": "x"}, "experiment.training.span"),
         ("autoencoder-paper", {"experiment.attack.gama": "1"},
          "did you mean 'experiment.attack.gamma'"),

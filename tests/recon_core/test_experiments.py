@@ -24,7 +24,7 @@ from recon_core.attacks.inversion.run import Inversion
 from recon_core.attacks.inversion.strong_inversion import StrongInversion
 from recon_core.attacks.kkt.objective import KKTAttack
 from recon_core.attacks.kkt.run import KKT
-from recon_core.attacks.kkt.settings import Attack, SpanThenKKT
+from recon_core.attacks.kkt.settings import Attack
 from recon_core.attacks.plug_and_play import UnknownMask
 from recon_core.attacks.span.attack import SpanAttack
 from recon_core.experiments import FAMILIES, Experiment
@@ -55,11 +55,10 @@ GUARDED = KKT(
 )
 SPAN = SpanAttack(n_images=3, n_independent=20, overcomplete=1.0)
 KNOWN = dataclasses.replace(SPAN, start="known", n_images=None)
-SEARCH = KKTAttack(save_at=(5, 23))
 SMALL: dict[str, Experiment] = {
     "kkt": GUARDED,
     "span": dataclasses.replace(GUARDED, attack=SPAN),
-    "span_then_kkt": dataclasses.replace(GUARDED, attack=SpanThenKKT(span=KNOWN, kkt=SEARCH)),
+    "span, start known": dataclasses.replace(GUARDED, attack=KNOWN),
     "autoencoder": AutoencoderRecovery(
         victim=FullyConnected(depth=3, width=32),
         training=AutoencoderTraining(epochs=60, lr=3e-3, levels=(0.05, 0.02)),
@@ -171,8 +170,7 @@ def test_unknown_keys_are_refused_at_every_level(family: str) -> None:
         ({"family": "instahide", "scheme": {"kind": "x"}}, "kind must be one of instahide, theory"),
         ({"family": "instahide", "n_public": 1}, "n_public=1 must be at least 1 and"),
         ({"attack": {"kind": "span", "save_at": [1]}}, "kkt.attack.span.save_at\n  Unexpected"),
-        ({"attack": {"kind": "span_then_kkt", "sigma": 1}}, "span_then_kkt.sigma\n  Unexpected"),
-        ({"attack": {"kind": "ica"}}, "kind must be one of kkt, span, span_then_kkt"),
+        ({"attack": {"kind": "ica"}}, "kind must be one of kkt, span"),
         ({"attack": {"n_images": 3}}, "kkt.attack.kkt.n_images\n  Unexpected keyword"),
         ({"victim": {"conv": {}}, "attack": {"kind": "span"}}, "is a convolution of 3x3"),
         ({"victim": {"widths": [9]}, "attack": {"kind": "span", "n_images": 10}}, "it has 9 at"),

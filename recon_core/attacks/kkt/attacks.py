@@ -1,8 +1,8 @@
-"""A stack of attacks on weights: search, separation, or the search from what was separated.
+"""A stack of attacks on weights: a search for a KKT point, or a separation.
 
 What is separated is saved as iteration 0. Its sign is read from the network, which is wrong for one
 in five, so both are candidates: 0 to m - 1 have the likelier sign, best trusted first, m to 2m - 1
-the other. The search goes on from there with each candidate's own label, every lam at `lam_min`.
+the other.
 """
 
 from __future__ import annotations
@@ -11,24 +11,17 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import groupby
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from recon_core.attacks.kkt.halving import Race
-from recon_core.attacks.kkt.objective import (
-    KKTAttack,
-    Labels,
-    Settings,
-    settings_of,
-    starting_points,
-)
+from recon_core.attacks.kkt.objective import KKTAttack, Settings, settings_of, starting_points
 from recon_core.attacks.kkt.results import Left, left_by
-from recon_core.attacks.kkt.settings import Attack, span_of
+from recon_core.attacks.kkt.settings import Attack
 from recon_core.attacks.kkt.solver import Judge, reconstruct
-from recon_core.attacks.kkt.span_coordinates import directions_of, orthonormal, stacked
+from recon_core.attacks.kkt.span_coordinates import directions_of, stacked
 from recon_core.attacks.span.attack import Separated, SpanAttack, separate
 from recon_core.attacks.span.features import n_features
 from recon_core.attacks.span.rows import SpanRows
@@ -82,9 +75,8 @@ def _by_network(span: SpanAttack, shape: Shape) -> Separator | None:
 
 def check_pictures(attack: Attack, n_images: int, shape: Shape) -> None:
     """Raises ValueError, before a victim is trained, for pictures too small for a separation."""
-    span = span_of(attack)
-    if span is not None:
-        checked(span, span.n_images or n_images, shape)
+    if isinstance(attack, SpanAttack):
+        checked(attack, attack.n_images or n_images, shape)
 
 
 @dataclass(frozen=True)
@@ -124,56 +116,23 @@ def attack_stack(
         x, lam = starting_points(attack, settings, victim.architecture.d, generators)
         if attack.coordinates == "span":
             return _searched_in_span(attack, victim, settings, (x, lam), progress)
-        return _searched(attack, victim, settings, (x, lam, None), progress)
-    if isinstance(attack, SpanAttack):
-        found = _separated(attack, victim, generators, progress, separator)
-        return [_left_by_separation(one, victim) for one in found]
-    settings = settings_of(attack.kkt, generators)
-    part = share_of(progress, 0.0, 0.3)
-    found = _separated(attack.span, victim, generators, part, separator)
-    left = [_left_by_separation(one, victim) for one in found]
-    by_size = sorted(range(len(left)), key=lambda q: left[q].x.shape[1])
-    done = 0
-    for size, group in groupby(by_size, key=lambda q: left[q].x.shape[1]):
-        rows = list(group)
-        part = share_of(progress, *(0.3 + 0.7 * n / len(left) for n in (done, done + len(rows))))
-        done += len(rows)
-        if size == 0:
-            continue
-        index = torch.tensor(rows)
-        some = [one for q in rows if (one := found[q]) is not None]
-        labels = [torch.cat([one.sources.label, one.sources.other_label]) for one in some]
-        start = (
-            torch.cat([left[q].x for q in rows]),
-            settings.lam_min[index, None].expand(-1, size),
-            torch.stack(labels),
-        )
-        own = victim.rows(index)
-        vectors = None
-        if attack.kkt.coordinates == "span":
-            d = victim.architecture.d  # what a row has behind that is for biases
-            spans = [orthonormal(one.subspace.vectors[:, :d]) for one in some]
-            vectors = stacked(spans)[: own.parameters.n_runs]
-        ended = _searched(attack.kkt, own, settings.rows(index), start, part, vectors=vectors)
-        for q, last in zip(rows, ended, strict=True):
-            stats = last.stats | {"sigma": math.nan}  # nothing was drawn
-            left[q] = replace(last, x=torch.cat([left[q].x, last.x]), stats=stats)
-    progress(1.0)
-    return left
+        return _searched(attack, victim, settings, (x, lam), progress)
+    found = _separated(attack, victim, generators, progress, separator)
+    return [_left_by_separation(one, victim) for one in found]
 
 
 def _searched(
     attack: KKTAttack,
     victim: Victim,
     settings: Settings,
-    start: tuple[Float[Tensor, "q m d"], Float[Tensor, "q m"], Labels | None],
+    start: tuple[Float[Tensor, "q m d"], Float[Tensor, "q m"]],
     progress: Progress,
     *,
     vectors: Float[Tensor, "r k d"] | None = None,
 ) -> list[Left]:
-    """What searches leave that start from x and lam, with labels of their own or shared equally; in
-    `vectors`, where they are in span coordinates."""
-    x, lam, labels = start
+    """What searches leave that start from x and lam; in `vectors`, where they are in span
+    coordinates."""
+    x, lam = start
     attacked = reconstruct(
         victim.architecture,
         victim.parameters,
@@ -181,7 +140,6 @@ def _searched(
         lam.to(victim.inputs),
         attack=attack,
         settings=settings,
-        labels=labels,
         vectors=vectors,
         judge=_judge(attack, victim),
         race=None if attack.halving is None else Race(attack.halving, len(settings)).hopeless,
@@ -212,9 +170,8 @@ def _searched_in_span(
         index = torch.tensor(rows)
         x, lam = (t[index] for t in start)
         vectors = stacked([v for v in spans if v is not None])
-        given = (x, lam, None)
         ended = _searched(
-            attack, victim.rows(index), settings.rows(index), given, progress, vectors=vectors
+            attack, victim.rows(index), settings.rows(index), (x, lam), progress, vectors=vectors
         )
         for q, one_left in zip(rows, ended, strict=True):
             left[q] = one_left

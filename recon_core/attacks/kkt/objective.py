@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int, Int64
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from recon_core.attacks.kkt.halving import Halving
@@ -42,7 +42,6 @@ SAVE_AT_PAPER = (100, 200, 300, 500, 800, 1400, 2400, 4100, 7000, 10_000, 11_900
 Condition = Literal["binary", "multiclass", "regression"]
 Coordinates = Literal["pixels", "span"]
 Range = tuple[float, float]
-Labels = Int64[Tensor, "q m"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,8 +237,8 @@ class PixelBox:
 
 class Objective:
     """L of Q attacks and its gradients in x and lam; what a call returns the next overwrites.
-    `labels`: every candidate's own, where they are not shared equally. `vectors`: x are coordinates
-    in these directions, architecture and parameters those of `SpanCoordinates`."""
+    `vectors`: x are coordinates in these directions, architecture and parameters those of
+    `SpanCoordinates`."""
 
     def __init__(
         self,
@@ -248,28 +247,26 @@ class Objective:
         *,
         attack: KKTAttack,
         settings: Settings,
-        labels: Labels | None = None,
         vectors: Float[Tensor, "r k d"] | None = None,
     ) -> None:
         like = parameters.weights[0]
-        n_candidates = attack.n_candidates if labels is None else labels.shape[1]
         self.stationarity = Stationarity(
             architecture,
             parameters,
-            n_candidates=n_candidates,
+            n_candidates=attack.n_candidates,
             alpha=settings.alpha.to(like),
-            classes=_classes(attack, architecture.n_outputs, like.device, labels),
+            classes=attack.classes(architecture.n_outputs, like.device),
             form=attack.form,
         )
         self.penalise_lam = attack.condition != "regression"
         self.lam_min = settings.lam_min.to(like).unsqueeze(1)
-        self.c_per_lam = _c_per_lam(attack, like, labels)
-        self.c = like.new_empty(len(settings), n_candidates)
+        self.c_per_lam = attack.signs(like) * attack.c_per_lam
+        self.c = like.new_empty(len(settings), attack.n_candidates)
         self.box: Box | PixelBox
         if vectors is None:
-            self.box = PixelBox(like.new_empty(len(settings), n_candidates, architecture.d))
+            self.box = PixelBox(like.new_empty(len(settings), attack.n_candidates, architecture.d))
         else:
-            self.box = Box(vectors, len(settings), n_candidates)
+            self.box = Box(vectors, len(settings), attack.n_candidates)
         self.shortfall = torch.empty_like(self.c)
 
     def __call__(
@@ -305,7 +302,6 @@ def relative_residual(
     attack: KKTAttack,
     settings: Settings,
     alpha: float | None = None,
-    labels: Labels | None = None,
 ) -> Float[Tensor, " q"]:
     """||theta - sum_i c_i grad phi(x_i)||^2 / ||theta||^2 of every attack, in float64, with the
     attacks' own surrogate or that of one `alpha` for all. One attack at a time, so that no memory
@@ -315,36 +311,16 @@ def relative_residual(
     for q in range(len(x)):
         victim = slice(q, q + 1) if parameters.n_runs > 1 else slice(0, 1)
         wide = parameters.rows(victim).map(lambda tensor: tensor.double())
-        own = None if labels is None else labels[q : q + 1]
         stationarity = Stationarity(
             architecture,
             wide,
             n_candidates=x.shape[1],
             alpha=alphas[q : q + 1].to(x.device),
-            classes=_classes(attack, architecture.n_outputs, x.device, own),
+            classes=attack.classes(architecture.n_outputs, x.device),
             form=attack.form,
         )
-        c = lam[q : q + 1].double() * _c_per_lam(attack, lam.double(), own)
+        c = lam[q : q + 1].double() * attack.signs(lam.double()) * attack.c_per_lam
         value, _, _ = stationarity(x[q : q + 1].double(), c)
         assert value is not None
         residuals.append((value / stationarity.theta_square).clamp_min(0.0))
     return torch.cat(residuals)
-
-
-def _c_per_lam(attack: KKTAttack, like: Tensor, labels: Labels | None) -> Tensor:
-    """c_i / lam_i of the candidates, (m,), or (q, m) with labels of their own."""
-    if labels is None:
-        return attack.signs(like) * attack.c_per_lam
-    y = labels.to(like)
-    if attack.condition != "binary":
-        y = torch.ones_like(y)
-    return y / labels.shape[1] if attack.lam_scale == "candidates" else y
-
-
-def _classes(
-    attack: KKTAttack, n_outputs: int, device: torch.device, labels: Labels | None
-) -> Int[Tensor, "*q m"] | None:
-    """y_i of a multiclass attack; None otherwise."""
-    if labels is None:
-        return attack.classes(n_outputs, device)
-    return labels if attack.condition == "multiclass" else None

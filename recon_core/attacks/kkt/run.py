@@ -26,6 +26,7 @@ from recon_core.attacks.kkt.attacks import (
     check_pictures,
     features_of,
 )
+from recon_core.attacks.kkt.objective import KKTAttack
 from recon_core.attacks.kkt.results import (
     KnownVictim,
     Left,
@@ -34,14 +35,8 @@ from recon_core.attacks.kkt.results import (
     less_their_mean,
     result_of,
 )
-from recon_core.attacks.kkt.settings import (
-    KKTSettings,
-    kkt_of,
-    most_candidates,
-    most_directions,
-    span_of,
-)
-from recon_core.attacks.span.attack import check_victim
+from recon_core.attacks.kkt.settings import KKTSettings, most_candidates, most_directions
+from recon_core.attacks.span.attack import SpanAttack, check_victim
 from recon_core.attacks.span.restoration import InSpan, in_span
 from recon_core.attacks.span.rows import SpanRows, gradient_rows, state_rows, weight_rows
 from recon_core.precision import matmul_precision
@@ -72,8 +67,9 @@ class KKT(KKTSettings, TrainedRun[Learned, KnownVictim]):
 
     def sweep_size(self, device: torch.device) -> int:
         """Attacks of a sweep that are one stack: on a CPU one, unless they compete."""
-        kkt = kkt_of(self.attack)
-        if device.type == "cpu" and (kkt is None or kkt.halving is None):
+        attack = self.attack
+        races = isinstance(attack, KKTAttack) and attack.halving is not None
+        if device.type == "cpu" and not races:
             return 1
         return max(1, ROWS_AT_ONCE // most_candidates(self))
 
@@ -139,7 +135,8 @@ class KKT(KKTSettings, TrainedRun[Learned, KnownVictim]):
         """
         check_victim(victim.architecture)
         parameters, start = self._given([victim], [spec])
-        rows, attack = weight_rows(parameters, start), span_of(self.attack)
+        rows = weight_rows(parameters, start)
+        attack = self.attack if isinstance(self.attack, SpanAttack) else None
         return in_span(rows, victim.mean, attack=attack)[0]
 
     def _attacked(
@@ -163,8 +160,8 @@ class KKT(KKTSettings, TrainedRun[Learned, KnownVictim]):
     ) -> tuple[SpanRows, ...]:
         """Rows for a span attack on other things than weights: what the optimiser remembers, or the
         gradients of all images at the end."""
-        span, decay = span_of(self.attack), self.training.weight_decay
-        if span is None or span.source == "weights":
+        span, decay = self.attack, self.training.weight_decay
+        if not isinstance(span, SpanAttack) or span.source == "weights":
             return ()
         taken = []
         for victim, spec, x in zip(victims, specs, inputs, strict=True):
@@ -186,11 +183,11 @@ class KKT(KKTSettings, TrainedRun[Learned, KnownVictim]):
     ) -> tuple[Parameters, Parameters | None]:
         """The weights of R victims as they are released, and those they started from if the attack
         knows them."""
-        architecture, span = victims[0].architecture, span_of(self.attack)
+        architecture, attack = victims[0].architecture, self.attack
         every = [victim.trained.parameters for victim in victims]
         stack = zip(*(weights.tensors() for weights in every), strict=True)
         trained = every[0].like([torch.cat(tensors) for tensors in stack])
-        known = span is not None and span.start == "known"
+        known = isinstance(attack, SpanAttack) and attack.start == "known"
         start = initial_weights(architecture, specs, trained.weights[0]) if known else None
         generators = [spec.victim_generator("released weights") for spec in specs]
         return self.released.of(trained, generators), start
@@ -239,23 +236,19 @@ def kkt_bytes(experiment: KKT, n_images: int, shape: Shape) -> int:
     units = fan_out * architecture.n_positions + sum(width for _, width in dense)
     if experiment.victim.conv is not None:
         units += fan_in * architecture.n_positions  # the patches that its kernels see
-    working = (
-        PER_PARAMETER * architecture.n_parameters
-        + PER_CANDIDATE * candidates * (kkt_of(experiment.attack) is not None)
-        + PER_ACTIVATION * units * (n_candidates + n_images)
-    )
-    span, kkt = span_of(experiment.attack), kkt_of(experiment.attack)
-    if span is not None:
-        k = most_directions(experiment, span)
-        working += (
-            PER_FEATURE * span.n_sources(k) * features_of(span, shape)
-            + PER_PAIR_OF_DIRECTIONS * k**2
-        )
+    working = PER_PARAMETER * architecture.n_parameters
+    working += PER_ACTIVATION * units * (n_candidates + n_images)
+    attack, extra = experiment.attack, 0
+    if isinstance(attack, SpanAttack):
+        k = most_directions(experiment, attack)
+        working += PER_FEATURE * attack.n_sources(k) * features_of(attack, shape)
+        working += PER_PAIR_OF_DIRECTIONS * k**2
+    else:
+        working += PER_CANDIDATE * candidates
+    if isinstance(attack, SpanAttack) or attack.coordinates == "span":
+        extra += BYTES_PER_FIRST_WEIGHT * fan_in * fan_out
     saved = PER_SAVED * len(experiment.saved_iterations) * candidates * experiment.n_attacks
-    extra = 0
     if experiment.defence is not None:
         layer = hidden_layer(experiment.victim, experiment.defence_layer)
         extra += BYTES_PER_DEFENDED * n_images * architecture.layer_sizes[layer + 1][0]
-    if span is not None or (kkt and kkt.coordinates == "span"):
-        extra += BYTES_PER_FIRST_WEIGHT * fan_in * fan_out
     return int(DTYPES[experiment.dtype].itemsize * (at_once * working + saved) + extra)

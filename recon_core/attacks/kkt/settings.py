@@ -16,7 +16,6 @@ from recon_core.attacks.span.settings import SpanAttack
 from recon_core.matching import CLIPPED, check_clipped
 from recon_core.precision import Precision
 from recon_core.sampling import binary_labels
-from recon_core.strict import Strict
 from recon_core.tagged import Tagged
 from recon_core.victims.feature_defence import check_full_batch, hidden_layer
 from recon_core.victims.network import Network
@@ -24,30 +23,8 @@ from recon_core.victims.released import Released
 from recon_core.victims.separability import MixCon, UniCon
 from recon_core.victims.training import Training
 
-
-@dataclass(frozen=True, kw_only=True)
-class SpanThenKKT(Strict):
-    """`kkt` from the sources of `span`: of it, `n_candidates` and `sigma` are then told by them."""
-
-    kind: Literal["span_then_kkt"] = "span_then_kkt"
-    span: SpanAttack = field(default_factory=SpanAttack)
-    kkt: KKTAttack = field(default_factory=KKTAttack)
-
-
-Attack = Annotated[KKTAttack | SpanAttack | SpanThenKKT, Tagged("kind")]
+Attack = Annotated[KKTAttack | SpanAttack, Tagged("kind")]
 """Any attack on a victim's weights."""
-
-
-def kkt_of(attack: Attack) -> KKTAttack | None:
-    if isinstance(attack, SpanThenKKT):
-        return attack.kkt
-    return attack if isinstance(attack, KKTAttack) else None
-
-
-def span_of(attack: Attack) -> SpanAttack | None:
-    if isinstance(attack, SpanThenKKT):
-        return attack.span
-    return attack if isinstance(attack, SpanAttack) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +62,6 @@ class KKTSettings(FamilyRun):
         "victim.init": "torch",
         "attack.kind": "kkt",
         "attack.coordinates": "pixels",
-        "attack.kkt.coordinates": "pixels",
         "defence": None,
         "defence_layer": None,
         "clipped": 0.0,
@@ -120,32 +96,34 @@ class KKTSettings(FamilyRun):
             )
 
     def _check_attack(self, loss: str) -> None:
-        kkt, span, conv = kkt_of(self.attack), span_of(self.attack), self.victim.conv
-        if kkt is not None and (loss == "ce") != (kkt.condition == "multiclass"):
+        attack, conv = self.attack, self.victim.conv
+        if isinstance(attack, KKTAttack):
+            if (loss == "ce") != (attack.condition == "multiclass"):
+                raise ValueError(
+                    f"training.loss.kind={loss!r} with attack.condition={attack.condition!r}; a "
+                    "victim that is trained with 'ce' has an output per class and needs "
+                    "'multiclass', others must not have it"
+                )
+            if attack.coordinates == "span":
+                check_dense_first(conv)
+            return
+        if conv is not None:
             raise ValueError(
-                f"training.loss.kind={loss!r} with attack.condition={kkt.condition!r}; a victim "
-                "that is trained with 'ce' has an output per class and needs 'multiclass', others "
-                "must not have it"
-            )
-        if kkt is not None and kkt.coordinates == "span":
-            check_dense_first(conv)
-        if span is not None and conv is not None:
-            raise ValueError(
-                f"attack.kind={self.attack.kind!r} on a victim whose first layer is a convolution "
-                f"of {conv.kernel}x{conv.kernel}: its weights span patches, not images; use "
+                "attack.kind='span' on a victim whose first layer is a convolution of "
+                f"{conv.kernel}x{conv.kernel}: its weights span patches, not images; use "
                 "attack.kind=kkt, or set victim.conv to null"
             )
         optimiser = self.training.optimiser
-        if span is not None and span.source == "state" and not optimiser.averages_gradients:
+        if attack.source == "state" and not optimiser.averages_gradients:
             raise ValueError(
                 f"attack.source='state' with training.optimiser.rule={optimiser.rule!r}, which "
                 "keeps no average of gradients; use adam, or gd with momentum"
             )
         width = self.victim.widths[0]
-        if span is not None and span.n_images is not None and span.n_images > width:
+        if attack.n_images is not None and attack.n_images > width:
             raise ValueError(
-                f"attack.n_images={span.n_images} directions of a first layer of {width} neurons; "
-                f"it has {width} at most: lower it, or widen victim.widths"
+                f"attack.n_images={attack.n_images} directions of a first layer of {width} "
+                f"neurons; it has {width} at most: lower it, or widen victim.widths"
             )
 
     def labels_of(
@@ -161,8 +139,7 @@ class KKTSettings(FamilyRun):
                 f"attacks_per_victim={attacks_per_victim} with n_attacks={self.n_attacks}; in a "
                 "sweep every run is one attack: set n_attacks to 1"
             )
-        kkt = kkt_of(self.attack)
-        if attacks_per_victim == 1 and kkt is not None and kkt.halving is not None:
+        if attacks_per_victim == 1 and isinstance(self.attack, KKTAttack) and self.attack.halving:
             raise ValueError(
                 "attack.halving compares attacks on one victim, but attacks_per_victim=1; raise "
                 "it, or set attack.halving to null"
@@ -178,18 +155,15 @@ class KKTSettings(FamilyRun):
 
     @property
     def saved_iterations(self) -> tuple[int, ...]:
-        kkt = kkt_of(self.attack)
-        separated = () if span_of(self.attack) is None else (0,)
-        return separated if kkt is None else (*separated, *kkt.save_at)
+        return self.attack.save_at if isinstance(self.attack, KKTAttack) else (0,)
 
 
 def most_candidates(experiment: KKTSettings) -> int:
     """An upper bound for the candidates of an attack."""
-    span = span_of(experiment.attack)
-    if span is None:
-        assert isinstance(experiment.attack, KKTAttack)
-        return experiment.attack.n_candidates
-    return 2 * span.n_sources(most_directions(experiment, span))
+    attack = experiment.attack
+    if isinstance(attack, KKTAttack):
+        return attack.n_candidates
+    return 2 * attack.n_sources(most_directions(experiment, attack))
 
 
 def most_directions(experiment: KKTSettings, span: SpanAttack) -> int:

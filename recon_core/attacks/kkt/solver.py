@@ -19,7 +19,6 @@ from torch import Tensor
 from recon_core.attacks.kkt.objective import (
     STEEP,
     KKTAttack,
-    Labels,
     Objective,
     Settings,
     relative_residual,
@@ -114,7 +113,6 @@ def reconstruct(
     *,
     attack: KKTAttack,
     settings: Settings,
-    labels: Labels | None = None,
     vectors: Float[Tensor, "r k d"] | None = None,
     judge: Judge | None = None,
     race: Race | None = None,
@@ -125,18 +123,18 @@ def reconstruct(
 ) -> Attacked:
     """Minimise L from the starting point (x, lam) of every attack; nothing is modified in place.
 
-    `parameters` are of Q victims, or of one that all Q attacks share. `labels`: the candidates'
-    own, see `Objective`. `vectors`: the directions of an attack in span coordinates, of Q victims
-    or of one; by default the first layer's own. x is given in pixels and comes back in pixels.
-    `judge` is asked at every check from iteration `attack.stop_after` on, `race` at every rung of
-    `attack`. With `state_every`, `on_state` gets the state every so many iterations; passed as
-    `state`, with the same other arguments, the attack goes on from there and ends bit for bit as if
-    it had not been interrupted. Raises ValueError for a start or a state of other attacks, and
-    where there are no span coordinates, `NoSpanError` where no span is found.
+    `parameters` are of Q victims, or of one that all Q attacks share. `vectors`: the directions of
+    an attack in span coordinates, of Q victims or of one; by default the first layer's own. x is
+    given in pixels and comes back in pixels. `judge` is asked at every check from iteration
+    `attack.stop_after` on, `race` at every rung of `attack`. With `state_every`, `on_state` gets
+    the state every so many iterations; passed as `state`, with the same other arguments, the attack
+    goes on from there and ends bit for bit as if it had not been interrupted. Raises ValueError for
+    a start or a state of other attacks, and where there are no span coordinates, `NoSpanError`
+    where no span is found.
     """
     if state is not None and state.vectors is not None:
         vectors = state.vectors
-    solver = Solver(architecture, parameters, attack, settings, labels=labels, vectors=vectors)
+    solver = Solver(architecture, parameters, attack, settings, vectors=vectors)
     solver.start(x, lam) if state is None else solver.resume(state)
     n = attack.n_iterations
     report_every = max(1, n // REPORTS)
@@ -171,13 +169,12 @@ class Solver:
         attack: KKTAttack,
         settings: Settings,
         *,
-        labels: Labels | None = None,
         vectors: Float[Tensor, "r k d"] | None = None,
         graphs: bool = True,
         fused: bool = False,
     ) -> None:
         self.architecture, self.parameters = architecture, parameters
-        self.attack, self.settings, self.labels = attack, settings, labels
+        self.attack, self.settings = attack, settings
         self.graphs, self.fused = graphs, fused
         if parameters.n_runs not in (1, len(settings)):
             raise ValueError(
@@ -209,9 +206,8 @@ class Solver:
         self._run(state.running, state.x, state.lam, state.moments)
 
     def _check_size(self, what: str, size: tuple[int, ...]) -> None:
-        attack, labels = self.attack, self.labels
-        n_candidates = attack.n_candidates if labels is None else labels.shape[1]
-        needed = (len(self.settings), len(attack.save_at), n_candidates, self.architecture.d)
+        n_saved, m = len(self.attack.save_at), self.attack.n_candidates
+        needed = (len(self.settings), n_saved, m, self.architecture.d)
         if size != needed:
             raise ValueError(
                 f"{what} of (attacks, saved iterations, candidates, numbers) {size} do not go with "
@@ -262,7 +258,6 @@ class Solver:
                 victims,
                 attack=self.attack,
                 settings=settings,
-                labels=None if self.labels is None else self.labels[running],
                 vectors=None if self.inside is None else self.inside.vectors,
             )
             self._look(self.last_x[running])
@@ -348,5 +343,4 @@ class Solver:
             attack=self.attack,
             settings=self.settings.rows(attacks.cpu()),
             alpha=alpha,
-            labels=None if self.labels is None else self.labels[attacks],
         )

@@ -35,7 +35,7 @@ class Stationarity:
     """The stationarity term of Q attacks, each on a victim of its own or all on one.
 
     `parameters` are of Q victims, or of one: then the candidates of all attacks are rows of one
-    matrix product. `alpha` (Q,) is the surrogate's steepness. `classes` (m,), or (Q, m), are the
+    matrix product. `alpha` (Q,) is the surrogate's steepness. `classes` (m,) are the
     candidates' classes for a network with several outputs; without them phi is the one output. The
     tensors that a call returns are overwritten by the next call. Raises ValueError for a number of
     outputs, attacks or classes that does not fit.
@@ -48,7 +48,7 @@ class Stationarity:
         *,
         n_candidates: int,
         alpha: Float[Tensor, " q"],
-        classes: Int[Tensor, "*q m"] | None = None,
+        classes: Int[Tensor, " m"] | None = None,
         form: Form = "auto",
     ) -> None:
         _check(architecture, parameters, n_candidates, len(alpha), classes)
@@ -179,7 +179,7 @@ class Stationarity:
 class _Margin:
     """The derivative of phi_i with respect to the outputs: 1, or e_{y_i} - e_{j_i}."""
 
-    def __init__(self, d: Float[Tensor, "q m o"], classes: Int[Tensor, "*q m"] | None) -> None:
+    def __init__(self, d: Float[Tensor, "q m o"], classes: Int[Tensor, " m"] | None) -> None:
         self.d, self.classes = d, classes
         d.fill_(1.0)
         if classes is not None:

@@ -35,14 +35,13 @@ class Sources:
     """Sources of one victim in its input space, best trusted first.
 
     `x` (m, d) have the likelier sign, and the image's scale where biases tell it, otherwise that of
-    an average image. `label` is -1 or +1, or a class, `other_label` that of -x. `trust` in [0, 1]
+    an average image. `label` is -1 or +1, or a class. `trust` in [0, 1]
     is the mean rank of sparsity and of the source's share of the layer's norm; of more sources than
     directions, whose shares are not determined, the rank of sparsity.
     """
 
     x: Float[Tensor, "m d"]
     label: Int64[Tensor, " m"]
-    other_label: Int64[Tensor, " m"]
     trust: Float[Tensor, " m"]
 
 
@@ -83,7 +82,6 @@ def sources_of(
     return Sources(
         x=torch.where(flip[:, None], -x, x)[order],
         label=torch.where(flip, *label[::-1])[order],
-        other_label=torch.where(flip, *label)[order],
         trust=ranks[order] / max(1, len(rows) - 1),
     )
 

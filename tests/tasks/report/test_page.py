@@ -68,11 +68,6 @@ Made = tuple[Page, dict[str, Any], Path]
         ({"kind": "kkt"}, "nothing else. It searches for pictures", "mixtures"),
         ({"kind": "span", "start": "unknown"}, "nothing else. Its first layer", "It searches"),
         ({"kind": "span", "start": "known"}, "and the weights that training started", "nothing el"),
-        (
-            {"kind": "span_then_kkt", "span": {"start": "known"}},
-            "From there it searches for pictures that explain all weights.",
-            "nothing else",
-        ),
     ],
 )
 def test_the_page_says_what_each_attack_on_weights_knows(

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from recon_core.attacks.kkt.attacks import separation_operations
 from recon_core.attacks.kkt.objective import KKTAttack
-from recon_core.attacks.kkt.settings import kkt_of, most_directions, span_of
+from recon_core.attacks.kkt.settings import most_directions
 from recon_core.attacks.span.attack import SpanAttack
 from recon_core.experiments import KKT, bytes_per_run
 from recon_core.types import RunSpec, seeded_generator
@@ -123,17 +123,13 @@ def training_operations(experiment: KKT, n_images: int, shape: Shape) -> int:
 
 def attack_seconds(experiment: KKT, n_images: int, shape: Shape, pace: Pace) -> float:
     """Seconds of an attack on one victim."""
-    kkt, span = kkt_of(experiment.attack), span_of(experiment.attack)
-    seconds = 0.0
-    if span is not None:
-        k = _directions(experiment, span, n_images)
-        operations = separation_operations(span, k, shape)
-        iteration = pace.iteration_s + operations / pace.attack_rate
-        seconds += span.n_iterations * iteration
-    if kkt is not None:
+    attack = experiment.attack
+    if isinstance(attack, SpanAttack):
+        k = _directions(experiment, attack, n_images)
+        operations = separation_operations(attack, k, shape)
+    else:
         operations = attack_operations(experiment, n_images, shape)
-        seconds += kkt.n_iterations * (pace.iteration_s + operations / pace.attack_rate)
-    return seconds
+    return attack.n_iterations * (pace.iteration_s + operations / pace.attack_rate)
 
 
 def _directions(experiment: KKT, span: SpanAttack, n_images: int) -> int:
@@ -145,8 +141,7 @@ def _candidates(experiment: KKT, n_images: int) -> int:
     attack = experiment.attack
     if isinstance(attack, KKTAttack):
         return attack.n_candidates
-    span = attack if isinstance(attack, SpanAttack) else attack.span
-    return 2 * span.n_sources(_directions(experiment, span, n_images))
+    return 2 * attack.n_sources(_directions(experiment, attack, n_images))
 
 
 def attack_operations(experiment: KKT, n_images: int, shape: Shape) -> int:

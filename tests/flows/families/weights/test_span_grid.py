@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 from benchmarks.papers import kkt as claims_002
 from flows.cli.main import app
 from flows.studies import study
-from recon_core.attacks.kkt.settings import kkt_of, span_of
+from recon_core.attacks.kkt.objective import KKTAttack
+from recon_core.attacks.span.settings import SpanAttack
 from recon_core.experiments import KKT
 from tasks.campaign.plan import AFTER_VICTIMS
 from tasks.families.weights.study.cost import attack_operations
@@ -54,8 +55,8 @@ def test_both_attacks_of_a_point_are_on_the_same_victims(preset: str) -> None:
         span, kkt = (vars(both[name].experiment) for name in ("span", "KKT"))
         for name in set(span) - {*AFTER_VICTIMS, *KKT.after_victims} | {"released"}:
             assert span[name] == kkt[name]
-        assert span_of(span["attack"]) is not None
-        assert span_of(kkt["attack"]) is None
+        assert isinstance(span["attack"], SpanAttack)
+        assert isinstance(kkt["attack"], KKTAttack)
 
 
 def test_the_search_has_the_separations_time_by_operations() -> None:
@@ -63,8 +64,8 @@ def test_the_search_has_the_separations_time_by_operations() -> None:
     for name in ("base", "200 images", "width 10 per image", "MSE"):
         kkt = points(study("span-networks", "cpu"))[name]["KKT"]
         n = kkt.images_per_run
-        search = kkt_of(kkt.experiment.attack)
-        assert search is not None
+        search = kkt.experiment.attack
+        assert isinstance(search, KKTAttack)
         work = search.n_iterations * attack_operations(kkt.experiment, n, SHAPE)
         assert work == pytest.approx(1.5 * 300 * 2 * 6 * (1.25 * n) ** 2 * 45 * 225, rel=0.05)
 

@@ -1,4 +1,4 @@
-"""Runs whose attack separates the span, alone or before a search for a KKT point."""
+"""Runs whose attack separates the span."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from torch import Tensor
 
 from recon_core.attacks.kkt import attacks as kkt_attacks
 from recon_core.attacks.kkt import run as kkt_run
-from recon_core.attacks.kkt.objective import KKTAttack, Objective, relative_residual
-from recon_core.attacks.kkt.settings import SpanThenKKT, most_candidates
-from recon_core.attacks.kkt.solver import reconstruct
+from recon_core.attacks.kkt.objective import KKTAttack
+from recon_core.attacks.kkt.settings import most_candidates
 from recon_core.attacks.span.attack import SpanAttack
 from recon_core.attacks.span.rows import SpanRows
 from recon_core.attacks.span.separator import shipped_separator
@@ -23,7 +22,6 @@ from recon_core.optimisers import Optimiser
 from recon_core.types import Outcome, RunSpec
 from recon_core.victims.network import Conv, Network
 from recon_core.victims.training import Training
-from tests.recon_core.attacks.kkt.small_attacks import architecture, attack_with, different, problem
 from tests.recon_core.small_runs import (
     QUICK_ALL,
     Kept,
@@ -37,8 +35,6 @@ from tests.recon_core.small_runs import (
 SHORT = SpanAttack(n_images=4, n_independent=20, overcomplete=1.0)
 KNOWN = replace(SHORT, start="known")
 SEPARATED = replace(QUICK_ALL, attack=SHORT)
-SEARCH = KKTAttack(save_at=(2, 6))
-BOTH = replace(QUICK_ALL, attack=SpanThenKKT(span=SHORT, kkt=SEARCH))
 
 
 def test_operations_of_a_separation() -> None:
@@ -65,8 +61,8 @@ def test_operations_of_a_separation() -> None:
     frame = SpanAttack(sources="independent", overcomplete=4.0)
     assert kkt_attacks.separation_operations(frame, k, shape) == 4 * alone
     victim = Network(widths=(60,))
-    for attack in (SpanAttack(overcomplete=2.5), SpanThenKKT(span=SpanAttack(overcomplete=2.5))):
-        assert most_candidates(kkt_run.KKT(victim=victim, attack=attack)) == 2 * 150
+    attack = SpanAttack(overcomplete=2.5)
+    assert most_candidates(kkt_run.KKT(victim=victim, attack=attack)) == 2 * 150
 
 
 def test_both_signs_of_every_source_are_candidates_of_iteration_0() -> None:
@@ -80,19 +76,6 @@ def test_both_signs_of_every_source_are_candidates_of_iteration_0() -> None:
         assert 0 < result.stats["n_iterations"] <= SHORT.n_iterations
         for name in ("kkt_residual", "residual_relu", "lr", "sigma", "lam_min"):
             assert math.isnan(result.stats[name])
-
-
-def test_a_search_goes_on_from_what_was_separated() -> None:
-    for alone, both in zip(run(SEPARATED), run(BOTH), strict=True):
-        first = both.pairs.iteration == 0
-        assert torch.equal(both.pairs.reconstruction[first], alone.pairs.reconstruction)
-        assert both.pairs.iteration.unique().tolist() == [0, 2, 6] == list(BOTH.saved_iterations)
-        last = both.pairs.reconstruction[both.pairs.iteration == 6]
-        moved = (last - alone.pairs.reconstruction).flatten(1).norm(dim=1)
-        assert bool((moved > 0).all())
-        assert math.isfinite(both.stats["kkt_residual"])
-        assert both.stats["n_iterations"] == 6
-        assert math.isnan(both.stats["sigma"])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -187,12 +170,10 @@ def renamed(spec: RunSpec, k: int) -> RunSpec:
     return Renamed(**vars(spec))
 
 
-@pytest.mark.parametrize("attack", [SHORT, BOTH.attack], ids=["span", "span_then_kkt"])
 def test_weights_with_nothing_in_them_are_an_outcome_and_harm_no_neighbour(
-    attack: Any, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    experiment = replace(QUICK_ALL, attack=attack)
-    usual = run(experiment)
+    usual = run(SEPARATED)
     separate = kkt_attacks.separate
 
     def failing(attack_: Any, of: Any, parameters: Any, generators: Any, **named: Any) -> Any:
@@ -202,7 +183,7 @@ def test_weights_with_nothing_in_them_are_an_outcome_and_harm_no_neighbour(
         return separate(attack_, of, parameters, generators, **named)
 
     monkeypatch.setattr(kkt_attacks, "separate", failing)
-    results = run(experiment)
+    results = run(SEPARATED)
     assert [r.outcome for r in results] == [usual[0].outcome, Outcome.STOPPED, usual[2].outcome]
     assert len(results[1].pairs) == 0
     assert math.isnan(results[1].stats["attack_loss"])
@@ -219,49 +200,12 @@ def test_a_training_that_moved_nothing_or_diverged_leaves_nothing_to_separate() 
     assert {r.outcome for r in run(wild)} == {Outcome.NONFINITE}
 
 
-@pytest.mark.parametrize("condition", ["binary", "multiclass", "regression"])
-def test_labels_of_candidates_are_those_that_are_shared_equally_in_another_order(
-    condition: Any,
-) -> None:
-    of, attack = architecture(condition), attack_with(condition=condition)
-    each = different(attack)
-    parameters, x, lam = problem(of)
-    shared = attack.classes(of.n_outputs, x.device)
-    shared = attack.signs(x).long() if shared is None else shared
-    generator = torch.Generator().manual_seed(0)
-    order = torch.stack([torch.randperm(x.shape[1], generator=generator) for _ in x])
-    labels = shared[order]
-    turned = torch.take_along_dim(x, order[:, :, None], 1), torch.take_along_dim(lam, order, 1)
-    usual = [t.clone() for t in Objective(of, parameters, attack=attack, settings=each)(x, lam)]
-    objective = Objective(of, parameters, attack=attack, settings=each, labels=labels)
-    value, gradient_x, gradient_lam = objective(*turned)
-    torch.testing.assert_close(value, usual[0])
-    torch.testing.assert_close(gradient_x, torch.take_along_dim(usual[1], order[:, :, None], 1))
-    torch.testing.assert_close(gradient_lam, torch.take_along_dim(usual[2], order, 1))
-    given = {"attack": attack, "settings": each}
-    torch.testing.assert_close(
-        relative_residual(of, parameters, *turned, labels=labels, **given),
-        relative_residual(of, parameters, x, lam, **given),
-    )
-
-
-def test_an_attack_that_leaves_the_stack_takes_its_labels_along() -> None:
-    of, attack = architecture(), attack_with()
-    parameters, x, lam = problem(of)
-    labels = torch.tensor([[1, -1, 1, -1, 1]] * 2 + [[-1, -1, -1, 1, 1]])
-    x, lam, each = x[:, :5], lam[:, :5], different(attack)
-    wild = torch.cat([x[:1] * torch.nan, x[1:]])
-    calm = reconstruct(of, parameters, x, lam, attack=attack, settings=each, labels=labels)
-    less = reconstruct(of, parameters, wild, lam, attack=attack, settings=each, labels=labels)
-    torch.testing.assert_close(less.x[1:], calm.x[1:], rtol=1e-9, atol=1e-12)
-
-
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
         ({"victim": Network(widths=(9,), conv=Conv()), "attack": SHORT}, "span patches, not image"),
         ({"attack": replace(SHORT, n_images=17)}, "a first layer of 16 neurons; it has 16 at most"),
-        ({"attack": SpanThenKKT(kkt=KKTAttack(condition="multiclass"))}, "'bce' with attack.condi"),
+        ({"attack": KKTAttack(condition="multiclass")}, "'bce' with attack.condi"),
     ],
 )
 def test_what_cannot_be_separated_is_refused_with_the_settings(changed: Any, said: str) -> None:

@@ -11,15 +11,13 @@ from torch import Tensor
 
 from recon_core.attacks.kkt import attacks as kkt_attacks
 from recon_core.attacks.kkt.attacks import Victim, attack_stack
-from recon_core.attacks.kkt.objective import KKTAttack, Objective
-from recon_core.attacks.kkt.settings import SpanThenKKT
+from recon_core.attacks.kkt.objective import Objective
 from recon_core.attacks.kkt.solver import reconstruct
 from recon_core.attacks.kkt.span_coordinates import (
     SpanCoordinates,
     directions_of,
     stacked,
 )
-from recon_core.attacks.span.attack import SpanAttack
 from recon_core.attacks.span.subspace import NoSpanError
 from recon_core.types import Outcome, no_progress
 from recon_core.victims.network import Architecture, Conv, Network, Parameters
@@ -42,7 +40,6 @@ from tests.recon_core.small_runs import QUICK_ALL, assert_all_equal, run, specs,
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 WIDE = Network(widths=(15, 5), bias="first")  # more neurons than the 12 pixels: full rank
-SHORT = SpanAttack(n_images=4, n_independent=20, overcomplete=1.0)
 
 
 def inside(of: Architecture, parameters: Parameters, x: Tensor, k: int) -> SpanCoordinates:
@@ -152,26 +149,6 @@ def test_a_stack_of_spans_of_different_size_equals_its_attacks_one_by_one(dtype:
             **given,
         )
         assert_near(row(together, q), alone, 1e-9 if dtype == torch.float64 else 1e-4)
-
-
-def test_a_search_from_separated_sources_keeps_their_span(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[Tensor] = []
-    plain = kkt_attacks.reconstruct
-
-    def spied(*args: Any, **named: Any) -> Any:
-        given.append(named["vectors"])
-        ended = plain(*args, **named)
-        rest = ended.x - (ended.x @ given[-1].mT[:, None]) @ given[-1][:, None]
-        assert float(rest.norm() / ended.x.norm()) < 1e-5
-        return ended
-
-    monkeypatch.setattr(kkt_attacks, "reconstruct", spied)
-    search = KKTAttack(save_at=(2, 6), coordinates="span")
-    biased = Network(widths=(16, 16), bias="first")
-    attack = SpanThenKKT(span=SHORT, kkt=search)
-    for result in run(replace(QUICK_ALL, victim=biased, attack=attack)):
-        assert result.pairs.iteration.unique().tolist() == [0, 2, 6]
-    assert [v.shape[1] for v in given] == [4] * len(specs())
 
 
 def test_weights_without_a_span_are_an_outcome_and_harm_no_neighbour(
