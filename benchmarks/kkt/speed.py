@@ -30,12 +30,7 @@ from benchmarks.kkt.reference import (
 )
 from benchmarks.kkt.reference import train as plain_train
 from benchmarks.record import Measurement, compared, main, measured
-from recon_core.attacks.kkt.objective import (
-    Coordinates,
-    KKTAttack,
-    settings_of,
-    starting_points,
-)
+from recon_core.attacks.kkt.objective import KKTAttack, settings_of, starting_points
 from recon_core.attacks.kkt.solver import Solver
 from recon_core.threads import side_by_side
 from recon_core.types import seeded_generator
@@ -96,9 +91,9 @@ def started(case: Case) -> Start:
 class Ours:
     """The engine: one solver per run."""
 
-    def __init__(self, case: Case, start: Start, *, coordinates: Coordinates = "pixels") -> None:
+    def __init__(self, case: Case, start: Start) -> None:
         self.case = case
-        attack = KKTAttack(n_candidates=case.n_candidates, save_at=(1,), coordinates=coordinates)
+        attack = KKTAttack(n_candidates=case.n_candidates, save_at=(1,))
         settings = settings_of(attack, [torch.Generator()])
         self.solvers = []
         for victim, x, lam in zip(start.victims, start.x, start.lam, strict=True):
@@ -118,18 +113,15 @@ class Ours:
 
 
 class Theirs:
-    """The reference: one double backpropagation per run; of `architecture`, or the case's."""
+    """The reference: one double backpropagation per run."""
 
-    def __init__(
-        self, case: Case, start: Start, *, lean: bool, architecture: Architecture | None = None
-    ) -> None:
+    def __init__(self, case: Case, start: Start, *, lean: bool) -> None:
         self.case = case
-        architecture = architecture or case.architecture
         signs = balanced_signs(case.n_candidates, torch.float32)
         self.runs = []
         for victim, x, lam in zip(start.victims, start.x, start.lam, strict=True):
-            net = ReferenceNet(architecture.shape, (case.width, case.width))
-            net.load(architecture.to_state_dict(victim))
+            net = ReferenceNet(SHAPE, (case.width, case.width))
+            net.load(case.architecture.to_state_dict(victim))
             self.runs.append(Reconstruction(net, x, lam, signs, ReferenceAttack(lean=lean)))
 
     def steps(self) -> None:

@@ -13,8 +13,7 @@ import numpy as np
 from recon_core.attacks.autoencoder.many_starts import NoiseAware
 from recon_core.attacks.inversion.strong_inversion import StrongInversion
 from recon_core.attacks.kkt.attacks import check_pictures
-from recon_core.attacks.kkt.span_coordinates import check_dense_first
-from recon_core.attacks.span.attack import SpanAttack
+from recon_core.attacks.span.attack import SpanAttack, check_victim
 from tasks.audit.attacks import AnyAttack, AttackJob
 from tasks.audit.images import AuditImages, members_of, pool_of, public_of, tests_of
 from tasks.audit.privacy import noise_multiplier_of
@@ -170,8 +169,9 @@ class AuditPlan:
             if recipe.autoencoder is not None:
                 raise ValueError(NO_CLASSIFIER)
             if isinstance(attack, SpanAttack):
-                check_dense_first(recipe.victim.conv)
-                check_pictures(attack, len(job.pool) // 2, shape_of(job.pool))
+                shape = shape_of(job.pool)
+                check_victim(recipe.architecture(shape))
+                check_pictures(attack, len(job.pool) // 2, shape)
             if name == "span_state":
                 self.check_state(recipe)
         except ValueError as error:

@@ -13,9 +13,7 @@ import pytest
 from benchmarks.record import Measurement
 from benchmarks.restore import in_span
 from benchmarks.span import features as span_features
-from benchmarks.span import kkt as span_kkt
 from benchmarks.span import speed as span
-from benchmarks.span.kkt import SMALL, SpanCoordinates, check_gradients, paired, planted
 from recon_core.restore.generic import GENERIC_RESTORERS
 from storage.sources.load import load_images
 
@@ -64,34 +62,6 @@ def test_features_come_back_and_those_of_other_images_do_not() -> None:
         found[known, "median correlation"]
         > 0.2 + found[known, "median correlation with other images' features"]
     )
-
-
-@pytest.mark.slow
-def test_the_whole_comparison_of_coordinates_runs_small() -> None:
-    images = load_images("photos", split="heldout")
-    lines = list(span_kkt.measure(images, quick=True, n_victims=2))
-    steps = [line for line in lines if "attack step" in line.case]
-    assert {line.reference for line in steps} == {
-        span_kkt.PUBLISHED,
-        span_kkt.LEAN,
-        span_kkt.IN_SPAN,
-        span_kkt.IN_PIXELS,
-    }
-    good = [
-        line for line in lines if line.case.startswith("2 victims") and "span less" in line.case
-    ]
-    assert [line.unit for line in good] == ["good of 10", "mean SSIM", "good decoys of 10", "s"]
-
-
-def test_sides_with_other_gradients_are_not_timed() -> None:
-    start = planted(load_images("photos", split="heldout"), SMALL)
-    span = SpanCoordinates.of(SMALL.architecture, start.victims[0])
-    check_gradients(SMALL, start, span)
-    elsewhere = replace(start, lam=start.lam.flip(1))
-    other = replace(span, vectors=span.vectors.flip(1))
-    check_gradients(SMALL, elsewhere, span)
-    with pytest.raises(ValueError, match="not comparable"):
-        check_gradients(SMALL, start, other)
 
 
 def restored(seed: int, **good: int) -> in_span.Restored:
@@ -196,8 +166,3 @@ def test_restoration_inside_the_span_is_not_computed_twice(
     part.write_text(part.read_text().replace('"after"', '"later"'))
     with pytest.raises(SystemExit, match=r"40-1.json.*methods lack after"):
         in_span.main(words)
-
-
-def test_the_interval_is_students() -> None:
-    mean, low, high = paired([1.0, 2.0, 3.0])
-    assert (mean, low, high) == pytest.approx((2.0, 2 - 2.4841, 2 + 2.4841), abs=1e-3)

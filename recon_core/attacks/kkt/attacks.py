@@ -17,11 +17,10 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from recon_core.attacks.kkt.halving import Race
-from recon_core.attacks.kkt.objective import KKTAttack, Settings, settings_of, starting_points
+from recon_core.attacks.kkt.objective import KKTAttack, settings_of, starting_points
 from recon_core.attacks.kkt.results import Left, left_by
 from recon_core.attacks.kkt.settings import Attack
 from recon_core.attacks.kkt.solver import Judge, reconstruct
-from recon_core.attacks.kkt.span_coordinates import directions_of, stacked
 from recon_core.attacks.span.attack import Separated, SpanAttack, separate
 from recon_core.attacks.span.features import n_features
 from recon_core.attacks.span.rows import SpanRows
@@ -111,28 +110,11 @@ def attack_stack(
     An attack on weights that are not finite, or in which nothing stands out of the noise, leaves
     nothing. Raises ValueError for settings that do not go with the images.
     """
-    if isinstance(attack, KKTAttack):
-        settings = settings_of(attack, generators)
-        x, lam = starting_points(attack, settings, victim.architecture.d, generators)
-        if attack.coordinates == "span":
-            return _searched_in_span(attack, victim, settings, (x, lam), progress)
-        return _searched(attack, victim, settings, (x, lam), progress)
-    found = _separated(attack, victim, generators, progress, separator)
-    return [_left_by_separation(one, victim) for one in found]
-
-
-def _searched(
-    attack: KKTAttack,
-    victim: Victim,
-    settings: Settings,
-    start: tuple[Float[Tensor, "q m d"], Float[Tensor, "q m"]],
-    progress: Progress,
-    *,
-    vectors: Float[Tensor, "r k d"] | None = None,
-) -> list[Left]:
-    """What searches leave that start from x and lam; in `vectors`, where they are in span
-    coordinates."""
-    x, lam = start
+    if isinstance(attack, SpanAttack):
+        found = _separated(attack, victim, generators, progress, separator)
+        return [_left_by_separation(one, victim) for one in found]
+    settings = settings_of(attack, generators)
+    x, lam = starting_points(attack, settings, victim.architecture.d, generators)
     attacked = reconstruct(
         victim.architecture,
         victim.parameters,
@@ -140,43 +122,11 @@ def _searched(
         lam.to(victim.inputs),
         attack=attack,
         settings=settings,
-        vectors=vectors,
         judge=_judge(attack, victim),
         race=None if attack.halving is None else Race(attack.halving, len(settings)).hopeless,
         progress=progress,
     )
     return left_by(attack, attacked, settings)
-
-
-def _searched_in_span(
-    attack: KKTAttack,
-    victim: Victim,
-    settings: Settings,
-    start: tuple[Float[Tensor, "q m d"], Float[Tensor, "q m"]],
-    progress: Progress,
-) -> list[Left]:
-    """The same in span coordinates; nothing where the weights have no span."""
-    n, n_victims = len(settings), victim.parameters.n_runs
-    spans: list[Tensor | None] = []
-    for r in range(n_victims):
-        try:
-            one = victim.parameters.rows(slice(r, r + 1))
-            spans.append(directions_of(victim.architecture, one)[0])
-        except NoSpanError:
-            spans.append(None)
-    rows = [q for q in range(n) if spans[q if n_victims > 1 else 0] is not None]
-    left = [Left.nothing(victim.inputs[:1, :0].expand(len(attack.save_at), -1, -1))] * n
-    if rows:
-        index = torch.tensor(rows)
-        x, lam = (t[index] for t in start)
-        vectors = stacked([v for v in spans if v is not None])
-        ended = _searched(
-            attack, victim.rows(index), settings.rows(index), (x, lam), progress, vectors=vectors
-        )
-        for q, one_left in zip(rows, ended, strict=True):
-            left[q] = one_left
-    progress(1.0)
-    return left
 
 
 def _judge(attack: KKTAttack, victim: Victim) -> Judge | None:

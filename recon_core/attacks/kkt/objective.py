@@ -32,7 +32,6 @@ from torch import Tensor
 
 from recon_core.attacks.kkt.halving import Halving
 from recon_core.attacks.kkt.layers import Form
-from recon_core.attacks.kkt.span_coordinates import Box
 from recon_core.attacks.kkt.stationarity import Stationarity
 from recon_core.optimisers import Optimiser
 from recon_core.strict import Strict
@@ -40,7 +39,6 @@ from recon_core.victims.network import Architecture, Parameters
 
 SAVE_AT_PAPER = (100, 200, 300, 500, 800, 1400, 2400, 4100, 7000, 10_000, 11_900)
 Condition = Literal["binary", "multiclass", "regression"]
-Coordinates = Literal["pixels", "span"]
 Range = tuple[float, float]
 
 
@@ -88,8 +86,6 @@ class KKTAttack(Strict):
     `stop_after` or later; one that diverges always stops. `ncc_stop_above`: the authors' rule,
     which needs the training images: the ten best normalised distances (not divided by d) have a
     mean above this (theirs: 3300 at iteration 5000). `halving`: attacks on one victim compete.
-    `coordinates`: whether x moves by pixels, or in the span of a dense first layer
-    (`span_coordinates`).
     """
 
     kind: Literal["kkt"] = "kkt"
@@ -108,7 +104,6 @@ class KKTAttack(Strict):
     stop_above: float | None = None
     ncc_stop_above: float | None = None
     halving: Halving | None = None
-    coordinates: Coordinates = "pixels"
 
     def __post_init__(self) -> None:
         if self.n_candidates < 2 or (self.condition == "binary" and self.n_candidates % 2):
@@ -221,24 +216,8 @@ def starting_points(
     return torch.stack(x), torch.stack(lam)
 
 
-class PixelBox:
-    """The penalty of pixels outside [-1, 1], for candidates that are pixels."""
-
-    def __init__(self, excess: Float[Tensor, "q m d"]) -> None:
-        self.excess = excess
-
-    def __call__(
-        self, x: Float[Tensor, "q m d"], *, with_value: bool
-    ) -> tuple[Float[Tensor, "q m d"], Float[Tensor, " q"] | None]:
-        """(half the gradient in x, the penalty)."""
-        torch.ops.aten.softshrink.out(x, 1.0, out=self.excess)  # x - clamp(x, -1, 1)
-        return self.excess, self.excess.square().sum((-1, -2)) if with_value else None
-
-
 class Objective:
-    """L of Q attacks and its gradients in x and lam; what a call returns the next overwrites.
-    `vectors`: x are coordinates in these directions, architecture and parameters those of
-    `SpanCoordinates`."""
+    """L of Q attacks and its gradients in x and lam; what a call returns the next overwrites."""
 
     def __init__(
         self,
@@ -247,7 +226,6 @@ class Objective:
         *,
         attack: KKTAttack,
         settings: Settings,
-        vectors: Float[Tensor, "r k d"] | None = None,
     ) -> None:
         like = parameters.weights[0]
         self.stationarity = Stationarity(
@@ -262,11 +240,7 @@ class Objective:
         self.lam_min = settings.lam_min.to(like).unsqueeze(1)
         self.c_per_lam = attack.signs(like) * attack.c_per_lam
         self.c = like.new_empty(len(settings), attack.n_candidates)
-        self.box: Box | PixelBox
-        if vectors is None:
-            self.box = PixelBox(like.new_empty(len(settings), attack.n_candidates, architecture.d))
-        else:
-            self.box = Box(vectors, len(settings), attack.n_candidates)
+        self.excess = like.new_empty(len(settings), attack.n_candidates, architecture.d)
         self.shortfall = torch.empty_like(self.c)
 
     def __call__(
@@ -278,9 +252,10 @@ class Objective:
     ) -> tuple[Float[Tensor, " q"] | None, Float[Tensor, "q m d"], Float[Tensor, "q m"]]:
         """(L, dL/dx, dL/dlam); L only if asked for."""
         torch.mul(lam, self.c_per_lam, out=self.c)
-        excess, outside = self.box(x, with_value=with_value)
+        torch.ops.aten.softshrink.out(x, 1.0, out=self.excess)  # x - clamp(x, -1, 1)
+        outside = self.excess.square().sum((-1, -2)) if with_value else None
         value, gradient_x, gradient_lam = self.stationarity(
-            x, self.c, excess=excess, with_value=with_value
+            x, self.c, excess=self.excess, with_value=with_value
         )
         gradient_lam.mul_(self.c_per_lam)
         if self.penalise_lam:

@@ -243,10 +243,9 @@ def kkt_bytes(experiment: KKT, n_images: int, shape: Shape) -> int:
         k = most_directions(experiment, attack)
         working += PER_FEATURE * attack.n_sources(k) * features_of(attack, shape)
         working += PER_PAIR_OF_DIRECTIONS * k**2
+        extra += BYTES_PER_FIRST_WEIGHT * fan_in * fan_out
     else:
         working += PER_CANDIDATE * candidates
-    if isinstance(attack, SpanAttack) or attack.coordinates == "span":
-        extra += BYTES_PER_FIRST_WEIGHT * fan_in * fan_out
     saved = PER_SAVED * len(experiment.saved_iterations) * candidates * experiment.n_attacks
     if experiment.defence is not None:
         layer = hidden_layer(experiment.victim, experiment.defence_layer)

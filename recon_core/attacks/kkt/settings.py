@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from recon_core.attacks.family_run import FamilyRun
 from recon_core.attacks.kkt.objective import KKTAttack
-from recon_core.attacks.kkt.span_coordinates import check_dense_first
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.matching import CLIPPED, check_clipped
 from recon_core.precision import Precision
@@ -61,7 +60,6 @@ class KKTSettings(FamilyRun):
         "attack.halving": None,
         "victim.init": "torch",
         "attack.kind": "kkt",
-        "attack.coordinates": "pixels",
         "defence": None,
         "defence_layer": None,
         "clipped": 0.0,
@@ -104,8 +102,6 @@ class KKTSettings(FamilyRun):
                     "victim that is trained with 'ce' has an output per class and needs "
                     "'multiclass', others must not have it"
                 )
-            if attack.coordinates == "span":
-                check_dense_first(conv)
             return
         if conv is not None:
             raise ValueError(

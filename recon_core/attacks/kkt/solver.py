@@ -23,7 +23,6 @@ from recon_core.attacks.kkt.objective import (
     Settings,
     relative_residual,
 )
-from recon_core.attacks.kkt.span_coordinates import Box, SpanCoordinates
 from recon_core.cuda_graphs import repeated
 from recon_core.types import Progress, no_progress
 from recon_core.victims.network import Architecture, Parameters
@@ -43,12 +42,11 @@ residuals being those with ReLU's own derivative (`halving.Race.hopeless`)."""
 @dataclass(frozen=True)
 class AttackState:
     """Running attacks after `iteration` iterations: those listed in `running` have `x`, `lam` and
-    `moments`, the optimisers' state of each; the rest is of all Q attacks. `vectors`: the
-    directions that `x` are coordinates in; None for pixels."""
+    `moments`, the optimisers' state of each; the rest is of all Q attacks."""
 
     iteration: int
     running: Int64[Tensor, " k"]
-    x: Float[Tensor, "k m e"]
+    x: Float[Tensor, "k m d"]
     lam: Float[Tensor, "k m"]
     moments: tuple[tuple[Tensor, ...], ...]
     saved: Float[Tensor, "q s m d"]
@@ -56,7 +54,6 @@ class AttackState:
     last_x: Float[Tensor, "q m d"]
     loss: Float[Tensor, " q"]
     n_iterations: Int64[Tensor, " q"]
-    vectors: Float[Tensor, "r e d"] | None = None
 
     def tensors(self) -> dict[str, Tensor]:
         named = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
@@ -68,7 +65,7 @@ class AttackState:
     @classmethod
     def from_tensors(cls, named: Mapping[str, Tensor], device: torch.device) -> AttackState:
         """The inverse of `tensors`, on a device; ValueError if a tensor is missing."""
-        expected = set(cls.__dataclass_fields__) - {"moments", "vectors"}
+        expected = set(cls.__dataclass_fields__) - {"moments"}
         missing = sorted(expected - set(named))
         if missing:
             raise ValueError(f"not the state of an attack: {', '.join(missing)} missing")
@@ -81,7 +78,6 @@ class AttackState:
             **{name: moved[name] for name in expected - {"iteration"}},
             iteration=int(named["iteration"]),
             moments=tuple(moments),
-            vectors=moved.get("vectors"),
         )
 
 
@@ -113,7 +109,6 @@ def reconstruct(
     *,
     attack: KKTAttack,
     settings: Settings,
-    vectors: Float[Tensor, "r k d"] | None = None,
     judge: Judge | None = None,
     race: Race | None = None,
     progress: Progress = no_progress,
@@ -123,18 +118,13 @@ def reconstruct(
 ) -> Attacked:
     """Minimise L from the starting point (x, lam) of every attack; nothing is modified in place.
 
-    `parameters` are of Q victims, or of one that all Q attacks share. `vectors`: the directions of
-    an attack in span coordinates, of Q victims or of one; by default the first layer's own. x is
-    given in pixels and comes back in pixels. `judge` is asked at every check from iteration
-    `attack.stop_after` on, `race` at every rung of `attack`. With `state_every`, `on_state` gets
-    the state every so many iterations; passed as `state`, with the same other arguments, the attack
-    goes on from there and ends bit for bit as if it had not been interrupted. Raises ValueError for
-    a start or a state of other attacks, and where there are no span coordinates, `NoSpanError`
-    where no span is found.
+    `parameters` are of Q victims, or of one that all Q attacks share. `judge` is asked at every
+    check from iteration `attack.stop_after` on, `race` at every rung of `attack`. With
+    `state_every`, `on_state` gets the state every so many iterations; passed as `state`, with the
+    same other arguments, the attack goes on from there and ends bit for bit as if it had not been
+    interrupted. Raises ValueError for a start or a state of other attacks.
     """
-    if state is not None and state.vectors is not None:
-        vectors = state.vectors
-    solver = Solver(architecture, parameters, attack, settings, vectors=vectors)
+    solver = Solver(architecture, parameters, attack, settings)
     solver.start(x, lam) if state is None else solver.resume(state)
     n = attack.n_iterations
     report_every = max(1, n // REPORTS)
@@ -169,7 +159,6 @@ class Solver:
         attack: KKTAttack,
         settings: Settings,
         *,
-        vectors: Float[Tensor, "r k d"] | None = None,
         graphs: bool = True,
         fused: bool = False,
     ) -> None:
@@ -182,9 +171,6 @@ class Solver:
                 "attack its victim, or all the same one"
             )
         self.theta_square = parameters.squared_norm().expand(len(settings))
-        self.span: SpanCoordinates | None = None
-        if attack.coordinates == "span":
-            self.span = SpanCoordinates.of(architecture, parameters, vectors)
 
     def start(self, x: Tensor, lam: Tensor) -> None:
         n_saved = len(self.attack.save_at)
@@ -195,7 +181,7 @@ class Solver:
         self.loss = x.new_full((len(x),), torch.nan)
         self.n_iterations = torch.zeros(len(x), dtype=torch.int64, device=x.device)
         running = torch.arange(len(x), device=x.device)
-        self._run(running, x if self.span is None else self.span.inside(x), lam, None)
+        self._run(running, x, lam, None)
 
     def resume(self, state: AttackState) -> None:
         self._check_size("a state", tuple(state.saved.shape))
@@ -226,7 +212,6 @@ class Solver:
             last_lam=self.last_lam.clone(),
             loss=self.loss.clone(),
             n_iterations=self.n_iterations.clone(),
-            vectors=None if self.span is None else self.span.vectors.clone(),
         )
 
     def _run(
@@ -239,11 +224,7 @@ class Solver:
         self.running = running
         self.x, self.lam = (t.clone(memory_format=torch.contiguous_format) for t in (x, lam))
         settings = self.settings.rows(running.cpu())
-        architecture = self.architecture
         victims = self.parameters.rows(running) if self.parameters.n_runs > 1 else self.parameters
-        self.inside = None if self.span is None else self.span.rows(running)
-        if self.inside is not None:
-            architecture, victims = self.inside.architecture, self.inside.parameters
         optimiser = self.attack.optimiser
         self.steppers = (
             optimiser.stepper(self.x, lr=settings.lr, fused=self.fused),
@@ -254,22 +235,8 @@ class Solver:
                 stepper.load(tensors)
         if len(running):
             self.objective = Objective(
-                architecture,
-                victims,
-                attack=self.attack,
-                settings=settings,
-                vectors=None if self.inside is None else self.inside.vectors,
+                self.architecture, victims, attack=self.attack, settings=settings
             )
-            self._look(self.last_x[running])
-            self.repeat = repeated(self._step, self.x.device, graphs=self.graphs)
-
-    def _pixels(self) -> Float[Tensor, "k m d"]:
-        return self.x if self.inside is None else self.inside.pixels(self.x)
-
-    def _look(self, pixels: Float[Tensor, "k m d"]) -> None:
-        """Whether candidates in span coordinates have left the box; then a step changes."""
-        box = self.objective.box
-        if isinstance(box, Box) and box.look(pixels):
             self.repeat = repeated(self._step, self.x.device, graphs=self.graphs)
 
     def _step(self) -> None:
@@ -282,18 +249,14 @@ class Solver:
         self.iteration = to
 
     def save(self, index: int) -> None:
-        self.saved[self.running, index] = self._pixels()
+        self.saved[self.running, index] = self.x
 
     def check(self, judge: Judge | None) -> None:
         """Note where the running attacks are, and go on without the hopeless ones."""
-        pixels = self._pixels()
-        self._look(pixels)
         value, _, _ = self.objective(self.x, self.lam)
         assert value is not None
-        if self.inside is not None:
-            value = value + self.inside.rest.to(value.dtype)
         self.loss[self.running] = value
-        self.last_x[self.running], self.last_lam[self.running] = pixels, self.lam
+        self.last_x[self.running], self.last_lam[self.running] = self.x, self.lam
         self.n_iterations[self.running] = self.iteration
         hopeless = ~(value.isfinite() & self.x.isfinite().flatten(1).all(1))
         if self.iteration >= self.attack.stop_after:
@@ -301,7 +264,7 @@ class Solver:
                 relative = value / self.theta_square[self.running]
                 hopeless = hopeless | ~(relative <= self.attack.stop_above)
             if judge is not None:
-                hopeless = hopeless | judge(self.iteration, pixels, self.running)
+                hopeless = hopeless | judge(self.iteration, self.x, self.running)
         if bool(hopeless.any()):
             self._drop(hopeless)
 
@@ -309,7 +272,7 @@ class Solver:
         """Go on without those attacks that the others beat."""
         self.check(None)
         if len(self.running):
-            residual = self._residual(self.running, self._pixels(), self.lam, STEEP)
+            residual = self._residual(self.running, self.x, self.lam, STEEP)
             beaten = race(self.iteration, residual, self.running)
             if bool(beaten.any()):
                 self._drop(beaten)

@@ -163,8 +163,6 @@ def description(job: WeightsJob, victim: Victim, device: str) -> dict[str, Any]:
     attack = json.loads(json.dumps(asdict(job.attack)))
     if attack["kind"] == "kkt":
         del attack["kind"]  # folders of before have none
-        if attack["coordinates"] == "pixels":
-            del attack["coordinates"]
     if (separator := given_separator(job.attack)) is not None:
         attack["separator"] = separator[1]
     return {

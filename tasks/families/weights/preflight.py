@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from recon_core.attacks.kkt.objective import Condition, KKTAttack
-from recon_core.attacks.kkt.span_coordinates import directions_of as coordinates_of
 from recon_core.attacks.span.preflight import span_preflight
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.attacks.span.subspace import Subspace
@@ -140,11 +139,8 @@ def victim_of(job: WeightsJob) -> Victim:
 
 
 def _check_candidates(attack: KKTAttack, victim: Victim, dtype: str) -> None:
-    """ValueError where condition and outputs do not fit, span coordinates are asked for and there
-    are none, or no machine has room."""
+    """ValueError where condition and outputs do not fit, or no machine has room."""
     attack.classes(victim.architecture.n_outputs, torch.device("cpu"))
-    if attack.coordinates == "span":
-        coordinates_of(victim.architecture, victim.parameters)
     numbers = attack.n_candidates * victim.architecture.d * (PER_CANDIDATE + len(attack.save_at))
     check_memory(
         numbers * DTYPES[dtype].itemsize,

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from recon_core.attacks.kkt.objective import SETTINGS, Condition, KKTAttack, Settings, settings_of
 from recon_core.attacks.kkt.solver import Attacked
-from recon_core.attacks.kkt.span_coordinates import orthonormal
 from recon_core.optimisers import Optimiser
 from recon_core.victims.network import Architecture, Network, Parameters
 
@@ -69,13 +68,6 @@ def problem(
     skeleton = of.initial([generator], dtype=dtype)
     parameters = skeleton.map(lambda t: normal(n_runs, *t.shape[1:]) / t.shape[-1] ** 0.5)
     return parameters, 0.3 * normal(Q, M, of.d), torch.rand(Q, M, generator=generator).to(dtype)
-
-
-def turned(k: int, d: int, n: int = Q) -> Tensor:
-    """n sets of k orthonormal directions of d pixels."""
-    generator = torch.Generator().manual_seed(1)
-    drawn = [torch.randn(k, d, generator=generator).double() for _ in range(n)]
-    return torch.stack([orthonormal(one) for one in drawn])
 
 
 def assert_same(one: Attacked, other: Attacked, rows: Sequence[int] | None = None) -> None:

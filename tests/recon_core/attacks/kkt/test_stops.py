@@ -30,7 +30,6 @@ from tests.recon_core.attacks.kkt.small_attacks import (
     problem,
     row,
     same,
-    turned,
 )
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -50,15 +49,12 @@ def with_one_explosive(of: Architecture, which: int = 1) -> tuple[Parameters, Te
 
 
 @pytest.mark.usefixtures("often")
-@pytest.mark.parametrize("rule", [*RULES, "in the span"])
+@pytest.mark.parametrize("rule", list(RULES))
 def test_a_diverging_attack_leaves_and_the_others_go_on(rule: str) -> None:
-    attack = attack_with(RULES.get(rule, GD), save_at=(4, 10, 25, 45))
+    attack = attack_with(RULES[rule], save_at=(4, 10, 25, 45))
     of, each = architecture(), different(attack)
     parameters, x, lam = problem(of)
     given: dict[str, Any] = {"attack": attack, "settings": each}
-    if rule == "in the span":
-        given["attack"] = dataclasses.replace(attack, coordinates="span")
-        given["vectors"] = turned(5, of.d)
     calm = reconstruct(of, parameters, x, lam, **given)
     wild = reconstruct(of, parameters, with_one_explosive(of)[1], lam, **given)
     assert wild.n_iterations.tolist() == [45, 10, 45]
@@ -199,25 +195,16 @@ def through_bytes(state: AttackState) -> AttackState:
 
 @pytest.mark.usefixtures("often")
 @pytest.mark.parametrize(
-    ("rule", "dtype", "coordinates"),
-    [
-        *((rule, torch.float32, "pixels") for rule in RULES),
-        ("adadelta", torch.float64, "pixels"),
-        ("adadelta", torch.float64, "span"),
-    ],
+    ("rule", "dtype"),
+    [*((rule, torch.float32) for rule in RULES), ("adadelta", torch.float64)],
 )
-def test_resumes_from_every_state_bit_for_bit(
-    rule: str, dtype: torch.dtype, coordinates: Any
-) -> None:
-    attack = dataclasses.replace(
-        attack_with(RULES[rule], save_at=(4, 25, 45)), stop_after=20, coordinates=coordinates
-    )
+def test_resumes_from_every_state_bit_for_bit(rule: str, dtype: torch.dtype) -> None:
+    attack = dataclasses.replace(attack_with(RULES[rule], save_at=(4, 25, 45)), stop_after=20)
     of, each = architecture(), different(attack)
     parameters, x, lam = problem(of, dtype=dtype)
     x[1] *= 1e30 if dtype == torch.float32 else 1e200
     x[2] *= 9  # outside the box
     each.lam_min[1] = 0.2
-    vectors = {"vectors": turned(5, of.d)} if coordinates == "span" else {}
 
     def judge(iteration: int, _candidates: Tensor, attacks: Tensor) -> Tensor:
         return (attacks == 0) & (iteration >= 30)
@@ -225,11 +212,11 @@ def test_resumes_from_every_state_bit_for_bit(
     given: dict[str, Any] = {"attack": attack, "settings": each, "judge": judge}
     states: list[AttackState] = []
     keep = {"on_state": states.append, "state_every": 5}
-    whole = reconstruct(of, parameters, x, lam, **given, **vectors, **keep)
+    whole = reconstruct(of, parameters, x, lam, **given, **keep)
     assert whole.n_iterations.tolist() == [30, 10, 45]
     assert [state.iteration for state in states] == list(range(5, 46, 5))
     assert {tuple(state.running.tolist()) for state in states} == {(0, 1, 2), (0, 2), (2,)}
-    assert_same(whole, reconstruct(of, parameters, x, lam, **given, **vectors))
+    assert_same(whole, reconstruct(of, parameters, x, lam, **given))
     for state in states:
         before = state.tensors()
         again = reconstruct(of, parameters, x, lam, state=through_bytes(state), **given)
