@@ -16,7 +16,6 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from recon_core.attacks.kkt.halving import Race
 from recon_core.attacks.kkt.objective import KKTAttack, settings_of, starting_points
 from recon_core.attacks.kkt.results import Left, left_by
 from recon_core.attacks.kkt.settings import Attack
@@ -123,7 +122,6 @@ def attack_stack(
         attack=attack,
         settings=settings,
         judge=_judge(attack, victim),
-        race=None if attack.halving is None else Race(attack.halving, len(settings)).hopeless,
         progress=progress,
     )
     return left_by(attack, attacked, settings)

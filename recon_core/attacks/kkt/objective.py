@@ -30,7 +30,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from recon_core.attacks.kkt.halving import Halving
 from recon_core.attacks.kkt.layers import Form
 from recon_core.attacks.kkt.stationarity import Stationarity
 from recon_core.optimisers import Optimiser
@@ -85,7 +84,7 @@ class KKTAttack(Strict):
     `stop_above`: an attack stops when its loss exceeds so many times ||theta||^2 at iteration
     `stop_after` or later; one that diverges always stops. `ncc_stop_above`: the authors' rule,
     which needs the training images: the ten best normalised distances (not divided by d) have a
-    mean above this (theirs: 3300 at iteration 5000). `halving`: attacks on one victim compete.
+    mean above this (theirs: 3300 at iteration 5000).
     """
 
     kind: Literal["kkt"] = "kkt"
@@ -103,7 +102,6 @@ class KKTAttack(Strict):
     stop_after: int = 5000
     stop_above: float | None = None
     ncc_stop_above: float | None = None
-    halving: Halving | None = None
 
     def __post_init__(self) -> None:
         if self.n_candidates < 2 or (self.condition == "binary" and self.n_candidates % 2):
@@ -125,11 +123,6 @@ class KKTAttack(Strict):
     @property
     def n_iterations(self) -> int:
         return self.save_at[-1]
-
-    @property
-    def rungs(self) -> tuple[int, ...]:
-        """Iterations at which attacks on one victim are compared."""
-        return () if self.halving is None else self.halving.rungs(self.n_iterations)
 
     @property
     def c_per_lam(self) -> float:

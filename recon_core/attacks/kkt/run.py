@@ -26,7 +26,6 @@ from recon_core.attacks.kkt.attacks import (
     check_pictures,
     features_of,
 )
-from recon_core.attacks.kkt.objective import KKTAttack
 from recon_core.attacks.kkt.results import (
     KnownVictim,
     Left,
@@ -66,12 +65,8 @@ class KKT(KKTSettings, TrainedRun[Learned, KnownVictim]):
         return one_after_another  # a setting of the whole process: none may end it early
 
     def sweep_size(self, device: torch.device) -> int:
-        """Attacks of a sweep that are one stack: on a CPU one, unless they compete."""
-        attack = self.attack
-        races = isinstance(attack, KKTAttack) and attack.halving is not None
-        if device.type == "cpu" and not races:
-            return 1
-        return max(1, ROWS_AT_ONCE // most_candidates(self))
+        """Attacks of a sweep that are one stack: on a CPU one."""
+        return 1 if device.type == "cpu" else max(1, ROWS_AT_ONCE // most_candidates(self))
 
     def learn(self, spec: RunSpec, images: UInt8[Tensor, "n c h w"]) -> Learned:
         return self.augmented(spec, images)

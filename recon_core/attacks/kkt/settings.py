@@ -57,7 +57,6 @@ class KKTSettings(FamilyRun):
     precision: Precision = "ieee"
     after_victims: ClassVar[tuple[str, ...]] = ("released", "n_attacks", "clipped")
     later: ClassVar[Mapping[str, Any]] = {
-        "attack.halving": None,
         "victim.init": "torch",
         "attack.kind": "kkt",
         "defence": None,
@@ -134,11 +133,6 @@ class KKTSettings(FamilyRun):
             raise ValueError(
                 f"attacks_per_victim={attacks_per_victim} with n_attacks={self.n_attacks}; in a "
                 "sweep every run is one attack: set n_attacks to 1"
-            )
-        if attacks_per_victim == 1 and isinstance(self.attack, KKTAttack) and self.attack.halving:
-            raise ValueError(
-                "attack.halving compares attacks on one victim, but attacks_per_victim=1; raise "
-                "it, or set attack.halving to null"
             )
 
     @property

@@ -34,10 +34,6 @@ CHECK_EVERY = 100
 Judge = Callable[[int, Float[Tensor, "k m d"], Int64[Tensor, " k"]], Bool[Tensor, " k"]]
 """judge(iteration, x, attacks): which of the running attacks are hopeless."""
 
-Race = Callable[[int, Float[Tensor, " k"], Int64[Tensor, " k"]], Bool[Tensor, " k"]]
-"""race(iteration, residual, attacks): which of the running attacks are beaten by the others, their
-residuals being those with ReLU's own derivative (`halving.Race.hopeless`)."""
-
 
 @dataclass(frozen=True)
 class AttackState:
@@ -110,7 +106,6 @@ def reconstruct(
     attack: KKTAttack,
     settings: Settings,
     judge: Judge | None = None,
-    race: Race | None = None,
     progress: Progress = no_progress,
     state: AttackState | None = None,
     on_state: Callable[[AttackState], None] | None = None,
@@ -119,17 +114,17 @@ def reconstruct(
     """Minimise L from the starting point (x, lam) of every attack; nothing is modified in place.
 
     `parameters` are of Q victims, or of one that all Q attacks share. `judge` is asked at every
-    check from iteration `attack.stop_after` on, `race` at every rung of `attack`. With
-    `state_every`, `on_state` gets the state every so many iterations; passed as `state`, with the
-    same other arguments, the attack goes on from there and ends bit for bit as if it had not been
-    interrupted. Raises ValueError for a start or a state of other attacks.
+    check from iteration `attack.stop_after` on. With `state_every`, `on_state` gets the state every
+    so many iterations; passed as `state`, with the same other arguments, the attack goes on from
+    there and ends bit for bit as if it had not been interrupted. Raises ValueError for a start or a
+    state of other attacks.
     """
     solver = Solver(architecture, parameters, attack, settings)
     solver.start(x, lam) if state is None else solver.resume(state)
     n = attack.n_iterations
     report_every = max(1, n // REPORTS)
     while solver.iteration < n and len(solver.running):
-        events = [n, *(s for s in (*attack.save_at, *attack.rungs) if s > solver.iteration)]
+        events = [n, *(s for s in attack.save_at if s > solver.iteration)]
         for every in (CHECK_EVERY, report_every, state_every):
             if every:
                 events.append((solver.iteration // every + 1) * every)
@@ -138,8 +133,6 @@ def reconstruct(
             solver.save(attack.save_at.index(solver.iteration))
         if solver.iteration % CHECK_EVERY == 0 or solver.iteration == n:
             solver.check(judge)
-        if solver.iteration in attack.rungs and race is not None:
-            solver.compare(race)
         if solver.iteration % report_every == 0:
             progress(solver.iteration / n)
         if state_every and on_state is not None and solver.iteration % state_every == 0:
@@ -268,15 +261,6 @@ class Solver:
         if bool(hopeless.any()):
             self._drop(hopeless)
 
-    def compare(self, race: Race) -> None:
-        """Go on without those attacks that the others beat."""
-        self.check(None)
-        if len(self.running):
-            residual = self._residual(self.running, self.x, self.lam, STEEP)
-            beaten = race(self.iteration, residual, self.running)
-            if bool(beaten.any()):
-                self._drop(beaten)
-
     def _drop(self, hopeless: Bool[Tensor, " k"]) -> None:
         """Go on without some attacks; what they have not reached stays NaN, as it started."""
         keep = (~hopeless).nonzero().squeeze(1)
@@ -284,26 +268,23 @@ class Solver:
         self._run(self.running[keep], self.x[keep], self.lam[keep], moments)
 
     def finished(self) -> Attacked:
-        everyone = torch.arange(len(self.settings), device=self.last_x.device)
+        residual, residual_relu = (
+            relative_residual(
+                self.architecture,
+                self.parameters,
+                self.last_x.contiguous(),
+                self.last_lam.contiguous(),
+                attack=self.attack,
+                settings=self.settings,
+                alpha=alpha,
+            )
+            for alpha in (None, STEEP)
+        )
         return Attacked(
             x=self.saved,
             lam=self.last_lam,
             loss=self.loss,
-            residual=self._residual(everyone, self.last_x, self.last_lam, None),
-            residual_relu=self._residual(everyone, self.last_x, self.last_lam, STEEP),
+            residual=residual,
+            residual_relu=residual_relu,
             n_iterations=self.n_iterations,
-        )
-
-    def _residual(
-        self, attacks: Tensor, x: Tensor, lam: Tensor, alpha: float | None
-    ) -> Float[Tensor, " k"]:
-        victims = self.parameters.rows(attacks) if self.parameters.n_runs > 1 else self.parameters
-        return relative_residual(
-            self.architecture,
-            victims,
-            x.contiguous(),
-            lam.contiguous(),
-            attack=self.attack,
-            settings=self.settings.rows(attacks.cpu()),
-            alpha=alpha,
         )

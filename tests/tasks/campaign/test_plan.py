@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from recon_core.attacks.inversion.strong_inversion import StrongInversion
-from recon_core.attacks.kkt.halving import Halving
 from recon_core.attacks.plug_and_play import Iteration
 from recon_core.attacks.span.attack import SpanAttack
 from recon_core.experiments import KKT, AutoencoderRecovery, Inversion
@@ -154,13 +153,11 @@ def test_what_later_releases_added_is_in_the_manifest_only_where_it_is_used(
 ) -> None:
     plain = Campaign(sampling=SAMPLING).manifest(images)["campaign"]
     assert "attacks_per_victim" not in plain["sampling"]
-    assert not {"halving", "kind"} & set(plain["experiment"]["attack"])
+    assert "kind" not in plain["experiment"]["attack"]
     assert not {"defence", "defence_layer", "released"} & set(plain["experiment"])
-    attack = replace(KKT().attack, halving=Halving())
     sampling = replace(SAMPLING, phases=(Phase(n_runs=4),), attacks_per_victim=4)
-    swept = Campaign(sampling=sampling, experiment=KKT(attack=attack)).manifest(images)["campaign"]
+    swept = Campaign(sampling=sampling).manifest(images)["campaign"]
     assert swept["sampling"]["attacks_per_victim"] == 4
-    assert swept["experiment"]["attack"]["halving"] == {"first": 500, "factor": 3}
     span = Campaign(sampling=SAMPLING, experiment=KKT(attack=SpanAttack())).manifest(images)
     assert span["campaign"]["experiment"]["attack"]["kind"] == "span"
     guarded = KKT(defence=MixCon(lam=2.0), defence_layer=1)
@@ -271,9 +268,6 @@ def test_sweeps_that_are_none_are_refused() -> None:
     sampling = replace(SAMPLING, phases=(Phase(n_runs=4),), attacks_per_victim=2)
     with pytest.raises(ValueError, match=r"attacks_per_victim=2 with n_attacks=3"):
         Campaign(sampling=sampling, experiment=KKT(n_attacks=3))
-    attack = replace(KKT().attack, halving=Halving())
-    with pytest.raises(ValueError, match=r"halving compares .* attacks_per_victim=1"):
-        Campaign(sampling=SAMPLING, experiment=KKT(attack=attack))
 
 
 def test_victims_depend_on_their_training_and_not_on_the_attacks(images: ImageSet) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from recon_core.attacks.kkt.halving import Halving
 from recon_core.attacks.kkt.objective import KKTAttack, Search
 from recon_core.experiments import KKT
 from recon_core.optimisers import Optimiser
@@ -17,7 +15,6 @@ from recon_core.sampling import Phase, Sampling
 from recon_core.victims.network import Network
 from recon_core.victims.training import Training
 from storage.pairs.dataset import Dataset
-from storage.pairs.layout import OUTCOMES
 from tasks.campaign.generate import run_campaign
 from tasks.campaign.plan import Campaign, Plan, open_store
 from tasks.campaign.victim_files import VICTIMS
@@ -89,23 +86,3 @@ def test_the_dataset_is_the_same_whoever_trains_the_victims(made: Dataset, tmp_p
     for weights in (again / VICTIMS).glob("*.safetensors"):
         weights.write_bytes(b"no weights at all")
     assert generate(again, n_workers=1).content_hash == made.content_hash
-
-
-def test_a_race_leaves_stopped_runs_without_pairs(tmp_path: Path) -> None:
-    attack = replace(SWEEP.experiment.attack, halving=Halving(first=5, factor=2))
-    sampling = replace(SWEEP.sampling, runs_per_part=6)
-    race = replace(SWEEP, experiment=replace(SWEEP.experiment, attack=attack), sampling=sampling)
-    dataset = generate(tmp_path / "s", race, n_workers=1)
-    assert dataset.verify().ok
-    outcome = np.array(OUTCOMES)[dataset.column("runs/outcome")]
-    n_iterations = dataset.column("runs/n_iterations")
-    assert 0 < (outcome == "stopped").sum() < 12
-    assert set(n_iterations[outcome == "stopped"]) <= {5, 10, 20}
-    assert (n_iterations[outcome != "stopped"] == 30).all()
-    n_pairs = N_CANDIDATES * N_SAVED * int((outcome != "stopped").sum())
-    assert dataset.n_pairs == n_pairs
-    counts = dict.fromkeys(OUTCOMES, 0)
-    for receipt in dataset.receipts:
-        for name, count in receipt.outcomes.items():
-            counts[name] += count
-    assert counts["stopped"] == (outcome == "stopped").sum()

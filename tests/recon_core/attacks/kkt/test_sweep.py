@@ -1,4 +1,4 @@
-"""Sweeps: several runs attack one victim, which is trained once; halving stops the beaten."""
+"""Sweeps: several runs attack one victim, which is trained once."""
 
 from __future__ import annotations
 
@@ -9,17 +9,14 @@ import torch
 
 from recon_core.attacks.kkt import run as kkt
 from recon_core.attacks.kkt import run as kkt_run
-from recon_core.attacks.kkt.halving import Halving, Race
 from recon_core.attacks.kkt.objective import Search, settings_of
 from recon_core.optimisers import Optimiser
-from recon_core.types import Outcome, RunResult, RunSpec
+from recon_core.types import RunResult, RunSpec
 from tests.recon_core.small_runs import (
     CPU,
     QUICK_ALL,
     TILES,
     Kept,
-    N,
-    assert_all_equal,
     assert_equal_results,
     run,
     specs,
@@ -31,7 +28,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 N_ATTACKS = 9
 SEARCH = Search(lr=(0.01, 1.0))
 SWEEP = with_attack(QUICK_ALL, optimiser=Optimiser(rule="gd", momentum=0.9), search=SEARCH)
-RACE = with_attack(SWEEP, halving=Halving(first=2, factor=2), save_at=(5, 15))
 
 
 def attacks(n: int = N_ATTACKS, *, victim: int = 0, first: int = 0) -> list[RunSpec]:
@@ -109,44 +105,6 @@ def test_margins_are_those_of_the_weights() -> None:
     assert result.stats["margin_min"] == pytest.approx(float(result.margins.min()))
 
 
-def test_halving_stops_the_beaten_and_leaves_the_rest() -> None:
-    results = swept(RACE, attacks())
-    outcomes = [result.outcome for result in results]
-    n_stopped = sum(outcome is Outcome.STOPPED for outcome in outcomes)
-    assert 0 < n_stopped < N_ATTACKS
-    for result in results:
-        if result.outcome is Outcome.STOPPED:
-            assert result.stats["n_iterations"] in RACE.attack.rungs == (2, 4, 8)
-            assert len(result.pairs) == 0
-        else:
-            assert result.stats["n_iterations"] == 15
-            assert len(result.pairs) == 2 * 2 * N
-    again = swept(RACE, attacks())
-    assert_all_equal(results, again)
-
-
-def test_the_survivors_have_the_smallest_residuals_of_those_before_them() -> None:
-    race = Race(Halving(first=10, factor=2), 7)
-    residual = torch.tensor([0.5, 0.9, 0.1, 0.7, 0.2, 0.3, torch.nan])
-    beaten = race.hopeless(10, residual, torch.arange(7))
-    # Of the k that have come so far, the better half (at least one) goes on; NaN never does.
-    for k in range(6):
-        better = int((residual[: k + 1] < residual[k]).sum())
-        assert bool(beaten[k]) == (better >= max(1, (k + 1) // 2)), k
-    assert beaten[6]
-    going = (~beaten).nonzero().squeeze(1)
-    later = race.hopeless(20, residual[going], going)
-    assert 0 < int((~later).sum()) <= len(going)
-    assert not later[residual[going].argmin()]
-
-
-def test_rungs_end_before_the_last_iteration() -> None:
-    assert Halving(first=500, factor=3).rungs(49_000) == (500, 1500, 4500, 13_500, 40_500)
-    assert Halving(first=500).rungs(500) == ()
-    with pytest.raises(ValueError, match=r"factor=1"):
-        Halving(factor=1)
-
-
 def test_a_sweep_is_of_single_attacks() -> None:
     with pytest.raises(ValueError, match="n_attacks=2; in a sweep every run is one"):
         swept(dataclasses.replace(SWEEP, n_attacks=2), attacks(2))
@@ -154,11 +112,10 @@ def test_a_sweep_is_of_single_attacks() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("experiment", [SWEEP, RACE], ids=["sweep", "race"])
-def test_on_a_gpu_the_victim_and_the_settings_are_the_same(experiment: kkt.KKT) -> None:
+def test_on_a_gpu_the_victim_and_the_settings_are_the_same() -> None:
     some = attacks(4)
     images = torch.stack([TILES[list(spec.image_ids)] for spec in some])
-    there = experiment.run_batch(some, images, device=torch.device("cuda"))
-    for one, other in zip(there, swept(experiment, some), strict=True):
+    there = SWEEP.run_batch(some, images, device=torch.device("cuda"))
+    for one, other in zip(there, swept(SWEEP, some), strict=True):
         torch.testing.assert_close(one.margins, other.margins, rtol=1e-2, atol=1e-3)
         assert one.stats["lr"] == other.stats["lr"]
