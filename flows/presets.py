@@ -130,7 +130,7 @@ def digits() -> Recipe:
         heldout=one_phase(20, images=50, per_part=2),
         curation=Curation(min_iteration=300, mixture_fraction=1.0),
         restorers=half_hour_restorers(regress=True, mirror=False),
-        evaluation=Evaluation(restore_iterations=(1400,), span=True),
+        evaluation=Evaluation(restore_iterations=(1400,), span=True, rounds=5),
     )
 
 

@@ -143,6 +143,7 @@ def lines(name: str, found: Mapping[str, Told], *, threshold: float) -> Iterator
 
 IDENTIFIED = "identified, over the attack alone"
 FOUND = "found by lead at 1% false positives, over the attack alone"
+BEFORE_ANY = "found by lead at 0% false positives, over the attack alone"
 COMMAND = "python -m benchmarks.restore.identification"
 Lines = Mapping[str, Mapping[str, float]]
 """Values by method and unit, of one job."""
@@ -216,6 +217,11 @@ STATEMENTS: tuple[Statement[Lines], ...] = (
         check=partial(_rises, unit=FOUND, projected=True),
     ),
     _of_ours(
+        claim="... before the first decoy (in the span)",
+        rule=MORE.format("images whose lead no decoy reaches, after over before,"),
+        check=partial(_rises, unit=BEFORE_ANY, projected=True),
+    ),
+    _of_ours(
         claim="... without telling more decoys apart (in the span)",
         rule="as many decoys are identified as before, or fewer",
         check=partial(_no_more_decoys, projected=True),
@@ -252,8 +258,9 @@ def _ratios(line: partial[Measurement], told: Told, before: Told) -> Iterator[Me
     n = len(told.ssim)
     drawn = np.random.default_rng(0).integers(n, size=(N_BOOTSTRAP, n))
     counts: dict[str, Callable[[Told, npt.NDArray[np.int64]], float]] = {"identified": _identified}
-    for what in ("lead", "ssim"):
-        counts[f"found by {what} at 1% false positives"] = partial(_found_at, what=what)
+    for what, rate in (("lead", 0.0), ("lead", 0.01), ("ssim", 0.01)):
+        unit = f"found by {what} at {rate:.0%} false positives"
+        counts[unit] = partial(_found_at, what=what, rate=rate)
     for unit, count in counts.items():
         under = max(count(before, np.arange(n)), 1.0)
         ratios = [count(told, rows) / max(count(before, rows), 1.0) for rows in drawn]
@@ -267,8 +274,8 @@ def _identified(told: Told, rows: npt.NDArray[np.int64]) -> float:
     return float((told.lead[rows] >= GAP).sum())
 
 
-def _found_at(told: Told, rows: npt.NDArray[np.int64], *, what: str) -> float:
-    return float(_found(told, what, 0.01, rows))
+def _found_at(told: Told, rows: npt.NDArray[np.int64], *, what: str, rate: float) -> float:
+    return float(_found(told, what, rate, rows))
 
 
 def _found(told: Told, what: str, rate: float, rows: npt.NDArray[np.int64]) -> int:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from recon_core.matching import best_per_target, fit_to_range, runner_up, ssim_of_nearest
 from recon_core.metrics import ssim_matrix
 from recon_core.summary import BestMatches, best_matches
-from recon_core.types import seeded_generator
+from recon_core.types import Progress, no_progress, seeded_generator
 from storage.pairs.dataset import Dataset
 from storage.sources.load import ImageSet
 from tasks.dataset.pair_stream import in_rgb
@@ -99,7 +99,7 @@ class Bench:
         if step == "plain_all":
             return ("all", self.config.search)
         settings: tuple[Any, ...] = (self.config.restore_iterations, self.config.search)
-        settings += ("projected",) if self.config.span else ()
+        settings += ("projected", self.config.rounds) if self.config.span else ()
         return (*settings, digests[step], self.config.n_samples) if step in digests else settings
 
     def restore(
@@ -113,6 +113,7 @@ class Bench:
             pictures,
             seeds=seeds,
             n_samples=self.config.n_samples,
+            rounds=self.config.rounds,
             advance=advance,
             project=self.project,
         )
@@ -281,12 +282,13 @@ def _restored(
     *,
     seeds: Tensor,
     n_samples: int,
+    rounds: int,
     advance: Advance,
     project: Project | None,
 ) -> dict[str, Restored]:
     """By the suffix of the method: the one answer, or the first sample and the mean of all; and the
-    same of samples that were projected. Grey pictures go in three times, and come back as the mean
-    of what was made of them."""
+    same of samples that were projected, one answer after so many rounds. Grey pictures go in three
+    times, and come back as the mean of what was made of them."""
     answers: dict[str, list[Restored]] = defaultdict(list)
     n_pictures = max(1, len(pictures))
     for start in range(0, n_pictures, RESTORE_ROWS):
@@ -295,13 +297,19 @@ def _restored(
         def progress(fraction: float, start: int = start) -> None:
             advance(min(1.0, (start + fraction * min(RESTORE_ROWS, n_pictures)) / n_pictures))
 
-        samples = restorer.restore(
-            net, in_rgb(pictures[part]), n_samples=n_samples, seeds=seeds[part], progress=progress
-        )
-        if pictures.shape[1] == 1:
-            samples = samples.mean(2, keepdim=True)
-        one = "" if len(samples) == 1 else "_x1"
-        twins = {"": samples} if project is None else {"": samples, PROJECTED: project(samples)}
+        def restored(given: Tensor, progress: Progress, part: slice = part) -> Tensor:
+            samples = restorer.restore(
+                net, in_rgb(given), n_samples=n_samples, seeds=seeds[part], progress=progress
+            )
+            return samples.mean(2, keepdim=True) if given.shape[1] == 1 else samples
+
+        samples = restored(pictures[part], progress)
+        one, twins = "" if len(samples) == 1 else "_x1", {"": samples}
+        if project is not None:
+            inside = project(samples)
+            for _ in range(0 if one else rounds - 1):
+                inside = project(restored(inside[0].clamp(0, 1), no_progress))
+            twins[PROJECTED] = inside
         for suffix, own in twins.items():
             answers[f"{one}{suffix}"].append(Restored(own[0].clamp(0, 1)))
         for suffix, own in twins.items() if one else ():

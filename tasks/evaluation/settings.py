@@ -39,7 +39,9 @@ class Evaluation:
     model, averaged. `search`: SSIM of every picture with every image, or "fast", each picture with
     the image that is nearest by correlation (image restoration paper, footnote 3). `span`: every
     method of pictures also projected on the span of its victim's first layer, and the images' own
-    projections beside them (`tasks.evaluation.span`); of the family `kkt` alone. `grid_rows`:
+    projections beside them (`tasks.evaluation.span`); of the family `kkt` alone. `rounds`: how
+    often a restorer with one answer restores, each time what the last answer has in the span,
+    before its projection is scored. `grid_rows`:
     images kept as pictures for the report, of targets and of decoys; `appendix_rows`: of all
     targets, the best first.
     """
@@ -52,6 +54,7 @@ class Evaluation:
     n_samples: int = 20
     search: Search = "exhaustive"
     span: bool = False
+    rounds: int = 1
     decoy_seed: int = 0
     grid_rows: int = 45
     appendix_rows: int = 500
@@ -72,6 +75,11 @@ class Evaluation:
             raise ValueError(
                 f"baselines={self.baselines!r}; expected some of {list(BASELINES)}, each "
                 "at most once"
+            )
+        if self.rounds < 1 or (self.rounds > 1 and not self.span):
+            raise ValueError(
+                f"rounds={self.rounds} must be at least 1, and more needs span=True, in which "
+                "pictures are put between them"
             )
         if self.n_samples < 1 or self.grid_rows < 0 or self.appendix_rows < 0:
             raise ValueError(

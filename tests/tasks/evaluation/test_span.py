@@ -207,6 +207,18 @@ def test_samples_are_projected_before_their_mean_is_taken(tmp_path: Path, images
     assert twins is not None
     assert twins.max() > 2 * spread.max()
     assert set(bench.restore("edm", pictures, seeds)) == {"edm_x1", "edm_x3"}
+    again = replace(CONFIG, span=True, rounds=3)
+    one = (Blender(n_given=1), nn.Identity())
+    taking_turns = replace(bench, config=again, project=project, loaded={"edm": one})
+    expected = pictures
+    for _ in range(3):
+        (expected,) = one[0].restore(
+            one[1], expected, n_samples=1, seeds=seeds, progress=lambda _done: None
+        )
+        expected, last = project(expected), expected
+    found = taking_turns.restore("edm", pictures, seeds)
+    torch.testing.assert_close(found["edm_projected"].images, expected)
+    assert not torch.equal(found["edm"].images, last)
 
 
 def test_nothing_changes_where_the_span_is_not_asked_for(
