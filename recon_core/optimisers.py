@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.adam import adam
 
 from recon_core.strict import Strict
@@ -312,3 +312,37 @@ _MOVES: dict[str, Callable[[Optimiser, _Part, Tensor], None]] = {
     "adam": _adam_,
     "fused": _fused_adadelta_,
 }
+
+
+VISIBLE = 8
+"""Channels up to which they are taken for those of pictures."""
+
+
+class MuonAndAdamW:
+    """An optimiser of a network of convolutions that are in channels_last: Muon (Jordan 2024) for
+    hidden layers, each a matrix with a row for every output, and AdamW for the rest, which are
+    layers that see or answer pictures, biases and norms. Both take the same rate."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self.hidden = [p for p in parameters if p.ndim > 1 and min(p.shape[:2]) > VISIBLE]
+        known = set(map(id, self.hidden))
+        self.matrices = [nn.Parameter(_as_matrix(p.detach())) for p in self.hidden]
+        rest = [p for p in parameters if id(p) not in known]
+        self.parts = (
+            torch.optim.AdamW(rest, betas=(0.9, 0.99), weight_decay=1e-3),
+            torch.optim.Muon(self.matrices, adjust_lr_fn="match_rms_adamw"),
+        )
+
+    def step(self, lr: float) -> None:
+        """Take one step at a rate, along the gradients that the parameters have."""
+        for matrix, weights in zip(self.matrices, self.hidden, strict=True):
+            assert weights.grad is not None
+            matrix.grad = _as_matrix(weights.grad)
+        for part in self.parts:
+            part.param_groups[0]["lr"] = lr
+            part.step()
+
+
+def _as_matrix(weights: Tensor) -> Tensor:
+    """A view of weights, if they are in channels_last."""
+    return weights.movedim(1, -1).flatten(1)

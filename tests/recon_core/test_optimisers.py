@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from recon_core import optimisers
-from recon_core.optimisers import Optimiser, Stepper, adadelta_by_the_book_
+from recon_core.optimisers import MuonAndAdamW, Optimiser, Stepper, adadelta_by_the_book_
 from tests.recon_core.victims.torch_nets import torch_optimiser
 
 N_STEPS = 300
@@ -205,3 +205,30 @@ def test_refuses_another_states_tensors(rule: str) -> None:
 def test_refuses_to_fuse_other_rules() -> None:
     with pytest.raises(ValueError, match="fused=True with rule='gd'"):
         Stepper(Optimiser(rule="gd"), start(), fused=True)
+
+
+def test_muon_turns_hidden_layers_and_adamw_moves_the_rest() -> None:
+    """A first step of Muon is nearly a rotation of .2 sqrt(the longer side) times the rate, one of
+    AdamW the rate for every weight, whatever the size of the gradients."""
+    draw, lr = torch.Generator().manual_seed(3), 0.01
+    net = nn.Sequential(
+        nn.Conv2d(3, 16, 3), nn.Conv2d(16, 24, 3), nn.Flatten(), nn.Linear(24, 12), nn.Linear(12, 2)
+    ).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    before = [p.detach().clone() for p in net.parameters()]
+    optimiser = MuonAndAdamW(list(net.parameters()))
+    for p in net.parameters():
+        p.grad = 100 * torch.randn(p.shape, generator=draw).to(p)
+    optimiser.step(lr)
+    turned = []
+    for old, new in zip(before, net.parameters(), strict=True):
+        step = (new - old).detach()
+        if turn := old.ndim > 1 and min(old.shape[:2]) > 8:
+            values = torch.linalg.svdvals(step.flatten(1)) / (
+                0.2 * max(step.flatten(1).shape) ** 0.5
+            )
+            assert 0.5 * lr < values.min()
+            assert values.max() < 1.3 * lr
+        else:
+            assert torch.allclose(step.abs(), torch.full_like(step, lr), rtol=0.05)
+        turned.append(turn)
+    assert turned == [False, False, True, False, True, False, False, False]

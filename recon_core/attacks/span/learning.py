@@ -19,13 +19,13 @@ from torch import Tensor, nn
 
 from recon_core.attacks.span.features import cosines
 from recon_core.attacks.span.separator import Card, Metric, Separator, build_network, in_blocks
+from recon_core.optimisers import MuonAndAdamW
 
 LOWEST, HIGHEST = 0.1, 5.0  # bounds of b / a, even in its logarithm
 UNEVEN = 1.5  # largest deviation of the logarithm of a coefficient
 FEWEST, MOST = 200, 400  # pictures in a mixture
 SMALLEST = 1e-12  # energy of a constant picture, which is nothing in the metric
-RATE, WARM, DECAY = 2e-3, 50, 1e-3
-VISIBLE = 8  # channels up to which they are those of pictures
+RATE, WARM = 2e-3, 50
 LARGEST_BLOCK, RANK = 2048, 512
 """Cosines up to which a metric has all second moments; of more it has their variances and so many
 factors."""
@@ -129,8 +129,7 @@ def learn(
     seed: int = 0,
     report: Callable[[int, float, Separator], None] = lambda _step, _loss, _separator: None,
 ) -> Separator:
-    """A separator of averaged weights after `card.n_steps` steps with a cosine schedule: of Muon
-    (Jordan 2024) for the hidden layers' matrices, convolutions as such, and AdamW for the rest.
+    """A separator of averaged weights after `card.n_steps` steps with a cosine schedule.
 
     `report` is called after every step with its number, its loss and the separator as it would be.
     """
@@ -140,17 +139,9 @@ def learn(
     net = net.to(device)
     averaged, parameters = copy.deepcopy(net).requires_grad_(False).eval(), list(net.parameters())
     learned = Separator(card, averaged, mixtures.metric, mixtures.mean)
-    hidden = [p for p in parameters if _is_hidden(p)]
-    matrices = [nn.Parameter(_matrix(p.detach())) for p in hidden]  # in the same memory
-    rest = [p for p in parameters if not _is_hidden(p)]
-    optimisers = (
-        torch.optim.AdamW(rest, lr=RATE, betas=(0.9, 0.99), weight_decay=DECAY),
-        torch.optim.Muon(matrices, RATE, adjust_lr_fn="match_rms_adamw"),
-    )
+    optimiser = MuonAndAdamW(parameters)
     for n in range(card.n_steps):
         turn = (1 + math.cos(math.pi * n / card.n_steps)) / 2
-        for optimiser in optimisers:
-            optimiser.param_groups[0]["lr"] = RATE * min(1.0, (n + 1) / WARM) * turn
         y, shown, wanted, scale = mixtures.draw(batch)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             answer = learned.answer(net, y, shown)
@@ -158,23 +149,9 @@ def learn(
         net.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
-        for matrix, weights in zip(matrices, hidden, strict=True):
-            assert weights.grad is not None
-            matrix.grad = _matrix(weights.grad)
-        for optimiser in optimisers:
-            optimiser.step()
+        optimiser.step(RATE * min(1.0, (n + 1) / WARM) * turn)
         kept = min(0.99, n / (n + 10))
         for old, new in zip(averaged.parameters(), parameters, strict=True):
             old.lerp_(new.detach(), 1 - kept)
         report(n + 1, float(loss.detach()), learned)
     return learned
-
-
-def _is_hidden(weights: Tensor) -> bool:
-    """True for the matrix or convolution of a layer that neither sees nor answers pictures."""
-    return weights.ndim > 1 and min(weights.shape[:2]) > VISIBLE
-
-
-def _matrix(weights: Tensor) -> Tensor:
-    """A view of a layer's weights, convolutions in channels_last, with a row for each output."""
-    return weights.movedim(1, -1).flatten(1)

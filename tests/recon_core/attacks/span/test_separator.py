@@ -137,13 +137,10 @@ def _squares(n: int, seed: int) -> Tensor:
 
 
 def test_learning_lowers_the_loss_on_other_pictures() -> None:
-    """In some seconds, to less than half of what it was; every weight moves, and the same seed
-    gives the same network."""
+    """To less than half of what it was; every weight moves; a seed gives the same network."""
     card = _card(widths=(16, 16), patch=2, n_steps=120, shifted=0, centred=False)
     mixtures = Mixtures(_squares(1500, 1), card)
-    heard: list[float] = []
-    learned = learn(mixtures, card, batch=32, report=lambda _n, loss, _net: heard.append(loss))
-    assert len(heard) == 120
+    learned = learn(mixtures, card, batch=32)
     other = Mixtures(_squares(500, 2), card, seed=5)
     other.metric = mixtures.metric
     y, shown, wanted, product = other.draw(100)
@@ -154,15 +151,10 @@ def test_learning_lowers_the_loss_on_other_pictures() -> None:
     )
     assert after < 0.5 * before
     short = replace(card, n_steps=2)
-    first, again = (learn(Mixtures(_squares(300, 1), short), short, batch=8) for _ in range(2))
-    for was, now, same in zip(
-        untrained.network.parameters(),
-        first.network.parameters(),
-        again.network.parameters(),
-        strict=True,
-    ):
-        assert torch.equal(now, same)
-        assert not torch.equal(was, now)
+    made = (untrained, *(learn(Mixtures(_squares(300, 1), short), short, batch=8) for _ in "ab"))
+    was, now, same = (torch.cat([p.flatten() for p in s.network.parameters()]) for s in made)
+    assert torch.equal(now, same)
+    assert (was != now).float().mean() > 0.99
 
 
 @pytest.mark.parametrize("rank", [40, 256])
