@@ -232,7 +232,7 @@ def reference_denoise(
 def reference_restore(
     restorer: PaperRestorer, net: nn.Module, pictures: Tensor, noise: Tensor
 ) -> Tensor:
-    """One restoration of each picture, in [0, 1]; EDM starts from `noise`, in float64."""
+    """One restoration of each picture; EDM starts from `noise`, in float64, and clips nothing."""
     net.eval()
     condition = 2 * pictures - 1
     if isinstance(restorer, BFDnCNN):
@@ -256,7 +256,7 @@ def reference_restore(
         if after:
             there = x + (after - now) * (first + slope(there, after)) / 2
         x = there
-    return ((x.float() + 1) / 2).clamp(0, 1)
+    return (x.float() + 1) / 2
 
 
 @dataclass
