@@ -23,7 +23,6 @@ from tasks.evaluation.evaluate import open_elsewhere
 from tasks.evaluation.settings import check_names
 from tasks.evaluation.victims import check_decoys
 from tasks.orchestration import flow
-from tasks.training.log import summary_writer
 
 SPLITS: tuple[Split, ...] = ("train", "heldout")
 
@@ -83,6 +82,5 @@ def check_chain(recipe: Recipe, workers: Workers) -> None:
         Plan(campaign, images["heldout"])
     for plan in recipe.restorers.values():
         require_precision(plan.training.precision, torch.device(here))
-        summary_writer(plan.tensorboard)
     check_names(recipe.restorers, taken=recipe.evaluation.external)
     open_elsewhere(recipe.evaluation, images["heldout"], here)

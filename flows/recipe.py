@@ -17,7 +17,6 @@ from storage.pairs.layout import Encoding
 from storage.sources.load import ImageSet, Split, held_images
 from tasks.campaign.plan import Campaign
 from tasks.evaluation.settings import Evaluation, check_span
-from tasks.training.log import TensorBoard
 from tasks.training.validation import Validation
 
 FORBID = {"extra": "forbid"}
@@ -38,7 +37,6 @@ class RestorerPlan:
     restorer: Restorer
     training: RestorerTraining = field(default_factory=RestorerTraining)
     validation: Validation = field(default_factory=Validation)
-    tensorboard: TensorBoard = "auto"
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
 

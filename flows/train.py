@@ -65,7 +65,6 @@ def train(
                     out=workspace.restorer(name),
                     device=resolve_device(device),
                     validation=plan.validation,
-                    tensorboard=plan.tensorboard,
                     on_work=partial(_advance, advance, plan.training.n_steps),
                 )
             leave_facts(f"restorer-{name.replace('_', '-')}", cards[name], f"Restorer {name}")

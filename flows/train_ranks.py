@@ -60,7 +60,6 @@ def train_on_ranks(
                 out=workspace.restorer(name),
                 device=own_device,
                 validation=plan.validation,
-                tensorboard=plan.tensorboard,
                 group=group,
                 on_step=_lines(name, shown=group.rank == 0),
             )

@@ -84,7 +84,6 @@ def measure(workspace: Path, *, only: str | None, n_steps: int) -> Iterator[Meas
             out=workspace / "trend" / folder(case),
             device=device,
             validation=plan.validation,
-            tensorboard="off",
         )
         yield measurement(case, card)
 

@@ -1,7 +1,9 @@
-"""Log of a training, a file of JSON lines (docs/training.md), and TensorBoard where it is
-installed. `validation.png` shows the last validation: held-out pairs in columns, what came back
-over what was restored over what it should be. A resumed training goes on where its checkpoint was:
-lines and events after that are removed."""
+"""Log of a training, a file of JSON lines (docs/training.md).
+
+`validation.png` shows the last validation: held-out pairs in columns, what came back over what was
+restored over what it should be. A resumed training goes on where its checkpoint was: lines after
+that are removed.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import io
 import json
 import math
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,49 +21,32 @@ from torch import Tensor
 
 from storage.files import write_file
 
-LOG, PICTURE, TENSORBOARD = "log.jsonl", "validation.png", "tensorboard"
+LOG, PICTURE = "log.jsonl", "validation.png"
 N_SHOWN = 16
 GAP = 2
 SCALE = 2
 
-TensorBoard = Literal["auto", "on", "off"]
-"""Write for TensorBoard: if it is installed, or in any case, or not."""
-
 
 class TrainingLog:
-    """Writes what a training in `out` that has done `step` steps says from there on.
+    """Writes what a training in `out` that has done `step` steps says from there on."""
 
-    Raises ValueError if TensorBoard is asked for and not installed.
-    """
-
-    def __init__(self, out: Path, *, step: int, tensorboard: TensorBoard = "auto") -> None:
+    def __init__(self, out: Path, *, step: int) -> None:
         self._out = out
-        writer = summary_writer(tensorboard)
         out.mkdir(parents=True, exist_ok=True)
         kept = b"".join(_lines_until(out / LOG, step)) if step else b""
         write_file(out / LOG, kept)
         self._file = (out / LOG).open("ab")
         if not step:
-            for events in (out / TENSORBOARD).glob("events.out.*"):
-                events.unlink()
             (out / PICTURE).unlink(missing_ok=True)
-        self._writer: Any = None
-        if writer is not None:  # it drops events from its first step on
-            purge = step + 1 if step else None
-            self._writer = writer(str(out / TENSORBOARD), purge_step=purge)
 
     def scalars(self, step: int, **values: float) -> None:
         """Values after `step` steps; those of a validation begin with "validation_"."""
         line = json.dumps({"step": step, **values}, allow_nan=False)
         self._file.write(line.encode() + b"\n")
         self._file.flush()
-        if self._writer is not None:
-            for name, value in values.items():
-                self._writer.add_scalar(_tag(name), value, step)
 
     def pictures(
         self,
-        step: int,
         inputs: Float32[Tensor, "n c h w"],
         restored: Float32[Tensor, "n c h w"],
         targets: Float32[Tensor, "n c h w"],
@@ -71,14 +56,9 @@ class TrainingLog:
         content = io.BytesIO()
         Image.fromarray(picture).save(content, format="PNG")
         write_file(self._out / PICTURE, content.getvalue())
-        if self._writer is not None:
-            self._writer.add_image("validation/pairs", picture, step, dataformats="HWC")
-            self._writer.flush()
 
     def close(self) -> None:
         self._file.close()
-        if self._writer is not None:
-            self._writer.close()
 
 
 def grid(pictures: Float32[Tensor, "rows n c h w"]) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -114,24 +94,3 @@ def _step_of(line: bytes) -> float:
         return int(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
         return math.inf
-
-
-def _tag(name: str) -> str:
-    group, _, rest = name.partition("validation_")
-    return f"validation/{rest}" if not group and rest else f"train/{name}"
-
-
-def summary_writer(tensorboard: TensorBoard) -> Any:
-    """torch's SummaryWriter, or None if there is to be none; ValueError if it cannot be had."""
-    if tensorboard == "off":
-        return None
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except (ImportError, AttributeError, TypeError) as error:  # the latter two: of its protobuf
-        if tensorboard == "auto":
-            return None
-        raise ValueError(
-            f"tensorboard='on' but it cannot be imported ({error}); pip install "
-            "'.[tensorboard]', or use 'auto' or 'off'"
-        ) from error
-    return SummaryWriter

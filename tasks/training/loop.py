@@ -176,7 +176,7 @@ class Trainer:
         self._restored = (step, restored)
         self.record.validations.append((step, ssim))
         log.scalars(step, validation_ssim=ssim, validation_ssim_inputs=before)
-        log.pictures(step, self.held_out.inputs, restored, self.held_out.targets)
+        log.pictures(self.held_out.inputs, restored, self.held_out.targets)
         improved = self.record.best == (step, ssim)
         if improved:
             save_best(self.out, self.fingerprint, self.fit, ssim)

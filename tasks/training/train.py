@@ -29,7 +29,7 @@ from storage.checkpoints import load_checkpoint
 from storage.errors import StorageError
 from storage.pairs.dataset import Dataset
 from tasks.dataset.pair_stream import ORDER, PairExamples
-from tasks.training.log import TensorBoard, TrainingLog
+from tasks.training.log import TrainingLog
 from tasks.training.loop import OnStep, OnWork, Trainer, ignore_step, ignore_work
 from tasks.training.ranks import Group, OneProcess
 from tasks.training.state import LATEST, MODEL, load_latest
@@ -58,7 +58,6 @@ def train_restorer(
     out: Path,
     device: str,
     validation: Validation | None = None,
-    tensorboard: TensorBoard = "auto",
     group: Group | None = None,
     on_step: OnStep = ignore_step,
     on_work: OnWork = ignore_work,
@@ -75,8 +74,8 @@ def train_restorer(
     Raises StorageError if the dataset has no pair that `curation` admits or too few parts to hold
     any out, or the processes of `group` see different ones; NonfiniteLossError, which says what is
     kept, if the training diverged; StoreMismatchError if another number of processes has begun it;
-    ValueError for a device without arithmetic of `training.precision`, for a `tensorboard` "on"
-    that is not installed, or a `group` that cannot share the batch evenly.
+    ValueError for a device without arithmetic of `training.precision`, or a `group` that cannot
+    share the batch evenly.
     """
     validation = validation or Validation()
     fingerprint = training_fingerprint(
@@ -123,7 +122,7 @@ def train_restorer(
             with ExitStack() as stack:
                 log = None
                 if trainer.writes:
-                    log = TrainingLog(out, step=trainer.fit.step, tensorboard=tensorboard)
+                    log = TrainingLog(out, step=trainer.fit.step)
                     stack.callback(log.close)
                 trainer.run(on_step, checkpoint_seconds, log)
         except NonfiniteLossError as error:

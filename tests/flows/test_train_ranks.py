@@ -42,12 +42,6 @@ def test_a_job_is_trained_from_its_own_recipe(job: Path) -> None:
     assert not (job / "restorers" / "b").exists()
 
 
-def test_tensorboard_is_a_setting(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ValueError, match="tensorboard='on' but it cannot be imported"):
-        train_on_ranks(job, only="a", settings=["restorers.a.tensorboard=on"], device="cpu")
-
-
 @pytest.mark.parametrize(
     ("words", "environment", "code", "said"),
     [

@@ -1,9 +1,7 @@
-"""What a training writes to be watched: the log, its continuation, pictures, TensorBoard."""
+"""What a training writes to be watched: the log, its continuation, pictures."""
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -22,10 +20,6 @@ __all__ = ["one_thread"]
 
 SIDE = 16
 
-needs_tensorboard = pytest.mark.skipif(
-    importlib.util.find_spec("tensorboard") is None, reason="needs the package tensorboard"
-)
-
 
 @pytest.fixture
 def dataset(tmp_path: Path) -> Dataset:
@@ -35,7 +29,7 @@ def dataset(tmp_path: Path) -> Dataset:
 def watched(dataset: Dataset, out: Path, **changes: object) -> dict[str, object]:
     images = np.random.default_rng(0).integers(0, 256, (20, 3, SIDE, SIDE), dtype=np.uint8)
     settings = {"images_for_noise": images, "validation": Validation(every=4, n_pairs=3)}
-    return train(dataset, out, **(settings | {"tensorboard": "off"} | changes))
+    return train(dataset, out, **(settings | changes))
 
 
 def interrupted(dataset: Dataset, out: Path, after: int, **changes: object) -> None:
@@ -81,7 +75,7 @@ def test_a_resumed_log_is_the_log_of_one_training(dataset: Dataset, tmp_path: Pa
 def test_a_damaged_log_does_not_end_a_resumed_training(tmp_path: Path, damage: bytes) -> None:
     lines = [b'{"step": %d, "loss": 1.0}\n' % step for step in (1, 2, 3)]
     (tmp_path / "log.jsonl").write_bytes(lines[0] + damage + lines[1] + lines[2])
-    TrainingLog(tmp_path, step=2, tensorboard="off").close()
+    TrainingLog(tmp_path, step=2).close()
     assert (tmp_path / "log.jsonl").read_bytes() == lines[0] + lines[1]
 
 
@@ -96,40 +90,9 @@ def test_the_grid_has_a_row_per_kind_and_a_column_per_pair() -> None:
     assert (found[2:12, 2:14] == 0).all()
 
 
-def test_a_missing_tensorboard_is_an_error_only_when_asked_for(
-    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    watched(dataset, tmp_path / "auto", tensorboard="auto")
-    assert not (tmp_path / "auto" / "tensorboard").exists()
-    with pytest.raises(ValueError, match=r"tensorboard='on' but it cannot be imported .*pip"):
-        watched(dataset, tmp_path / "on", tensorboard="on")
-
-
-@needs_tensorboard
-def test_tensorboard_has_each_step_once_after_a_resume(dataset: Dataset, tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    interrupted(dataset, tmp_path, 6, tensorboard="on")
-    watched(dataset, tmp_path, tensorboard="on")
-    events = EventAccumulator(str(tmp_path / "tensorboard"))
-    events.Reload()
-    found = events.Scalars("train/loss")
-    assert [event.step for event in found] == list(range(1, 13))
-    logged = [line["loss"] for line in read_log(tmp_path) if "loss" in line]
-    assert [event.value for event in found] == pytest.approx(logged)
-    assert [event.step for event in events.Scalars("validation/ssim")] == [4, 8, 12]
-    assert [event.step for event in events.Images("validation/pairs")] == [4, 8, 12]
-    assert set(events.Tags()["scalars"]) == {
-        *(f"train/{name}" for name in ("loss", "lr", "images_per_s", "wait_share")),
-        "validation/ssim",
-        "validation/ssim_inputs",
-    }
-
-
 def test_a_log_goes_on_at_its_step(tmp_path: Path) -> None:
     for step in (0, 2):
-        log = TrainingLog(tmp_path, step=step, tensorboard="off")
+        log = TrainingLog(tmp_path, step=step)
         log.scalars(step + 1, loss=1.0)
         log.scalars(step + 2, loss=2.0)
         log.scalars(step + 3, loss=3.0)
