@@ -12,11 +12,10 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 import torch
-from jaxtyping import Bool, Float, Float32, Float64, Int
+from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
-from recon_core.metrics import ssim_pairs
-from recon_core.ncc import ROWS, ncc_matrix
+from recon_core.ncc import ROWS
 
 WORST_SCORE = -1.0
 
@@ -273,27 +272,3 @@ def _voting_distances(
             "scores (higher is better) do not vote: use ncc.ncc_matrix"
         )
     return usable
-
-
-def ssim_of_nearest(
-    pictures: Float[Tensor, "p c h w"],
-    images: Float[Tensor, "t c h w"],
-    *,
-    mean: Float[Tensor, "c h w"],
-) -> Float32[Tensor, "p t"]:
-    """SSIM of every picture with its nearest image alone, NaN with all others (image restoration
-    paper, footnote 3, after Haim et al. 2022).
-
-    The nearest is found by `ncc.ncc_matrix` of half-size images less `mean`, the victim's mean
-    image, which all pictures share. An image that no picture is nearest to stays without a match.
-    """
-    scores = torch.full((len(pictures), len(images)), torch.nan, device=pictures.device)
-    if scores.numel() == 0:
-        return scores
-    distances = ncc_matrix(pictures - mean, images - mean, half_size=True)
-    nearest = distances.where(distances.isfinite(), torch.inf).argmin(dim=1)
-    blocks = [
-        ssim_pairs(block, images[rows])
-        for block, rows in zip(pictures.split(ROWS), nearest.split(ROWS), strict=True)
-    ]
-    return scores.scatter(1, nearest[:, None], torch.cat(blocks)[:, None])

@@ -94,7 +94,7 @@ def best_matches(
     scores: Float[Tensor, "p t"] | None = None,
 ) -> BestMatches:
     """Each image's best picture by SSIM; pictures and images in [0, 1] on one device. `scores` are
-    the SSIMs to choose by, NaN where a pair does not count."""
+    the SSIMs, if they are known."""
     row, ssim = best_per_target(ssim_matrix(pictures, images) if scores is None else scores)
     return score_matches(pictures, images, row, ssim)
 

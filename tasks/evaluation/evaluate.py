@@ -166,7 +166,7 @@ def evaluate(
     nothing = work.do(
         "nothing",
         "nothing",
-        [config.restore_iterations, config.search, config.n_samples, digests, unlike],
+        [config.restore_iterations, config.n_samples, digests, unlike],
         lambda _advance: restore_unlike(bench, scores, unlike),
     )["nothing"]
     on_progress(100 * work.n_jobs, 100 * work.n_jobs, "writing", 1.0)
@@ -242,7 +242,7 @@ def _score_victim(
         found = work.do(
             victim_file(victim.number, ORACLE),
             ORACLE,
-            [SPAN, config.search],
+            [SPAN],
             lambda _advance: find_span(bench, spans_of, victim),
         )
         scores.oracle, scores.n_directions = found[ORACLE], len(found[SPAN]["directions"])

@@ -35,7 +35,7 @@ class FurtherAttack:
     def settings(self) -> tuple[Any, ...]:
         """Settings that its scores depend on, beside the victims."""
         config = self.bench.config
-        return (self.bench.dataset.content_hash, config.restore_iterations, config.search)
+        return (self.bench.dataset.content_hash, config.restore_iterations)
 
     def score(self, victim: Victim, run: EvaluatedRun, advance: Advance) -> dict[str, Arrays]:
         """The best match of each row among the pictures of its own run of this number."""

@@ -270,7 +270,6 @@ def describe_method(
     body["detection"] = {**detect(*ssims), "roc": roc(*ssims)}
     body["n_targets_above_every_decoy"] = n_above_every(*ssims)
     body["halves"] = _halves(arrays) if is_sweep and "targets/half0_ssim" in arrays else None
-    body["fast"] = _fast(arrays, threshold) if "targets/fast_ssim" in arrays else None
     rounded_body: dict[str, Any] = rounded(body)
     return rounded_body
 
@@ -287,21 +286,4 @@ def _halves(arrays: Arrays) -> dict[str, Any]:
             for metric in ("ssim", "haarpsi")
         }
         for side in SIDES
-    }
-
-
-def _fast(arrays: Arrays, threshold: float) -> dict[str, Any]:
-    """The fast search beside the exhaustive one, on targets (image restoration paper, footnote
-    3)."""
-    fast = arrays["targets/fast_ssim"].round(DECIMALS)
-    exhaustive = arrays["targets/ssim"].round(DECIMALS)
-    same = arrays["targets/run"] >= 0
-    for name in ORIGIN:
-        same = same & (arrays[f"targets/fast_{name}"] == arrays[f"targets/{name}"])
-    good = fast > threshold
-    return {
-        "n_same_match": int(same.sum()),
-        "n_good": int(good.sum()),
-        "mean_ssim": float(fast.mean()) if len(fast) else None,
-        "n_missed_good": int(((exhaustive > threshold) & ~good).sum()),
     }

@@ -1,8 +1,7 @@
 """Score one attack after one step: `plain`, `plain_all` or a restorer, which gives one method or,
 if generative, two, and where the victim's span is known as many whose pictures are projected on it.
 Rows are the victim's targets and then its decoys; each has its best match among the run's pictures
-by SSIM: its scores, where it came from (-1: there is none), the picture as it is shown, and
-`fast_...`, the same of the fast search."""
+by SSIM: its scores, where it came from (-1: there is none), and the picture as it is shown."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from recon_core.matching import best_per_target, fit_to_range, runner_up, ssim_of_nearest
+from recon_core.matching import fit_to_range, runner_up
 from recon_core.metrics import ssim_matrix
 from recon_core.summary import BestMatches, best_matches
 from recon_core.types import Progress, no_progress, seeded_generator
@@ -97,8 +96,8 @@ class Bench:
     def settings_of(self, step: str, digests: Mapping[str, str]) -> tuple[Any, ...]:
         """Settings that the results of `step` depend on, beside the data."""
         if step == "plain_all":
-            return ("all", self.config.search)
-        settings: tuple[Any, ...] = (self.config.restore_iterations, self.config.search)
+            return ("all",)
+        settings: tuple[Any, ...] = (self.config.restore_iterations,)
         settings += ("projected", self.config.rounds) if self.config.span else ()
         return (*settings, digests[step], self.config.n_samples) if step in digests else settings
 
@@ -139,23 +138,11 @@ class Bench:
         wanted = self.wanted(victim)
         results: dict[str, Arrays] = {}
         for name, made in methods.items():
-            scores = self.searched(made.images, wanted, found.mean)
-            whole = self.config.search == "exhaustive"
-            results[name] = _best(made, wanted, found, scores["used"], whole=whole)
-            if "fast" in scores:
-                results[name] |= _fast_best(found, scores["fast"])
+            scores = ssim_matrix(made.images, wanted)
+            results[name] = _best(made, wanted, found, scores)
             if name == "plain":
-                results[UNLIKE] = _unlike(found, scores["used"][:, : len(victim)])
+                results[UNLIKE] = _unlike(found, scores[:, : len(victim)])
         return results
-
-    def searched(self, pictures: Tensor, wanted: Tensor, mean: Tensor) -> dict[str, Tensor]:
-        """SSIM of pictures and rows as `used`, and as `fast` that of the search it is not."""
-        targets, decoys = wanted.chunk(2) if len(wanted) else (wanted, wanted)
-        halves = [ssim_of_nearest(pictures, side, mean=mean) for side in (targets, decoys)]
-        fast = torch.cat(halves, dim=1)
-        if self.config.search == "fast":
-            return {"used": fast}
-        return {"used": ssim_matrix(pictures, wanted), "fast": fast}
 
 
 def read_candidates(
@@ -225,14 +212,9 @@ def arrays_of(
     }
 
 
-def _best(
-    made: Restored, wanted: Tensor, found: Candidates, scores: Tensor, *, whole: bool
-) -> Arrays:
-    """`whole`: all scores are known, none is NaN because it was not searched."""
+def _best(made: Restored, wanted: Tensor, found: Candidates, scores: Tensor) -> Arrays:
     best = best_matches(made.images, wanted, scores=scores)
-    arrays = arrays_of(best, made.images, wanted, scores if whole else None) | _origin(
-        found, best.row
-    )
+    arrays = arrays_of(best, made.images, wanted, scores) | _origin(found, best.row)
     if made.spread is not None:
         known = best.row >= 0
         spread = torch.full(known.shape, torch.nan, dtype=torch.float64)
@@ -240,15 +222,6 @@ def _best(
         spread[known.cpu()] = mean[best.row[known]].cpu()
         arrays["disagreement"] = spread.numpy()
     return arrays
-
-
-def _fast_best(found: Candidates, scores: Tensor) -> Arrays:
-    row, ssim = best_per_target(scores)
-    origin = _origin(found, row)
-    return {
-        "fast_ssim": ssim.where(row >= 0, 0.0).double().cpu().numpy(),
-        **{f"fast_{name}": values for name, values in origin.items()},
-    }
 
 
 def _unlike(found: Candidates, scores: Tensor) -> Arrays:

@@ -14,8 +14,6 @@ Baseline = Literal["nlm", "tv", "wavelet"]
 BASELINES: tuple[Baseline, ...] = get_args(Baseline)
 """Restorers that learned nothing (`recon_core.restore.generic`), at their default settings."""
 
-Search = Literal["exhaustive", "fast"]
-
 CONTROL = "mean_image"
 """The method whose only picture is the mean of the victim's training images, which shows none."""
 ORACLE = "oracle"
@@ -36,14 +34,12 @@ class Evaluation:
     for convolutional victims 1.5). `baselines`: the classical denoisers that are scored too.
     `external`: ONNX files of restorers that were trained on something else, by the name that the
     method gets; the image restoration paper compares with Restormer. `n_samples`: of a diffusion
-    model, averaged. `search`: SSIM of every picture with every image, or "fast", each picture with
-    the image that is nearest by correlation (image restoration paper, footnote 3). `span`: every
-    method of pictures also projected on the span of its victim's first layer, and the images' own
-    projections beside them (`tasks.evaluation.span`); of the family `kkt` alone. `rounds`: how
-    often a restorer with one answer restores, each time what the last answer has in the span,
-    before its projection is scored. `grid_rows`:
-    images kept as pictures for the report, of targets and of decoys; `appendix_rows`: of all
-    targets, the best first.
+    model, averaged. `span`: every method of pictures also projected on the span of its victim's
+    first layer, and the images' own projections beside them (`tasks.evaluation.span`); of the
+    family `kkt` alone. `rounds`: how often a restorer with one answer restores, each time what the
+    last answer has in the span, before its projection is scored. `grid_rows`: images kept as
+    pictures for the report, of targets and of decoys; `appendix_rows`: of all targets, the best
+    first.
     """
 
     good_threshold: float = 0.4
@@ -52,7 +48,6 @@ class Evaluation:
     baselines: tuple[Baseline, ...] = BASELINES
     external: dict[str, str] = field(default_factory=dict)
     n_samples: int = 20
-    search: Search = "exhaustive"
     span: bool = False
     rounds: int = 1
     decoy_seed: int = 0
@@ -88,8 +83,6 @@ class Evaluation:
             )
         if not (math.isfinite(self.vote_ratio) and self.vote_ratio >= 1):
             raise ValueError(f"vote_ratio={self.vote_ratio} must be 1 (the nearest alone) or more")
-        if self.search not in get_args(Search):
-            raise ValueError(f"search={self.search!r}; choose one of {get_args(Search)}")
         for name, path in self.external.items():
             if not path.lower().endswith(".onnx"):
                 raise ValueError(

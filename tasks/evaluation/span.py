@@ -69,7 +69,7 @@ def find_span(bench: Bench, experiment: KKT, victim: Victim) -> dict[str, Arrays
     wanted = bench.wanted(victim)
     own = InSpan(directions, mean).nearest(wanted[: len(victim)]).clamp(0, 1)
     own = own[: len(victim) if len(directions) else 0]
-    best = best_matches(own, wanted, scores=bench.searched(own, wanted, mean)["used"])
+    best = best_matches(own, wanted)
     nowhere = {name: np.full(len(wanted), -1) for name in ORIGIN}
     return {
         SPAN: {"directions": directions.cpu().numpy(), "mean": mean.cpu().numpy()},

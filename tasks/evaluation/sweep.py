@@ -70,13 +70,11 @@ class BestOfRuns:
 
 
 class MethodOfVictim:
-    """Scores of one method on one victim: the best of all its runs, of two halves of them, and by
-    the fast search."""
+    """Scores of one method on one victim: the best of all its runs, and of two halves of them."""
 
     def __init__(self, n_rows: int, half_of: Mapping[int, int]) -> None:
         self.half_of = half_of
         self.best = BestOfRuns(n_rows)
-        self.fast = BestOfRuns(n_rows)
         self.halves = (BestOfRuns(n_rows), BestOfRuns(n_rows))
 
     def take(self, run: int, found: Arrays) -> None:
@@ -87,15 +85,11 @@ class MethodOfVictim:
         else:  # a run without pictures makes the columns of both
             for side in self.halves:
                 side.take(run, half)
-        if "fast_ssim" in found:
-            names = ("ssim", "candidate", "iteration")
-            self.fast.take(run, {name: found[f"fast_{name}"] for name in names})
 
     def arrays(self) -> Arrays:
         """All of it by `<what>_<column>`, and the best without a prefix."""
         return {
             **self.best.columns,
-            **{f"fast_{name}": values for name, values in self.fast.columns.items()},
             **{
                 f"half{k}_{name}": self.halves[k].columns[name]
                 for k in range(2)

@@ -34,7 +34,6 @@ def methods_table(record: Record) -> Table:
         | {"n_targets_above_every_decoy": method["n_targets_above_every_decoy"]}
         | ({"headroom_closed": record["span"]["headroom_closed"].get(name)} if spans else {})
         | cells_of(method["targets"]["compared_with_plain"], "compared ")
-        | cells_of(method.get("fast") or {}, "fast ")
         for name, method in record["methods"].items()
     ]
     return table_of("methods", rows)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from benchmarks.evaluation.speed import (
     Size,
     check_agreement,
     exhaustive,
-    fast,
     looped,
     made_up,
     sampled_pairs,
@@ -36,34 +34,12 @@ def test_the_best_match_is_that_of_the_loop() -> None:
         assert torch.allclose(found.ssim, scores.amax(dim=1), atol=1e-5)
 
 
-def test_the_fast_search_finds_pictures_that_resemble_an_image() -> None:
-    given = made_up(replace(TINY, n_candidates=40))
-    n_same = 0
-    for whole, found in zip(exhaustive(given), fast(given), strict=True):
-        same = found.row == whole.row
-        n_same += int(same.sum())
-        assert torch.allclose(found.ssim[same], whole.ssim[same], atol=1e-5)
-        assert torch.allclose(found.haarpsi[same], whole.haarpsi[same], atol=1e-5)
-        assert (found.ssim <= whole.ssim + 1e-5).all()
-    assert n_same >= 8
-
-
-@pytest.mark.parametrize(
-    ("name", "whose"), [("looped", "scikit-image's"), ("ssim_of_nearest", "the fast search's")]
-)
-def test_nothing_is_timed_where_scores_differ(
-    name: str, whose: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_timed_where_scores_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     given, pairs = made_up(TINY), sampled_pairs(TINY)
     check_agreement(given, pairs)
-    honest = getattr(evaluate, name)
-
-    def wrong(*given: Any, **how: Any) -> Any:
-        scores = honest(*given, **how)
-        return [s + 0.01 for s in scores] if isinstance(scores, list) else scores + 0.01
-
-    monkeypatch.setattr(evaluate, name, wrong)
-    with pytest.raises(ValueError, match=rf"{whose} differ by 0\.01, more than 1e-05"):
+    wrong = [score + 0.01 for score in looped(given, pairs)]
+    monkeypatch.setattr(evaluate, "looped", lambda *_given: wrong)
+    with pytest.raises(ValueError, match=r"scikit-image's differ by 0\.01, more than 1e-05"):
         check_agreement(given, pairs)
 
 
@@ -86,11 +62,8 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> list[Measurement]:
 
 
 def test_seconds_are_those_of_all_scores(lines: list[Measurement]) -> None:
-    every_pair, one_each, beside = lines
+    (every_pair,) = lines
     assert (every_pair.value, every_pair.reference_value) == pytest.approx((480e-6, 0.24))
-    assert (one_each.value, one_each.reference_value) == pytest.approx((96e-6, 0.048))
-    assert (beside.value, beside.reference_value) == (one_each.value, every_pair.value)
-    assert beside.ratio == pytest.approx(5)
     assert every_pair.reference is not None
     assert "240 pairs" in every_pair.reference
     assert "measured on 20 random pairs and multiplied up" in every_pair.reference
@@ -103,5 +76,4 @@ def test_seconds_are_those_of_all_scores(lines: list[Measurement]) -> None:
 @pytest.mark.slow
 def test_the_benchmark_runs() -> None:
     measured = list(evaluate.measure(quick=True))
-    assert len(measured) == 3
-    assert all(line.ratio is not None and line.ratio > 0 for line in measured)
+    assert [line.ratio is not None and line.ratio > 0 for line in measured] == [True]

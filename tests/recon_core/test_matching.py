@@ -19,7 +19,6 @@ from recon_core.matching import (
     nearest_candidates,
     runner_up,
     scaled_to_range,
-    ssim_of_nearest,
     sum_of_votes,
 )
 from recon_core.metrics import ssim_matrix, ssim_pairs
@@ -342,24 +341,3 @@ def test_voting_in_pieces_is_voting_in_one_go(ratio: float) -> None:
     assert ratio == 1.0 or n_voters.max() > 1
     mean = mean_of_votes(total, n_voters).float()
     torch.testing.assert_close(mean, whole.x, equal_nan=True, atol=1e-6, rtol=1e-5)
-
-
-def test_the_fast_search_scores_each_picture_with_its_nearest_image_alone() -> None:
-    images = photograph_tiles(16, shrink=4)[:12].float() / 255
-    mean = images.mean(dim=0)
-    generator = torch.Generator().manual_seed(0)
-    noisy = (images[:8] + 0.1 * torch.randn(8, *mean.shape, generator=generator)).clamp(0, 1)
-    faint = (0.3 * (images[8:10] - mean) + mean).clamp(0, 1)  # alike up to a scale
-    broken = torch.full((1, *mean.shape), NAN)
-    pictures = torch.cat([noisy, faint, broken])
-    scores = ssim_of_nearest(pictures, images, mean=mean)
-    exact = ssim_matrix(pictures, images)
-    assert scores.isfinite().sum(dim=1).tolist() == [1] * 10 + [0]
-    for row in range(10):
-        torch.testing.assert_close(scores[row, row], exact[row, row], atol=1e-5, rtol=0)
-    candidate, score = best_per_target(scores)
-    assert candidate.tolist() == [*range(10), -1, -1]
-    assert best_per_target(exact)[0][10] >= 0  # the exhaustive search finds something for all
-    assert ssim_of_nearest(pictures[:0], images, mean=mean).shape == (0, 12)
-    assert ssim_of_nearest(pictures, images[:0], mean=mean).shape == (11, 0)
-    assert (score[10:] == -1).all()

@@ -203,7 +203,6 @@ def _method(
             for metric in ("ssim", "haarpsi")
         }
     body["halves"] = halves if attacks > 1 and name != "plain_all" else None
-    body["fast"] = None
     return body
 
 
