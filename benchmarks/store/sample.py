@@ -17,7 +17,7 @@ import torch
 
 from recon_core.balance import Curation
 from storage.pairs.dataset import Dataset, create_or_open
-from storage.pairs.layout import LATER_COLUMNS, Encoding
+from storage.pairs.layout import Encoding
 from storage.pairs.parts import write_part
 from storage.pairs.receipts import Provenance
 from tasks.dataset.pair_stream import PairExamples
@@ -101,37 +101,30 @@ def sample_columns(part: int, sizes: Sizes) -> Columns:
     ssim = rng.random((2, n_pairs), dtype=np.float32)
     per_run = {
         name: rng.random(sizes.n_runs, dtype=np.float32)
-        for name in ("train_loss", "train_accuracy", "margin_min", "attack_loss", "kkt_residual")
-    }
-    later_rng = np.random.default_rng((part, 1))
-    later = {
-        name: later_rng.random(
-            sizes.n_runs if name.startswith("runs/") else len(run_row), np.float32
+        for name in (
+            *("train_loss", "train_accuracy", "margin_min", "attack_loss", "kkt_residual"),
+            *("residual_relu", "n_iterations", "lr", "lam_lr", "sigma", "lam_min", "alpha"),
         )
-        for name in LATER_COLUMNS
     }
-    return (
-        {f"runs/{name}": values for name, values in per_run.items()}
-        | later
-        | {
-            "runs/run": np.arange(part * sizes.n_runs, (part + 1) * sizes.n_runs),
-            "runs/outcome": np.zeros(sizes.n_runs, np.uint8),
-            "runs/mean_image": mean_image.astype(np.float32),
-            "targets/image": images,
-            "targets/image_id": rng.choice(n_images, n_targets, p=rates / rates.sum()),
-            "targets/label": rng.integers(0, 2, n_targets),
-            "targets/run_row": run_row,
-            "targets/augment": rng.random((n_targets, 9), dtype=np.float32),
-            "pairs/reconstruction": x,
-            "pairs/target_row": target_row,
-            "pairs/run_row": pair_run,
-            "pairs/candidate": np.arange(n_pairs),
-            "pairs/iteration": rng.choice([10_000, 20_000, 50_000], n_pairs),
-            "pairs/ssim_best": ssim.max(axis=0),
-            "pairs/ssim_second": ssim.min(axis=0),
-            "pairs/confident": np.ones(n_pairs, np.bool_),
-        }
-    )
+    return {f"runs/{name}": values for name, values in per_run.items()} | {
+        "runs/run": np.arange(part * sizes.n_runs, (part + 1) * sizes.n_runs),
+        "runs/outcome": np.zeros(sizes.n_runs, np.uint8),
+        "runs/mean_image": mean_image.astype(np.float32),
+        "targets/image": images,
+        "targets/image_id": rng.choice(n_images, n_targets, p=rates / rates.sum()),
+        "targets/label": rng.integers(0, 2, n_targets),
+        "targets/run_row": run_row,
+        "targets/augment": rng.random((n_targets, 9), dtype=np.float32),
+        "targets/margin": rng.random(n_targets, dtype=np.float32),
+        "pairs/reconstruction": x,
+        "pairs/target_row": target_row,
+        "pairs/run_row": pair_run,
+        "pairs/candidate": np.arange(n_pairs),
+        "pairs/iteration": rng.choice([10_000, 20_000, 50_000], n_pairs),
+        "pairs/ssim_best": ssim.max(axis=0),
+        "pairs/ssim_second": ssim.min(axis=0),
+        "pairs/confident": np.ones(n_pairs, np.bool_),
+    }
 
 
 def sample_store(root: Path, sizes: Sizes, *, encoding: Encoding = "float16") -> Dataset:

@@ -141,8 +141,6 @@ def dataset_verify(stored: Stored, as_json: Json = False) -> None:
             f"{counted(len(found.orphans), 'orphan')}, {counted(len(found.gaps), 'gap')}",
             highlight=False,
         )
-        for note in found.notes:
-            say(err, note)
         if orphans := listed(found.orphans):
             why = f"orphans, left by killed writers or of live ones: {orphans}"
             say(err, f"{why}; remove the old ones with: palimpsest dataset vacuum")

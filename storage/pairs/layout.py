@@ -96,17 +96,8 @@ COLUMNS: dict[str, Column] = {
 DIMENSIONS = {"runs": "run", "targets": "target", "pairs": "pair"}
 _TRAILING_DIMENSIONS = {3: ("channel", "y", "x"), 1: ("parameter",), 0: ()}
 
-LATER_COLUMNS = (
-    "runs/residual_relu",
-    "runs/n_iterations",
-    *("runs/lr", "runs/lam_lr", "runs/sigma", "runs/lam_min", "runs/alpha"),
-    "targets/margin",
-)
-"""Columns that parts may lack, since the first of them were written without; they read as NaN."""
-
-GIVEN_COLUMNS = tuple(name for name in COLUMNS if name not in ("pairs/scale", *LATER_COLUMNS))
-"""What a writer hands over at least: `pairs/reconstruction` as float32, from which the scale
-follows."""
+GIVEN_COLUMNS = tuple(name for name in COLUMNS if name != "pairs/scale")
+"""What a writer hands over: `pairs/reconstruction` as float32, from which the scale follows."""
 
 _REFERENCES = {
     "targets/run_row": "runs",
@@ -228,24 +219,23 @@ def checked_columns(columns: Columns) -> dict[str, npt.NDArray[Any]]:
     finiteness is seen on compressing) in the dtypes on disk. Raises ValueError if a column is
     missing, unknown, of a wrong type, shape or length, or refers to a row that does not exist."""
     missing = set(GIVEN_COLUMNS) - set(columns)
-    unknown = set(columns) - {*GIVEN_COLUMNS, *LATER_COLUMNS}
+    unknown = set(columns) - set(GIVEN_COLUMNS)
     if unknown or missing:
         raise ValueError(
             f"columns of a part: missing {sorted(missing)}, unknown {sorted(unknown)}; give all of "
-            "layout.GIVEN_COLUMNS, and of LATER_COLUMNS what there is"
+            "layout.GIVEN_COLUMNS"
         )
-    names = [name for name in COLUMNS if name in columns]
     sizes: dict[str, int] = {}
-    for name in names:
+    for name in GIVEN_COLUMNS:
         _check_shape(name, columns[name], sizes)
     check_size_of_part(sizes, tuple(sizes[letter] for letter in PICTURE))
     reconstruction = np.asarray(columns["pairs/reconstruction"], np.float32)
     cast = {
         name: reconstruction if name == "pairs/reconstruction" else _cast(name, columns[name])
-        for name in names
+        for name in GIVEN_COLUMNS
     }
     check_values(cast, sizes)
-    return {name: np.ascontiguousarray(cast[name]) for name in names}
+    return {name: np.ascontiguousarray(array) for name, array in cast.items()}
 
 
 def _check_shape(name: str, array: npt.NDArray[Any], sizes: dict[str, int]) -> None:

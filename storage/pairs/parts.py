@@ -20,7 +20,6 @@ from storage.object_store import Location, Place, open_place
 from storage.pairs.encoder import GroupEncoder
 from storage.pairs.layout import (
     COLUMNS,
-    LATER_COLUMNS,
     MAX_PART,
     Columns,
     Encoding,
@@ -61,11 +60,11 @@ def write_part(
 ) -> Receipt:
     """Writes part number `part` of the store at `root` and returns the receipt that stands for it.
 
-    `columns` has every name of `layout.GIVEN_COLUMNS` and may have those of `LATER_COLUMNS`.
-    Writing a part that exists with the same values changes nothing and returns its receipt. Raises
-    ValueError if the columns do not fit the schema, StorageError without a store at `root`,
-    CorruptPartError if the part exists with other values, StoreFullError before any receipt, and
-    UnsettledError if S3 did not answer: writing it again settles it.
+    `columns` has the names of `layout.GIVEN_COLUMNS`. Writing a part that exists with the same
+    values changes nothing and returns its receipt. Raises ValueError if the columns do not fit the
+    schema, StorageError without a store at `root`, CorruptPartError if the part exists with other
+    values, StoreFullError before any receipt, and UnsettledError if S3 did not answer: writing it
+    again settles it.
     """
     if not 0 <= part <= MAX_PART:
         raise ValueError(f"part={part}; expected 0 to {MAX_PART}")
@@ -106,7 +105,6 @@ def read_column(
     whole_files: bool = False,
 ) -> npt.NDArray[Any]:
     """Column `name` of a part as stored, all rows or the contiguous `rows`. Threads may share it.
-    A later column that the part lacks is all NaN.
 
     Every chunk has a checksum, but another part's file in the place of one of this part has right
     ones, too. With `whole_files` a file is first compared, once, with its checksum in the receipt.
@@ -119,9 +117,6 @@ def read_column(
         raise ValueError(f"rows={rows} has step {step}; read contiguous rows and thin them out")
     shape = shape_of(name, n_rows, receipt.picture)
     out = np.empty((max(0, stop - start), *shape[1:]), dtype_of(name, receipt.encoding))
-    if name in LATER_COLUMNS and name not in receipt.array_hashes:
-        out.fill(np.nan)
-        return out
     per_shard = shard_rows(n_rows)
     for shard, file in enumerate(shard_names(shape, start, stop), start // per_shard):
         first = shard * per_shard
@@ -151,10 +146,6 @@ def read_column(
             "it again"
         )
     return out
-
-
-def columns_of(receipt: Receipt) -> list[str]:
-    return [name for name in COLUMNS if name in receipt.array_hashes or name not in LATER_COLUMNS]
 
 
 def files_of(receipt: Receipt, name: str) -> list[str]:

@@ -17,7 +17,6 @@ from storage.pairs.layout import (
     COLUMNS,
     ENCODINGS,
     GROUP_PATTERN,
-    LATER_COLUMNS,
     MAX_PART,
     MAX_PART_BYTES,
     OUTCOMES,
@@ -42,7 +41,6 @@ _COUNTS = {
     **{f"n_{table}": MAX_PART_BYTES for table in TABLES},
     "threads": 2**31 - 1,
 }
-_REQUIRED_COLUMNS = COLUMNS.keys() - set(LATER_COLUMNS)
 _MAX_CRC = 2**32 - 1
 _METADATA = dict.fromkeys(
     ["zarr.json", *(f"{name}/zarr.json" for name in (*TABLES, *COLUMNS))], 2**20
@@ -70,7 +68,7 @@ def check_receipt(body: Mapping[str, Any]) -> None:
     check_size_of_part(rows, picture)
     _check_outcomes(body["outcomes"], body["n_runs"])
     _check_hashes(body["array_hashes"])
-    _check_files(body["files"], body["array_hashes"], rows, picture, body["encoding"])
+    _check_files(body["files"], rows, picture, body["encoding"])
     check_packed(body["images"], body["n_targets"])
 
 
@@ -107,32 +105,28 @@ def _check_outcomes(found: Any, n_runs: int) -> None:
 
 
 def _check_hashes(found: Any) -> None:
-    if type(found) is not dict or not _REQUIRED_COLUMNS <= found.keys() <= COLUMNS.keys():
-        differing = set(found) ^ _REQUIRED_COLUMNS if type(found) is dict else {_shown(found)}
-        wrong = sorted(map(str, differing - set(LATER_COLUMNS)))
-        raise ValueError(f"its array_hashes lack or have too much: {_shown(', '.join(wrong))}")
+    if type(found) is not dict or found.keys() != COLUMNS.keys():
+        wrong = found.keys() ^ COLUMNS.keys() if type(found) is dict else {_shown(found)}
+        raise ValueError(
+            f"its array_hashes lack or have too much: {_shown(', '.join(sorted(map(str, wrong))))}"
+        )
     for name, digest in found.items():
         if type(digest) is not str:
             raise ValueError(f"its hash of {name} is {_shown(digest)}, expected text")
 
 
 def _check_files(
-    found: Any,
-    hashes: Mapping[str, str],
-    rows: Mapping[str, int],
-    picture: tuple[int, ...],
-    encoding: Encoding,
+    found: Any, rows: Mapping[str, int], picture: tuple[int, ...], encoding: Encoding
 ) -> None:
     if type(found) is not dict:
         raise ValueError(f"its files are {_shown(found)}, expected an object")
-    n_shards = sum(-(-rows[table_of(name)] // SHARD_ROWS) for name in _REQUIRED_COLUMNS)
+    n_shards = sum(-(-rows[table_of(name)] // SHARD_ROWS) for name in COLUMNS)
     if n_shards > len(found):
         raise ValueError(f"it has {len(found)} files, too few for its rows: {n_shards:,} shards")
     needed: dict[str, int] = {}
-    names = frozenset(hashes)
     for table, n_rows in rows.items():
         n_chunks = -(-n_rows // CHUNK_ROWS)
-        needed |= _shards_of(table, names, n_chunks * CHUNK_ROWS, picture, encoding)
+        needed |= _shards_of(table, n_chunks * CHUNK_ROWS, picture, encoding)
     if missing := needed.keys() - found.keys():
         raise ValueError(f"its files lack {_shown(min(missing))}")
     limits = needed | _METADATA
@@ -151,12 +145,12 @@ def _check_files(
 
 @functools.lru_cache(maxsize=1024)
 def _shards_of(
-    table: str, names: frozenset[str], n_rows: int, picture: tuple[int, ...], encoding: Encoding
+    table: str, n_rows: int, picture: tuple[int, ...], encoding: Encoding
 ) -> dict[str, int]:
-    """The shard files of those of the columns that are of a table of `n_rows` rows, which is whole
-    chunks, and the most bytes that each may have; not to be changed."""
+    """The shard files of the columns of a table of `n_rows` rows, which is whole chunks, and the
+    most bytes that each may have; not to be changed."""
     limits: dict[str, int] = {}
-    for name in names:
+    for name in COLUMNS:
         if table_of(name) == table:
             shape = shape_of(name, n_rows, picture)
             row = math.prod(shape[1:]) * dtype_of(name, encoding).itemsize

@@ -265,9 +265,8 @@ def parse_receipt(content: bytes, where: str) -> Receipt:
         raise CorruptPartError(f"{where} was edited after it was written; {_FIX}")
     if schema != schema_name() or set(body) != _FIELDS:
         raise CorruptPartError(
-            f"{where} has schema {schema!r}"
-            + (" in a form of before the first release" if schema == schema_name() else "")
-            + f", expected {schema_name()!r}; read it with the version of palimpsest that wrote it"
+            f"{where} has schema {schema!r} and {len(body)} fields, expected {schema_name()!r} and "
+            f"{len(_FIELDS)}; read it with the version of palimpsest that wrote it"
         )
     try:
         check_receipt(body)

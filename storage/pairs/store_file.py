@@ -1,8 +1,7 @@
 """`store.json`: what a store was made from, sealed so that no byte of it changes unnoticed.
 
-The seal, `store_sha256`, is that of the other fields; stores of earlier releases have none.
-`storage.pairs.verify` compares the manifest with the receipts, whose fingerprint is its hash
-(`fits`).
+The seal, `store_sha256`, is that of the other fields. `storage.pairs.verify` compares the manifest
+with the receipts, whose fingerprint is its hash (`fits`).
 """
 
 from __future__ import annotations
@@ -22,18 +21,17 @@ STORE_FILE = "store.json"
 MIXTURE = "mixture"
 """In the manifest of a store of several experiments: the manifests of each."""
 _SEAL = "store_sha256"
-_FIELDS = {"schema", "version", "encoding", "manifest"}
+_FIELDS = {"schema", "version", "encoding", "manifest", _SEAL}
 _FIX = "restore it, or use another folder"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoreFile:
-    """Content of `store.json`; `sealed` unless an earlier release wrote it."""
+    """Content of `store.json`."""
 
     encoding: Encoding
     manifest: dict[str, Any]
-    sealed: bool
 
 
 def fits(manifest: Mapping[str, Any], fingerprint: str) -> bool | None:
@@ -71,12 +69,12 @@ def read_store_file(place: Place) -> StoreFile:
         raise CorruptPartError(f"{where} cannot be read ({reason_of(error)}); {_FIX}") from error
     except DocumentError as error:
         raise CorruptPartError(str(error)) from error
-    seal = body.pop(_SEAL, None)
     if set(body) != _FIELDS:
         raise CorruptPartError(
             f"{where} has {', '.join(sorted(body)) or 'nothing'}, expected "
             f"{', '.join(sorted(_FIELDS))}; {_FIX}"
         )
+    seal = body.pop(_SEAL)
     schema, version = body["schema"], body["version"]
     if schema != SCHEMA or type(version) is not int or version != VERSION:
         raise StoreMismatchError(
@@ -90,11 +88,11 @@ def read_store_file(place: Place) -> StoreFile:
         )
     if not isinstance(manifest, dict):
         raise CorruptPartError(f"{where} has no manifest, which is an object; {_FIX}")
-    if seal is not None and not _is_seal(seal, body):
+    if not _is_seal(seal, body):
         raise CorruptPartError(
             f"{where} is not what was written (its {_SEAL} differs from its content); {_FIX}"
         )
-    return StoreFile(encoding=encoding, manifest=manifest, sealed=seal is not None)
+    return StoreFile(encoding=encoding, manifest=manifest)
 
 
 def _is_seal(seal: Any, body: dict[str, Any]) -> bool:

@@ -22,6 +22,7 @@ from storage.object_store import Location, Place, open_place
 from storage.pairs.image_table import image_table, pack_images
 from storage.pairs.layout import (
     CHECKED_COLUMNS,
+    COLUMNS,
     GROUP_PATTERN,
     OUTCOMES,
     RECEIPT_PATTERN,
@@ -29,7 +30,7 @@ from storage.pairs.layout import (
     check_values,
     receipt_name,
 )
-from storage.pairs.parts import columns_of, decode_column, files_of
+from storage.pairs.parts import decode_column, files_of
 from storage.pairs.receipts import (
     PARTS_FOLDER,
     RECEIPTS_FOLDER,
@@ -58,15 +59,13 @@ class VerifyReport:
 
     `ok` when every receipt's arrays are there and are what was written. `orphans` (what killed
     writers left behind, or live ones are writing) and `gaps` (part numbers without receipt below
-    the last) are not faults: generating again fills the gaps, and orphans may be removed. `notes`
-    say what could not be checked.
+    the last) are not faults: generating again fills the gaps, and orphans may be removed.
     """
 
     problems: tuple[str, ...]
     orphans: tuple[str, ...]
     gaps: tuple[int, ...]
     n_checked: int
-    notes: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -106,18 +105,7 @@ def verify_store(
         orphans=tuple(orphans),
         gaps=tuple(sorted(set(range(max(named, default=-1) + 1)) - set(parts))),
         n_checked=len(receipts),
-        notes=tuple(_unchecked(place, store, receipts)),
     )
-
-
-def _unchecked(place: Place, store: StoreFile | None, receipts: list[Receipt]) -> Iterator[str]:
-    if store is not None and not (
-        store.sealed or any(fits(store.manifest, r.fingerprint) for r in receipts)
-    ):
-        yield (
-            f"{place}/{STORE_FILE} is of an earlier release, without a seal, and no receipt says "
-            "what its settings were, so they are not checked"
-        )
 
 
 def _of_other_settings(place: Place, store: StoreFile, receipts: list[Receipt]) -> Iterator[str]:
@@ -200,15 +188,14 @@ def _part_problems(place: Place, receipt: Receipt) -> Iterator[str]:
     for path in sorted(present - {f"{group}/{name}" for name in receipt.files}):
         yield f"part {receipt.part}: {place}/{path} does not belong there; remove it"
     columns: dict[str, npt.NDArray[Any]] = {}
-    names = columns_of(receipt)
     intact = True
-    for name in names:
+    for name in COLUMNS:
         problems, column = _check_column(place, receipt, name)
         yield from problems
         intact = intact and column is not None
         if column is not None and name in _COUNTED:
             columns[name] = column
-    of_columns = {file for name in names for file in files_of(receipt, name)}
+    of_columns = {file for name in COLUMNS for file in files_of(receipt, name)}
     for file in sorted(set(receipt.files) - of_columns):
         yield from _check_file(place, receipt, file)[0]
     if not intact:

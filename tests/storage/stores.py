@@ -10,7 +10,6 @@ from storage.object_store import Location
 from storage.pairs.dataset import Dataset, create_or_open
 from storage.pairs.layout import (
     COLUMNS,
-    LATER_COLUMNS,
     Columns,
     Encoding,
     checked_columns,
@@ -36,7 +35,6 @@ def columns(
     def uniform(*shape: int) -> np.ndarray[Any, Any]:
         return rng.random(shape, dtype=np.float32)
 
-    later = np.random.default_rng((seed, 1))
     return {
         "runs/run": np.arange(seed * n_runs, (seed + 1) * n_runs, dtype=np.int64),
         "runs/outcome": np.zeros(n_runs, np.uint8),
@@ -59,16 +57,15 @@ def columns(
         "pairs/ssim_best": uniform(n_all),
         "pairs/ssim_second": uniform(n_all),
         "pairs/confident": rng.random(n_all) < 0.7,
-        **{
-            name: later.random(n_runs if name.startswith("runs/") else n_targets, np.float32)
-            for name in LATER_COLUMNS
-        },
+        "runs/residual_relu": uniform(n_runs),
+        "runs/n_iterations": uniform(n_runs),
+        "runs/lr": uniform(n_runs),
+        "runs/lam_lr": uniform(n_runs),
+        "runs/sigma": uniform(n_runs),
+        "runs/lam_min": uniform(n_runs),
+        "runs/alpha": uniform(n_runs),
+        "targets/margin": uniform(n_targets),
     }
-
-
-def earlier(given: dict[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
-    """Columns as they were written before there were later ones."""
-    return {name: array for name, array in given.items() if name not in LATER_COLUMNS}
 
 
 def provenance(**changes: Any) -> Provenance:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -267,38 +268,18 @@ def test_every_byte_of_the_description_counts(tmp_path: Path):
     assert n_refused > 3 * len(content)
 
 
-def _earlier(root: Path, change: Callable[[str], str] = str) -> None:
-    """The description as earlier releases wrote it, without a seal."""
-    text = (root / "store.json").read_text()
-    start = text.index(',\n "store_sha256"')
-    (root / "store.json").write_text(change(text[:start] + "\n}\n"))
-
-
 def _made(root: Path, fingerprint: str) -> None:
     store(root, 0)
     write_part(root, 0, columns(), provenance=provenance(fingerprint=fingerprint))
 
 
-def test_descriptions_of_earlier_releases_are_compared_with_the_receipts(tmp_path: Path):
-    _made(tmp_path / "s", seal_of(MANIFEST))
-    _earlier(tmp_path / "s")
-    report = verify_store(tmp_path / "s")
-    assert report.ok
-    assert report.notes == ()
-    description = tmp_path / "s" / "store.json"
-    description.write_text(description.read_text().replace("20", "21"))
-    (problem,) = verify_store(tmp_path / "s").problems
-    assert "has not the settings that part 0 was made with" in problem
-
-
-def test_a_description_that_nothing_checks_is_said_to_be_unchecked(tmp_path: Path):
-    _made(tmp_path / "s", "no hash")
-    assert verify_store(tmp_path / "s").notes == ()
-    _earlier(tmp_path / "s")
-    report = verify_store(tmp_path / "s")
-    assert report.ok
-    (note,) = report.notes
-    assert "without a seal" in note
+def test_a_description_without_its_seal_is_refused(tmp_path: Path):
+    store(tmp_path / "s", 1)
+    body = json.loads((tmp_path / "s" / "store.json").read_text())
+    del body["store_sha256"]
+    (tmp_path / "s" / "store.json").write_text(json.dumps(body))
+    with pytest.raises(CorruptPartError, match=r"expected encoding, .*store_sha256"):
+        Dataset(tmp_path / "s")
 
 
 def test_a_sealed_description_of_another_store_does_not_pass(tmp_path: Path):

@@ -21,7 +21,6 @@ from storage.errors import CorruptPartError, StorageError
 from storage.object_store import Place
 from storage.pairs import parts
 from storage.pairs.dataset import Dataset, create_or_open
-from storage.pairs.layout import LATER_COLUMNS
 from storage.pairs.parts import write_part
 from storage.pairs.receipts import array_hash
 from storage.pairs.shards import shard_rows
@@ -29,7 +28,6 @@ from tests.storage.calls import Calls
 from tests.storage.stores import (
     MANIFEST,
     columns,
-    earlier,
     provenance,
     store,
     stored_columns,
@@ -49,24 +47,6 @@ def test_what_is_written_is_read(tmp_path: Path):
         dataset.read(1, ["pairs/iteration"], slice(2, 5))["pairs/iteration"],
         given["pairs/iteration"][2:5],
     )
-
-
-def test_parts_from_before_there_were_later_columns_read_them_as_nan(tmp_path: Path):
-    create_or_open(tmp_path, MANIFEST)
-    write_part(tmp_path, 0, earlier(columns(seed=0)), provenance=provenance())
-    write_part(tmp_path, 1, columns(seed=1), provenance=provenance())
-    dataset = Dataset(tmp_path)
-    assert dataset.verify().ok
-    for name in LATER_COLUMNS:
-        assert name not in dataset.receipts[0].array_hashes
-        of_0, of_1 = (dataset.read(part, [name])[name] for part in (0, 1))
-        assert np.isnan(of_0).all()
-        assert len(of_0) == len(of_1)
-        np.testing.assert_array_equal(of_1, columns(seed=1)[name])
-        np.testing.assert_array_equal(dataset.column(name), np.concatenate([of_0, of_1]))
-    rows = [0, dataset.n_pairs - 1]
-    taken = dataset.take(["targets/margin", "runs/lr"], rows)
-    assert np.isnan(taken["targets/margin"]).tolist() == [True, False]
 
 
 @settings(max_examples=7, deadline=None)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from storage.pairs.dataset import Dataset, create_or_open
-from storage.pairs.layout import COLUMNS
 from storage.pairs.parts import write_part
 from storage.sources.load import ImageSet
 from tasks.evaluation.evaluate import Evaluation, evaluate
@@ -78,7 +77,7 @@ def planted_columns(
     residual = np.where(finds, 0.1, 0.5) + 0.01 * numbers if attacks > 1 else np.zeros(n_runs)
     nothing = np.zeros(len(rows), np.float32)
     return {
-        **_later_columns(numbers, len(ids)),
+        **_sweep_columns(numbers, len(ids)),
         "runs/run": numbers,
         "runs/outcome": np.array(outcomes, np.uint8),
         "runs/mean_image": mean.astype(np.float32),
@@ -100,16 +99,16 @@ def planted_columns(
     }
 
 
-def _later_columns(numbers: np.ndarray[Any, Any], n_targets: int) -> dict[str, Any]:
-    """Columns of sweeps, as far as this store has them: the settings of run k are those of k."""
+def _sweep_columns(numbers: np.ndarray[Any, Any], n_targets: int) -> dict[str, Any]:
+    """Columns of sweeps: the settings of run k are those of k."""
     settings = {f"runs/{name}": 0.1 + 0.01 * numbers for name in SETTINGS}
-    later = {
+    columns = {
         **settings,
         "runs/n_iterations": np.full(len(numbers), ITERATIONS[-1]),
         "runs/residual_relu": 0.2 + 0.01 * numbers,
         "targets/margin": np.arange(n_targets) / 8,
     }
-    return {name: v.astype(np.float32) for name, v in later.items() if name in COLUMNS}
+    return {name: v.astype(np.float32) for name, v in columns.items()}
 
 
 def planted_store(root: Path, images: ImageSet, *, n_parts: int = 2, **how: Any) -> Dataset:
