@@ -25,7 +25,7 @@ from storage.pairs.dataset import Dataset, is_store, manifest_differences
 from storage.pairs.receipts import Receipt
 from storage.pairs.store_file import fits
 from tasks.artifacts import leave_campaign, leave_facts
-from tasks.campaign.plan import as_it_was, code_version
+from tasks.campaign.plan import code_version
 from tasks.cluster.workers import Workers
 from tasks.orchestration import flow
 from tasks.workspace import Workspace
@@ -114,11 +114,7 @@ def regenerate(
 
 def recipe_in(manifest: Mapping[str, Any], data: str | None) -> Recipe:
     """The recipe of what `read_manifest` gave; `data` is where its images are now."""
-    tree = dict(manifest["recipe"]) | ({} if data is None else {"data": data})
-    for name in ("experiment", "heldout_experiment"):
-        if tree.get(name) is not None:
-            tree[name] = as_it_was(tree[name])
-    return from_json(tree)
+    return from_json(manifest["recipe"] | ({} if data is None else {"data": data}))
 
 
 def describe(
@@ -185,7 +181,7 @@ def recipe_of(dataset: Dataset, base: Mapping[str, Any]) -> Recipe:
         "threads": campaign["threads"],
     }
     split = dataset.manifest["source"]["split"]
-    experiment = as_it_was(campaign["experiment"])
+    experiment = campaign["experiment"]
     if split == "train":
         tree |= {"experiment": experiment, "sampling": sampling}
         tree |= {"seed": campaign["root_seed"]}

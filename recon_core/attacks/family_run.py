@@ -77,9 +77,7 @@ class FamilyRun(Strict, ABC):
     reconstructions only, as a dataset has them, or of all, as an evaluation needs them. One is
     confident if its SSIM to the image that it is paired with is above `confident_ssim` and at least
     `confident_gap` above that to any other image of the run. `after_victims` names settings that
-    come after the victims are trained. `later` names settings (dotted) that stores of earlier
-    releases lack, with the value that stands for what was before them; `unlike_today` those of them
-    whose default is another now.
+    come after the victims are trained.
     """
 
     family: str
@@ -90,8 +88,6 @@ class FamilyRun(Strict, ABC):
     task: ClassVar[str] = "images of any class"
     attacker_knows: ClassVar[str] = "The attack never sees the training pictures."
     after_victims: ClassVar[tuple[str, ...]] = ()
-    later: ClassVar[Mapping[str, Any]] = {}
-    unlike_today: ClassVar[Mapping[str, Any]] = {}
 
     def __post_init__(self) -> None:
         if not 0 <= self.augment_p <= 1:

@@ -78,7 +78,7 @@ def attacks_of(dataset: Dataset, by_kind: Collection[str] = ()) -> dict[str, int
     def attack_of(manifest: Mapping[str, Any]) -> str | None:
         experiment = manifest.get("campaign", {}).get("experiment", {})
         family: str | None = experiment.get("family")
-        return str(experiment["attack"].get("kind", family)) if family in by_kind else family
+        return str(experiment["attack"]["kind"]) if family in by_kind else family
 
     names = {seal_of(one): attack_of(one) for one in mixed(dataset.manifest)}
     if None in names.values():

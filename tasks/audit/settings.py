@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import TypeAdapter
 
@@ -212,7 +212,6 @@ class Audit(Strict):
     seed: int = 0
     threads: int = 1
     only: str = ""
-    later: ClassVar[Mapping[str, Any]] = {}
 
     def __post_init__(self) -> None:
         self._at_least(1, "threads", "n_tests")

@@ -60,10 +60,9 @@ class Campaign:
         self.experiment.check_images(self.sampling.images_per_run)
 
     def manifest(self, images: ImageSet) -> dict[str, Any]:
-        """Manifest of the store, without the number of runs of the last phase, which may grow, what
-        only another sampler reads, and what later releases added where it is as it was before."""
+        """Manifest of the store, without the number of runs of the last phase, which may grow, and
+        what only another sampler reads."""
         settings = asdict(self)
-        without_later_settings(settings)
         for phase in settings["sampling"]["phases"]:
             if phase["sampler"] != "adaptive":
                 for name in ("enough", "prior_back", "prior_runs"):
@@ -111,27 +110,6 @@ def without_attack(experiment: dict[str, Any]) -> None:
     family = FAMILIES.get(experiment.get("family", ""))
     for name in (*AFTER_VICTIMS, *(family.experiment.after_victims if family else ())):
         experiment.pop(name, None)
-
-
-def as_it_was(experiment: Mapping[str, Any]) -> dict[str, Any]:
-    """A stored experiment, with what it lacks as it was before that was a setting."""
-    family = FAMILIES.get(str(experiment.get("family", "")))
-    return {**(family.experiment.unlike_today if family else {}), **experiment}
-
-
-def without_later_settings(settings: dict[str, Any]) -> None:
-    """Removes settings that came later and are as it was before them."""
-    sampling, experiment = settings.get("sampling", {}), settings.get("experiment", {})
-    if sampling.get("attacks_per_victim") == 1:
-        del sampling["attacks_per_victim"]
-    family = FAMILIES.get(experiment.get("family", ""))
-    for name, before in (family.experiment.later if family else {}).items():
-        *path, last = name.split(".")
-        inside: Any = experiment
-        for key in path:
-            inside = inside.get(key, {})
-        if inside.get(last, before) == before:
-            inside.pop(last, None)
 
 
 @dataclass(frozen=True)

@@ -96,9 +96,7 @@ def describe_attacks(
     return [
         {
             "method": method,
-            "kind": method.removeprefix("plain_")
-            if method in further
-            else str(settings.get("kind", "kkt")),  # stores of before there were kinds
+            "kind": method.removeprefix("plain_") if method in further else settings["kind"],
             "settings": settings,
             "content_hash": store.content_hash,
             "n_runs": store.n_runs,

@@ -25,7 +25,7 @@ from recon_core.types import RunSpec
 from storage.object_store import LocalPlace
 from storage.pairs.dataset import Dataset
 from tasks.campaign.part import cpu_threads
-from tasks.campaign.plan import as_it_was, victims_key
+from tasks.campaign.plan import victims_key
 from tasks.campaign.victim_files import VICTIMS, VictimsOfStore
 from tasks.evaluation.record import ORIGIN, Arrays, rounded
 from tasks.evaluation.scores import Bench, Project, arrays_of
@@ -42,7 +42,7 @@ def experiment_of(dataset: Dataset) -> KKT:
     """The settings of a store's victims; ValueError if they are not known or have no span."""
     try:
         stored = dataset.manifest["campaign"]["experiment"]
-        experiment = TypeAdapter(Experiment).validate_python(as_it_was(stored))
+        experiment = TypeAdapter(Experiment).validate_python(stored)
     except (KeyError, ValidationError) as error:
         raise ValueError(
             f"evaluation.span: {dataset.root} does not say how its victims were trained; "

@@ -18,7 +18,10 @@ from storage.pairs.layout import (
 from storage.pairs.parts import write_part
 from storage.pairs.receipts import Provenance, Receipt
 
-MANIFEST = {"experiment": {"family": "kkt", "width": 20}, "root_seed": 0}
+MANIFEST = {
+    "experiment": {"family": "kkt", "width": 20, "attack": {"kind": "kkt"}},
+    "root_seed": 0,
+}
 
 
 def columns(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float, UInt8
@@ -141,7 +141,6 @@ class AutoencoderRecovery(TrainedRun[Learned, KnownAutoencoder]):
     dtype: Literal["float32", "float64"] = "float32"
     task: ClassVar[str] = "images in, the same images out"
     after_victims: ClassVar[tuple[str, ...]] = ("masks", "sigma")
-    later: ClassVar[Mapping[str, Any]] = {"victim.init": "torch"}
     attacker_knows: ClassVar[str] = (
         "The attack is given an autoencoder, of which it only asks for f(x), and one degraded "
         "copy of each training picture, with many pixels erased. It searches for a picture that"

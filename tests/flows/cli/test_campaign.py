@@ -15,7 +15,7 @@ from PIL import Image
 
 from flows.generate import generate
 from flows.recipe import Recipe
-from flows.regenerate import compare, describe, recipe_in, recipe_of, regenerate
+from flows.regenerate import compare, describe, recipe_of, regenerate
 from flows.settings import to_json
 from storage.errors import SourceError, StorageError, StoreMismatchError
 from storage.pairs.dataset import Dataset
@@ -270,19 +270,6 @@ def test_the_recipe_of_a_store_is_what_made_it_and_not_what_was_typed_last(
         assert recipe.campaign(split) == tiny.campaign(split)
         assert recipe.pairs_at is None
         assert recipe.curation == other.curation
-
-
-def test_a_store_and_a_manifest_that_clipped_nothing_are_regenerated_so(
-    job: Path, tiny: Recipe, tmp_path: Path
-) -> None:
-    before = replace(tiny, experiment=replace(tiny.experiment, clipped=0.0))
-    dataset = Dataset(job / "pairs")
-    del dataset.manifest["campaign"]["experiment"]["clipped"]
-    assert recipe_of(dataset, to_json(tiny)).campaign("train") == before.campaign("train")
-    manifest = json.loads(manifest_of(job, tmp_path / "m.json").read_text())
-    assert recipe_in(manifest, None).experiment == tiny.experiment
-    del manifest["recipe"]["experiment"]["clipped"]
-    assert recipe_in(manifest, None).experiment == before.experiment
 
 
 def test_unfinished_stores_and_lost_images_are_not_described(tmp_path: Path) -> None:

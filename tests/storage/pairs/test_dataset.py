@@ -158,10 +158,10 @@ def test_the_same_manifest_opens_the_store(tmp_path: Path):
     ("manifest", "message"),
     [
         (
-            {"experiment": {"family": "kkt", "width": 200}, "root_seed": 0},
+            MANIFEST | {"experiment": MANIFEST["experiment"] | {"width": 200}},
             "experiment.width is 20 there, 200 here; use those settings again, or another folder",
         ),
-        ({"experiment": {"family": "kkt", "width": 20}}, "root_seed is 0 there, absent here"),
+        ({"experiment": MANIFEST["experiment"]}, "root_seed is 0 there, absent here"),
         (MANIFEST | {"x": True}, "x is absent there, true here"),
         (
             {"a": 1, "b": 1, "c": 1},

@@ -228,24 +228,23 @@ def test_buckets_and_folders_in_any_combination(tmp_path: Path, s3: S3Server, wa
     assert (found.ok, found.orphans) == (True, ())
 
 
-KINDS = (None, "span")
+KINDS = ("kkt", "span")
 
 
-def of_attack(root: Path, kind: str | None, parts: list[int], **changes: Any) -> Dataset:
-    """A store of a campaign with that kind of attack; None: of before attacks had kinds."""
-    attack = {"sigma": 0.1} if kind is None else {"kind": kind}
-    experiment = {"family": "kkt", "attack": attack}
+def of_attack(root: Path, kind: str, parts: list[int], **changes: Any) -> Dataset:
+    """A store of a campaign with that kind of attack."""
+    experiment = {"family": "kkt", "attack": {"kind": kind}}
     manifest = {"campaign": {"experiment": experiment}, "source": {"hash": "s"}, **changes}
     create_or_open(root, manifest)
     for part in parts:
-        made = columns(seed=part, n_runs=2 if kind is None else 3)
+        made = columns(seed=part, n_runs=2 if kind == "kkt" else 3)
         write_part(root, part, made, provenance=provenance(fingerprint=seal_of(manifest)))
     return Dataset(root)
 
 
 def test_attacks_of_two_kinds_stand_in_one_store_told_apart_by_their_receipts(tmp_path: Path):
     stores = [
-        of_attack(tmp_path / "kkt", None, [0, 1, 2]),
+        of_attack(tmp_path / "kkt", "kkt", [0, 1, 2]),
         of_attack(tmp_path / "span", "span", [0, 1]),
     ]
     roots = [one.root for one in stores]
@@ -270,7 +269,7 @@ def test_attacks_of_two_kinds_stand_in_one_store_told_apart_by_their_receipts(tm
 
 
 def test_what_cannot_be_mixed_is_refused_before_anything_is_made(tmp_path: Path):
-    kkt = of_attack(tmp_path / "kkt", None, [0]).root
+    kkt = of_attack(tmp_path / "kkt", "kkt", [0]).root
     span = of_attack(tmp_path / "span", "span", [0]).root
     other = of_attack(tmp_path / "other", "span", [0], source={"hash": "t"}).root
     for sources, mix, said in [
@@ -293,7 +292,7 @@ def test_what_cannot_be_mixed_is_refused_before_anything_is_made(tmp_path: Path)
 
 
 def test_a_receipt_of_no_experiment_of_a_mixture_is_a_problem(tmp_path: Path):
-    roots = [of_attack(tmp_path / str(kind), kind, [0]).root for kind in KINDS]
+    roots = [of_attack(tmp_path / kind, kind, [0]).root for kind in KINDS]
     mixed = merge(roots, tmp_path / "m", mix=True).dataset
     stranger = provenance(fingerprint="0" * 64)
     write_part(tmp_path / "m", 2, columns(seed=5), provenance=stranger)

@@ -24,7 +24,6 @@ from torch import Tensor
 from recon_core.attacks.autoencoder.preflight import reconstruction_errors, spectral_radii
 from recon_core.types import Progress, no_progress, seeded_generator
 from recon_core.victims.autoencoder import (
-    Autoencoder,
     Model,
     Weights,
     initial_weights,
@@ -107,7 +106,7 @@ class TrainJob(RecoveryJob):
     @property
     def key(self) -> str:
         settings = asdict(self.victim)
-        settings["network"] = network_settings(self.victim.network)
+        settings["network"] = asdict(self.victim.network)
         for name in NOT_OF_TRAINING:
             settings.pop(name)
         return key_of([settings, hash_of(self.images), hash_of(self.control), self.root_seed])
@@ -140,14 +139,6 @@ class TrainJob(RecoveryJob):
             course.kept(None, result.last)
             meta |= course.asked(result.last.weights)
         return NOTHING, meta | {"seconds": round(course.seconds, 3)}
-
-
-def network_settings(network: Autoencoder) -> dict[str, Any]:
-    """Settings that a key is made of: without later ones, where they are as it was before."""
-    settings = asdict(network)
-    if settings.get("init") == "torch":
-        del settings["init"]
-    return settings
 
 
 class _Course:

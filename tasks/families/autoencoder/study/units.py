@@ -28,7 +28,7 @@ from recon_core.threads import share_of
 from recon_core.types import Progress, no_progress, seeded_generator
 from recon_core.victims.autoencoder import single
 from tasks.families.autoencoder.study.settings import STORED, Methods, RecoveryVictim
-from tasks.families.autoencoder.study.training import RecoveryJob, network_settings
+from tasks.families.autoencoder.study.training import RecoveryJob
 from tasks.study.images import Ids, Pixels
 from tasks.study.products import NOTHING, Arrays, hash_of, key_of, read_weights
 from tasks.training.inpainter import Inpainter, train_inpainter
@@ -81,7 +81,7 @@ class RecoverJob(RecoveryJob):
     @property
     def key(self) -> str:
         settings = {name: asdict(method) for name, method in self.methods.of_victims.items()}
-        network = network_settings(self.victim.network)
+        network = asdict(self.victim.network)
         groups = [group.described() for group in self.groups]
         start = self.victim.start
         return key_of([self.trained, network, start, settings, groups, self.root_seed])

@@ -30,7 +30,6 @@ from tasks.campaign.plan import (
     PlannedPart,
     sha256_of,
     without_attack,
-    without_later_settings,
 )
 from tasks.evaluation.settings import Evaluation
 
@@ -145,11 +144,10 @@ class Study:
 
     def manifest(self, images: ImageSet) -> dict[str, Any]:
         """Settings that the store is made from: all but names, and how it is scored."""
-        cells = []
-        for cell in self.cells:
-            of_cell = {"experiment": asdict(cell.experiment)}
-            without_later_settings(of_cell)
-            cells.append({**of_cell, "images_per_run": cell.images_per_run})
+        cells = [
+            {"experiment": asdict(cell.experiment), "images_per_run": cell.images_per_run}
+            for cell in self.cells
+        ]
         settings = {
             "study": self.name,
             "cells": cells,
