@@ -37,11 +37,8 @@ inversion_app = typer.Typer()
 
 @command(inversion_app, "inversion")
 def attack_inversion(
-    positional: Annotated[
-        Path | None, typer.Argument(metavar="[WEIGHTS]", help="As --weights; the older spelling.")
-    ] = None,
     *,
-    weights: Annotated[Path | None, NETWORK_WEIGHTS] = None,
+    weights: Annotated[Path, NETWORK_WEIGHTS],
     target: Out = None,
     architecture: Annotated[
         str | None,
@@ -91,10 +88,6 @@ def attack_inversion(
     from tasks.devices import resolve_device
     from tasks.families.inversion.inputs import InversionJob, prepare_cut
 
-    if (weights is None) == (positional is None):
-        raise ValueError("give the network once, as --weights FILE")
-    weights = weights or positional
-    assert weights is not None
     if cut == LIST:
         _list(weights, architecture, size, data, trust=trust)
         return

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -135,7 +135,7 @@ def evaluate(
     n_attacks = attacks_per_victim(dataset)
     inputs = [dataset.content_hash, heldout.content_hash, n_attacks]
     others = {kind: store.content_hash for kind, store in (further or {}).items()}
-    own = [VERSION, CLIPPED, config.described(), inputs, digests, excluded]
+    own = [VERSION, CLIPPED, asdict(config), inputs, digests, excluded]
     fingerprint = fingerprint_of(*own, *([others] if others else []))
     finished = read_finished(out, fingerprint)
     if finished is not None:
@@ -174,7 +174,7 @@ def evaluate(
         "schema": SCHEMA,
         "version": VERSION,
         "fingerprint": fingerprint,
-        "settings": config.described(),
+        "settings": asdict(config),
         "conventions": CONVENTIONS,
         "source": describe_source(heldout),
         "dataset": describe_dataset(dataset, victims, n_attacks),

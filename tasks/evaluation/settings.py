@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar, Literal, get_args
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, get_args
 
 from recon_core.experiments import KKT, Experiment
 
@@ -89,13 +89,6 @@ class Evaluation:
                     f"external.{name}={path!r} is not an .onnx file; export the restorer to ONNX"
                 )
         check_names(self.external)
-
-    def described(self) -> dict[str, Any]:
-        """The settings of records and fingerprints: without what came later and is off."""
-        settings = asdict(self)
-        if not self.span:
-            del settings["span"]
-        return settings
 
 
 def check_names(restorers: Iterable[str], taken: Iterable[str] = ()) -> None:

@@ -158,7 +158,7 @@ def attack_rows(record: Record) -> list[dict[str, Any]]:
     `seconds` of work per victim, None if it is not known; `guesses`: pictures per victim.
     """
     rows = []
-    for attack in record.get("attacks") or ():
+    for attack in record["attacks"]:
         method = record["methods"][attack["method"]]
         targets, decoys = method["targets"]["summary"], method["decoys"]["summary"]
         found, seconds = method["detection"]["found_at"] or {}, attack["seconds"]
@@ -219,7 +219,7 @@ def criterion_title(name: str) -> str:
 
 def attacker(record: Record) -> str:
     """Knowledge of the attack of this family, or kind; of several, what each does with it."""
-    if record.get("attacks"):
+    if record["attacks"]:
         return _attackers(record)
     experiment = campaign_of(record).get("experiment", {})
     family = FAMILIES.get(experiment.get("family", ""))

@@ -232,7 +232,7 @@ def attacks_sheet(evaluation: Path) -> bytes | None:
     back, with scores and the numbers of all victims, and of the decoys that came out best; None if
     there was one attack."""
     record = read_document(evaluation / "evaluation.json", "evaluate again")
-    if not record.get("side_by_side"):
+    if not record["side_by_side"]:
         return None
     with np.load(evaluation / "pictures.npz", allow_pickle=False) as pictures:
         return strips_sheet([*_attack_strips(record, pictures)], columns=COLUMNS)

@@ -131,7 +131,7 @@ def _render(
         | ({"machine": context["machine"]} if context["machine"] else {}),
     }
     blocks, exact = image_grids.appendix_blocks(record, pictures)
-    several = SIDES if record.get("side_by_side") else ()
+    several = SIDES if record["side_by_side"] else ()
     return page_html(
         "report.html",
         {"criterion": criterion_title},

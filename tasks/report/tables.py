@@ -17,7 +17,7 @@ Columns = dict[str, list[Cell]]
 
 def tables_of(record: Record) -> dict[str, Table]:
     """The tables that stand on every page of this record, but for those of its figures alone."""
-    several = bool(record.get("side_by_side"))
+    several = bool(record["side_by_side"])
     made = [methods_table(record), *placed_tables(record), examples_table(record)]
     made += [attacks_table(record)] if several else []
     made += [unlike_table(record)] if record["nothing"]["n"] else []
@@ -60,7 +60,7 @@ def placed_tables(record: Record) -> list[Table]:
         return lambda side: _placed(record, side, record[shown][side])
 
     tables = [_both("best-images", placed("grid"))]
-    if record.get("side_by_side"):
+    if record["side_by_side"]:
         tables.append(_both("attacks-side-by-side", placed("side_by_side")))
     appendix = _placed(record, "targets", record["appendix"]["targets"])
     return [*tables, Table("all-images", appendix)]
@@ -126,7 +126,7 @@ def halves_table(record: Record) -> Table:
 
 def halved(record: Record) -> list[str]:
     """The methods whose attacks were split into halves."""
-    return [name for name, method in record["methods"].items() if method.get("halves")]
+    return [name for name, method in record["methods"].items() if method["halves"]]
 
 
 def margin_table(record: Record) -> Table:
@@ -153,7 +153,7 @@ def roc_table(record: Record) -> Table:
     rows = [
         {"method": name} | dict(zip(keys, point, strict=True))
         for name, method in record["methods"].items()
-        if (roc := method["detection"].get("roc"))
+        for roc in (method["detection"]["roc"],)
         for point in zip(*(roc[key] for key in keys), strict=True)
     ]
     return table_of("roc", rows, ("method", *keys))

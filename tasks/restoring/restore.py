@@ -296,8 +296,10 @@ def _in_span(
     if wrong is not None:
         raise ValueError(f"an image of the network of --span {wrong}; use another restorer")
     facts, constraint = span.facts, None
-    if opened.generative and span.at_every_step:  # without a word of it: a folder of before
-        facts = {**facts, "steps": "every", "tolerance": span.tolerance}
+    if opened.generative:
+        steps = "every" if span.at_every_step else "last"
+        facts = {**facts, "steps": steps, "tolerance": span.tolerance}
+    if opened.generative and span.at_every_step:
         constraint = Constraint(nearest=span.allowed.nearest, tolerance=span.tolerance)
     return replace(
         opened,

@@ -115,7 +115,7 @@ class Trainer:
             return
         state, meta = found
         self.fit.load_state_dict(state)
-        feeds = meta["feeds"] or [{"step": self.fit.step}]  # inpainters of before kept none
+        feeds = meta["feeds"]
         self.feed.load_state_dict(feeds[min(self.group.rank, len(feeds) - 1)])
         self.record.load_state_dict(meta["record"])
         if self.writes:

@@ -37,14 +37,6 @@ from tasks.training.validation import Validation, held_out_parts, read_held_out
 
 SCHEMA, VERSION = "palimpsest-restorer", 1
 
-LATER_SETTINGS = {"precision": "float32", "accumulate": 1, "mirror": False}
-"""Settings that came later, as what was trained before had them: its fingerprint stays."""
-LATER_RESTORER_SETTINGS: dict[str, dict[str, Any]] = {
-    "edm": {"target": "image", "strength": 1.0},
-    "bf_dncnn": {"strength": 1.0, "mirrored": False},
-    "unet": {"mirrored": False},
-}
-"""The same of each kind of restorer; models that were written before lack them."""
 WHOLE_MODEL = "use the model as it was written, update the program, or train again"
 
 
@@ -193,7 +185,6 @@ def _described(settings: Any, where: str) -> Restorer:
             f"{where} describes no restorer: {settings!r} with kind={kind!r}; known are "
             f"{', '.join(RESTORERS)}; {WHOLE_MODEL}"
         )
-    settings = LATER_RESTORER_SETTINGS.get(kind, {}) | settings
     known = [one.name for one in fields(RESTORERS[kind])]
     odd = [f"{name}={settings[name]!r} is unknown" for name in settings if name not in known]
     odd += [f"{name} is missing" for name in known if name not in settings]
@@ -236,8 +227,8 @@ def training_fingerprint(
     images.update(np.ascontiguousarray(images_for_noise).data)
     body: dict[str, Any] = {
         "version": VERSION,
-        "restorer": _without(LATER_RESTORER_SETTINGS.get(restorer.kind, {}), asdict(restorer)),
-        "training": _without(LATER_SETTINGS, asdict(training)),
+        "restorer": asdict(restorer),
+        "training": asdict(training),
         "curation": asdict(curation),
         "dataset": dataset.content_hash,
         "images_for_noise": images.hexdigest(),
@@ -247,12 +238,5 @@ def training_fingerprint(
     if validation.every:
         body["held_out"] = held_out_parts(dataset, validation.n_parts)
     if validation.keep == "best" or validation.strength == "fitted":
-        body["validation"] = _without({"strength": "full"}, asdict(validation))
+        body["validation"] = asdict(validation)
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-
-
-def _without(later: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """`settings` but for those of `later` that are as before."""
-    return {
-        name: value for name, value in settings.items() if name not in later or value != later[name]
-    }

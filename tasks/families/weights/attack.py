@@ -161,8 +161,6 @@ def description(job: WeightsJob, victim: Victim, device: str) -> dict[str, Any]:
     elif victim.start is not None:
         beside["initial"] = victim.start.file.sha256
     attack = json.loads(json.dumps(asdict(job.attack)))
-    if attack["kind"] == "kkt":
-        del attack["kind"]  # folders of before have none
     if (separator := given_separator(job.attack)) is not None:
         attack["separator"] = separator[1]
     return {

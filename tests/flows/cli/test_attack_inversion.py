@@ -83,8 +83,8 @@ def test_our_own_weights_need_no_architecture_and_grey_pictures_are_taken_grey(
     grey = pictures(4, 3, 28)[:, :1].expand(-1, 3, -1, -1)
     write_pictures(tmp_path / "grey", grey)
     shown = palimpsest.done(
-        "attack", "inversion", path, "--data", f"folder:{tmp_path / 'grey'}", "--out",
-        tmp_path / "out", "--steps", 20, "--device", "cpu", "--attack", "strong",
+        "attack", "inversion", "--weights", path, "--data", f"folder:{tmp_path / 'grey'}",
+        "--out", tmp_path / "out", "--steps", 20, "--device", "cpu", "--attack", "strong",
     )  # fmt: skip
     record = json.loads((tmp_path / "out" / "inversion.json").read_bytes())
     assert (record["victim"]["cut"], record["victim"]["images"]) == ("conv1", "1x28x28")
@@ -94,7 +94,8 @@ def test_our_own_weights_need_no_architecture_and_grey_pictures_are_taken_grey(
 
 
 def test_cuts_are_listed_without_an_attack(palimpsest, files: ClassifierFiles) -> None:
-    shown = palimpsest.done("attack", "inversion", files.exported, "--trust", "--cut", "list")
+    words = ["--weights", files.exported, "--trust", "--cut", "list"]
+    shown = palimpsest.done("attack", "inversion", *words)
     assert "second.0" in shown
     assert "12x16x16" in shown
     assert "3,072" in shown
@@ -117,12 +118,8 @@ def test_refusals_start_no_server_and_leave_nothing_behind(
         assert code == 2, (more, err)
         assert said in " ".join(err.split())
         assert not out.exists()
-    err = palimpsest.refused("attack", "inversion", files.exported, "--trust")
+    err = palimpsest.refused("attack", "inversion", "--weights", files.exported, "--trust")
     assert "give --data" in err
-    for twice in ([], [files.exported, "--weights", files.exported]):
-        assert "give the network once, as --weights FILE" in palimpsest.refused(
-            "attack", "inversion", *twice
-        )
 
 
 def test_the_papers_attack_has_its_settings_for_grey_and_colour() -> None:

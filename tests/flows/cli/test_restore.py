@@ -119,11 +119,10 @@ def test_the_steps_that_are_kept_in_the_span_are_settings_of_the_folder(
     words += ["--span", tmp_path / "victim.pt", "--initial", tmp_path / "start.pt"]
     palimpsest.done(*words, "--span-steps", "last")
     record = json.loads((tmp_path / "out" / "restored.json").read_text())
-    # Folders of before are such ones, and say nothing of steps.
-    assert "steps" not in record["settings"]["model"]["settings"]["span"]
+    assert record["settings"]["model"]["settings"]["span"]["steps"] == "last"
     complaint = palimpsest.refused(*words, "--span-tolerance", 0.01)
-    assert 'span.steps is absent there, "every" here' in complaint
-    assert "span.tolerance is absent there, 0.01 here" in complaint
+    assert 'span.steps is "last" there, "every" here' in complaint
+    assert "span.tolerance is 0.0 there, 0.01 here" in complaint
 
 
 @pytest.mark.parametrize(("size", "shape"), [("8x12", (3, 8, 12)), ("6", (3, 6, 6))])

@@ -260,8 +260,7 @@ def test_a_further_attack_is_scored_as_if_it_were_alone(
     assert first["fingerprint"] != both["fingerprint"]
     nothing = scored(tmp_path / "none", store, images, further={})
     inputs = [store.content_hash, images.content_hash, 1]
-    settings = {name: value for name, value in asdict(CONFIG).items() if name != "span"}
-    before = fingerprint_of(VERSION, CLIPPED, settings, inputs, {}, None)
+    before = fingerprint_of(VERSION, CLIPPED, asdict(CONFIG), inputs, {}, None)
     assert nothing["fingerprint"] == first["fingerprint"] == before
     found = both["methods"].pop("plain_span")
     assert both["methods"] == first["methods"]

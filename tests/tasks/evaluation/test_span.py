@@ -227,7 +227,6 @@ def test_nothing_changes_where_the_span_is_not_asked_for(
     _out, store, asked = separated
     record = _scored(tmp_path, store, images, replace(CONFIG, span=False))
     assert "span" not in record
-    assert "span" not in record["settings"]
     assert not [name for name in record["methods"] if "projected" in name or name == "oracle"]
     assert asked["settings"]["span"] is True
     for name, method in record["methods"].items():

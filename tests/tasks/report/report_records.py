@@ -109,6 +109,8 @@ def made_up(
                  "decoys": decoy_order[:grid_rows].tolist()},
         "appendix": {"methods": shown, "targets": order[:500].tolist(), "appendix_order": "plain"},
         "examples": {"edges": list(EDGES), **{side: _examples(bodies, side) for side in SIDES}},
+        "attacks": [],
+        "side_by_side": None,
         "nothing": _nothing(shown, 3 if pictured else 0),
         "excluded": {"threshold": 0.95, "n": excluded, "rows": [
             {"image_id": i, "nearest": 7 * i, "correlation": 0.97} for i in range(excluded)]}

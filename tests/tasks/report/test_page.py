@@ -74,7 +74,8 @@ def test_the_page_says_what_each_attack_on_weights_knows(
     attack: dict[str, Any], said: str, not_said: str
 ) -> None:
     experiment = {"family": "kkt", "attack": attack}
-    text = attacker({"dataset": {"manifest": {"campaign": {"experiment": experiment}}}})
+    manifest = {"campaign": {"experiment": experiment}}
+    text = attacker({"attacks": [], "dataset": {"manifest": manifest}})
     assert said in text
     assert not_said not in text
 

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -19,11 +18,8 @@ import torch
 
 from recon_core.balance import Curation
 from recon_core.restore import (
-    EDM,
     BFDnCNN,
     NonfiniteLossError,
-    RegressionUNet,
-    Restorer,
     Training,
 )
 from storage.checkpoints import load_checkpoint
@@ -31,12 +27,9 @@ from storage.errors import StorageError
 from storage.pairs.dataset import Dataset
 from tasks import interruption
 from tasks.training.train import (
-    LATER_RESTORER_SETTINGS,
     load_restorer,
     train_restorer,
-    training_fingerprint,
 )
-from tasks.training.validation import Validation
 from tests.storage import stores
 from tests.tasks.restoring import restorers
 
@@ -374,44 +367,6 @@ def test_a_model_that_is_not_as_it_was_written_is_named(
     with pytest.raises(StorageError, match=rf"{out}/model\.json.*{said}") as raised:
         load_restorer(out, device="cpu")
     assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize("restorer", [BFDnCNN(depth=3, n_channels=4), RegressionUNet(size="tiny")])
-def test_a_regression_of_before_answers_over_one_side(
-    restorer: BFDnCNN | RegressionUNet, dataset: Dataset, tmp_path: Path
-) -> None:
-    out = restorers.trained(tmp_path / "model", restorer)
-    edited(out, mirrored=None)
-    assert load_restorer(out, device="cpu")[0] == restorer
-
-    def fingerprint() -> str:
-        return training_fingerprint(
-            restorer, TRAINING, dataset, CURATION, images(), validation=Validation()
-        )
-
-    before = fingerprint()
-    with patch.dict(LATER_RESTORER_SETTINGS, clear=True):
-        assert fingerprint() != before
-
-
-def test_settings_that_came_later_change_nothing_before_them(
-    dataset: Dataset, tmp_path: Path
-) -> None:
-    edm = EDM(size="tiny", resolution=SIZE)
-    out = restorers.trained(tmp_path / "model", edm)
-    edited(out, target=None)
-    assert load_restorer(out, device="cpu")[0] == edm
-
-    def fingerprint(restorer: Restorer, training: Training) -> str:
-        return training_fingerprint(
-            restorer, training, dataset, CURATION, images(), validation=Validation()
-        )
-
-    before = fingerprint(edm, TRAINING)
-    with patch.dict(LATER_RESTORER_SETTINGS, clear=True):
-        assert fingerprint(edm, TRAINING) != before
-    assert fingerprint(replace(edm, target="residual"), TRAINING) != before
-    assert fingerprint(edm, replace(TRAINING, mirror=True)) != before
 
 
 def test_a_network_that_cannot_be_is_named(tmp_path: Path) -> None:
