@@ -69,8 +69,7 @@ class GroupEncoder:
         scale = self._scale()
         pieces = [scale[at : at + CHUNK_ROWS] for at in range(0, len(scale), CHUNK_ROWS)]
         yield from self._shards("pairs/scale", scale.shape, map(encode_chunk, pieces))
-        there = {*self._names, "pairs/scale"}
-        shapes = {name: self._shape(name) for name in COLUMNS if name in there}
+        shapes = {name: self._shape(name) for name in COLUMNS}
         for name, content in metadata_files(shapes, self._encoding).items():
             yield self._noted(name, [content])
 
@@ -78,7 +77,7 @@ class GroupEncoder:
         """`receipts.array_hash` of every column; ValueError if a pair is not finite."""
         hashes = {name: future.result() for name, future in self._hashes.items()}
         hashes["pairs/scale"] = array_hash(self._scale())
-        return {name: hashes[name] for name in COLUMNS if name in hashes}
+        return {name: hashes[name] for name in COLUMNS}
 
     def _encoded(self, name: str) -> list[Future[_Chunk]]:
         rows = self._columns[name]

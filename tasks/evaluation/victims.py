@@ -8,7 +8,6 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +16,7 @@ import torch
 from recon_core.experiments import FAMILIES
 from recon_core.types import RunSpec, seeded_generator
 from storage.pairs.dataset import Dataset
-from storage.pairs.layout import COLUMNS, OUTCOMES
+from storage.pairs.layout import OUTCOMES
 from storage.pairs.store_file import mixed
 from storage.sources.load import ImageSet
 from tasks.campaign.plan import Plan
@@ -25,7 +24,7 @@ from tasks.campaign.plan import Plan
 CRITERIA = ("kkt_residual", "residual_relu", "attack_loss")
 SETTINGS = ("lr", "lam_lr", "sigma", "lam_min", "alpha")
 FACTS = ("n_iterations", *CRITERIA, *SETTINGS)
-"""Columns of runs that the record shows; null where the store has none."""
+"""Columns of runs that the record shows; null where a value does not apply."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +43,7 @@ class EvaluatedRun:
 class Victim:
     """One trained network: the attacks on it, its images, and as many that it never saw. Of
     `instahide` a run's encodings are the victim, and its private images are its images. `margins`
-    are y phi(x), NaN where the store has none."""
+    are y phi(x), NaN for families that have none."""
 
     number: int
     runs: tuple[EvaluatedRun, ...]
@@ -122,8 +121,7 @@ def _too_few(run: int, n_images: int, n_left: int, heldout: ImageSet) -> str:
 
 
 def _attacks_of_part(dataset: Dataset, part: int) -> list[Attack]:
-    known = [name for name in FACTS if f"runs/{name}" in COLUMNS]
-    runs = dataset.read(part, ["runs/run", "runs/outcome", *(f"runs/{name}" for name in known)])
+    runs = dataset.read(part, ["runs/run", "runs/outcome", *(f"runs/{name}" for name in FACTS)])
     targets = dataset.read(part, ["targets/image_id", "targets/run_row"])
     pairs = dataset.read(part, ["pairs/run_row"])["pairs/run_row"]
     n_pairs = np.bincount(pairs, minlength=len(runs["runs/run"]))
@@ -136,7 +134,7 @@ def _attacks_of_part(dataset: Dataset, part: int) -> list[Attack]:
                 outcome=OUTCOMES[runs["runs/outcome"][row]],
                 n_pairs=int(n_pairs[row]),
                 facts={
-                    name: _known(runs[f"runs/{name}"][row]) if name in known else None
+                    name: float(x) if math.isfinite(x := runs[f"runs/{name}"][row]) else None
                     for name in FACTS
                 },
             ),
@@ -188,14 +186,10 @@ def _of_targets(
     dataset: Dataset, part: int, rows: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float64]]:
     """(images, margins) of these rows of the part's targets."""
-    has_margin = "targets/margin" in COLUMNS
-    names = ["targets/image", *(["targets/margin"] if has_margin else [])]
     span = slice(int(rows[0]), int(rows[-1]) + 1) if len(rows) else slice(0, 0)
-    read: dict[str, Any] = dict(dataset.read(part, names, span))
+    read = dataset.read(part, ["targets/image", "targets/margin"], span)
     mine = rows - span.start
-    nothing = np.full(len(rows), np.nan)
-    margins = read["targets/margin"][mine].astype(np.float64) if has_margin else nothing
-    return read["targets/image"][mine], margins
+    return read["targets/image"][mine], read["targets/margin"][mine].astype(np.float64)
 
 
 def _decoy_pool(heldout: ImageSet, used: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -204,7 +198,3 @@ def _decoy_pool(heldout: ImageSet, used: npt.NDArray[np.int64]) -> npt.NDArray[n
     return np.array(
         [i for i, image in enumerate(heldout.images) if image.tobytes() not in seen], np.int64
     )
-
-
-def _known(value: Any) -> float | None:
-    return float(value) if math.isfinite(value) else None
