@@ -121,6 +121,7 @@ def model_card(record: Record) -> str:
     numbers do not cover."""
     base = base_of(record)
     over = f"{record['n_victims']} networks" if record["n_victims"] > 1 else "the images"
+    uncovered = (*record["does_not_cover"], *(f"Left out: {text}" for text in record["left_out"]))
     parts = [
         HEADING,
         _text(record["verdict"]["sentence"]),
@@ -132,7 +133,7 @@ def model_card(record: Record) -> str:
         "the share that the best reconstruction attack brings back well enough to recognise.",
         _defences_markdown(record),
         "**What this does not cover**",
-        _list([*record["does_not_cover"], *(f"Left out: {text}" for text in record["left_out"])]),
+        "\n".join(f"- {_text(text)}" for text in uncovered),
         _made(record),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -173,10 +174,6 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], n_left: int) -> 
     """A Markdown table whose first columns are to the left, the others to the right."""
     rules = [":--" if k < n_left else "--:" for k in range(len(heads))]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, rules, *rows))
-
-
-def _list(texts: Sequence[str]) -> str:
-    return "\n".join(f"- {_text(text)}" for text in texts)
 
 
 def _made(record: Record) -> str:

@@ -13,7 +13,6 @@ from recon_core.duplicates import THRESHOLD, most_alike
 from recon_core.leakage import share_of
 from recon_core.summary import threshold_for
 from tasks.audit.plan import AuditPlan
-from tasks.audit.settings import Audit
 from tasks.audit.victims import VictimsJob
 from tasks.study.products import Arrays
 
@@ -33,7 +32,7 @@ def exposure(plan: AuditPlan, base: Mapping[str, Any]) -> dict[str, Any]:
         return nothing
     scores = plan.scores(plan.study.cells[0], leak["attack"])[0]["ssim"].astype(np.float64)
     members, arrays = job.members, made[0]
-    threshold = _threshold(scores, members, plan.study)
+    threshold = max(threshold_for(scores[~members], plan.study.rate), plan.study.good_threshold)
     back = (scores > threshold) & members
     mean = np.where(members, scores, 0.0).sum(0) / np.maximum(1, members.sum(0))
     order = np.lexsort((-mean, -back.sum(0)))
@@ -58,10 +57,6 @@ def nearest_decoys(scores: Floats, members: npt.NDArray[np.bool_]) -> list[tuple
     best = decoy.argmax(0)
     order = np.argsort(-decoy.max(0), kind="stable")[:N_DECOYS]
     return [(int(best[row]), int(row)) for row in order]
-
-
-def _threshold(scores: Floats, members: npt.NDArray[np.bool_], made: Audit) -> float:
-    return max(threshold_for(scores[~members], made.rate), made.good_threshold)
 
 
 def _of_image(

@@ -158,7 +158,7 @@ def _place(row: Record) -> tuple[float, float]:
 def _front_mark(panel: Panel, row: Record, price: str) -> str:
     style, (x, y) = _style(row), panel.at(_place(row))
     drawn = [_whisker(panel, row), marker(style.marker, x, y)]
-    from_here = _title(_front_said(row, price))
+    from_here = f"<title>{escape(_front_said(row, price))}</title>"
     return f'<g class="s{style.number} m{style.colour}">{from_here}{"".join(drawn)}</g>'
 
 
@@ -172,10 +172,6 @@ def _whisker(panel: Panel, row: Record) -> str:
         low, high = (panel.at((100 * row[f"accuracy {end}"], 0))[0] for end in ("low", "high"))
         path += f"M{low:.1f} {y:.1f}H{high:.1f}"
     return f'<path class="whisker" d="{path}"/>' if path else ""
-
-
-def _title(text: str) -> str:
-    return f"<title>{escape(text)}</title>"
 
 
 def _said(row: Record, key: str) -> str:
@@ -198,7 +194,8 @@ def _letters(panel: Panel, rows: Sequence[Record]) -> list[str]:
     parts = []
     for group in _groups(marks):
         text = _ranges([rows[k]["letter"] for k in group])
-        around = _around_all([taken[k] for k in group])
+        left, top, right, bottom = zip(*(taken[k] for k in group), strict=True)
+        around = min(left), min(top), max(right), max(bottom)
         width = LETTER_WIDTH * len(text) + 2
         boxes = [_box(x, y, width, LETTER_HEIGHT) for x, y in _beside(around, width)]
         inside = [box for box in boxes if _inside(panel, box)] or boxes
@@ -234,11 +231,6 @@ def _ranges(letters: Sequence[str]) -> str:
         else:
             runs.append([one])
     return " ".join(f"{run[0]}–{run[-1]}" if len(run) > 2 else " ".join(run) for run in runs)
-
-
-def _around_all(boxes: Sequence[Box]) -> Box:
-    left, top, right, bottom = zip(*boxes, strict=True)
-    return min(left), min(top), max(right), max(bottom)
 
 
 def _beside(around: Box, width: float) -> list[tuple[float, float]]:
@@ -314,14 +306,11 @@ def _rates_panel(
     title = "come back as pictures" if side == "good" else "told from images it never saw"
     if not series:
         return Drawing("", title)
-    parts = [_guessing(panel, rates)] if side == "found" else []
-    parts += estimates(panel, series)
+    parts = estimates(panel, series)
+    if side == "found":
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(panel.at, enumerate(rates)))
+        parts = [f'<g class="m1"><polyline class="curve thin" points="{path}"/></g>', *parts]
     return Drawing(panel.svg(parts, f"Images that {title}. {'; '.join(said)}"), title)
-
-
-def _guessing(panel: Panel, rates: Sequence[float]) -> str:
-    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(panel.at, enumerate(rates)))
-    return f'<g class="m1"><polyline class="curve thin" points="{path}"/></g>'
 
 
 def _estimate(x: float, row: Record, key: str, about: str) -> Estimate:

@@ -51,8 +51,9 @@ def words(record: Record, pictures: Arrays, _tables: Tables) -> dict[str, Any]:
     """Values that only this page shows."""
     exposed, decoys = _exposed(record, pictures), _decoys(record, pictures)
     grid, reasons = _grid(record)
+    stats = (_leak(record), _told(record), _defence(record))
     return {
-        "stats": _stats(record),
+        "stats": [stat | {"what": stat["what"].replace(" %", "\u00a0%")} for stat in stats if stat],
         "n_failing": sum(check["outcome"] == "fails" for check in record["checks"]),
         "rate": rate_text(record["rate"]),
         "threshold": f"{record['good_threshold']:g}",
@@ -84,12 +85,6 @@ def changed(found: Estimated) -> dict[str, str]:
     """A change of accuracy in points, and its interval in brackets."""
     value, low, high = found
     return {"value": points(value), "ends": brackets(points, low, high)}
-
-
-def _stats(record: Record) -> list[dict[str, str]]:
-    """The numbers that the verdict rests on, each with what it is."""
-    found = (_leak(record), _told(record), _defence(record))
-    return [stat | {"what": stat["what"].replace(" %", "\u00a0%")} for stat in found if stat]
 
 
 def _leak(record: Record) -> dict[str, str] | None:

@@ -160,7 +160,7 @@ def best_defence(record: Record) -> Mapping[str, Any] | None:
         usable = [c for c in usable if c["on_front"]]
     for worth in (
         [c for c in usable if _leaves_little(c)],
-        [c for c in usable if _halves(c, base)],
+        [c for c in usable if -c["effect"]["interval"][1] >= base["leak"]["mean"] / 2],
     ):
         if worth and priced:
             cheapest: Record = max(worth, key=lambda cell: float(cell["accuracy"]["test"]))
@@ -174,11 +174,6 @@ def best_defence(record: Record) -> Mapping[str, Any] | None:
 def _leaves_little(cell: Record) -> bool:
     little: bool = cell["leak"]["interval"][1] <= LITTLE and cell["effect"]["interval"][1] < 0
     return little
-
-
-def _halves(cell: Record, base: Record) -> bool:
-    half: bool = -cell["effect"]["interval"][1] >= base["leak"]["mean"] / 2
-    return half
 
 
 def does(cell: Record) -> str:

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 from pydantic import TypeAdapter, ValidationError
-from torch import Tensor
 
 from recon_core.attacks.kkt.results import KnownVictim
 from recon_core.attacks.span.restoration import InSpan
@@ -80,11 +79,7 @@ def find_span(bench: Bench, experiment: KKT, victim: Victim) -> dict[str, Arrays
 def projection_on(span: Arrays) -> Project:
     """Pictures to the nearest in a span; as they are where there is none."""
     directions, mean = (torch.from_numpy(span[name].copy()) for name in ("directions", "mean"))
-    return InSpan(directions, mean).nearest if len(directions) else _as_it_is
-
-
-def _as_it_is(pictures: Tensor) -> Tensor:
-    return pictures
+    return InSpan(directions, mean).nearest if len(directions) else lambda pictures: pictures
 
 
 def _spec_of(dataset: Dataset, victim: Victim) -> RunSpec:

@@ -91,7 +91,9 @@ def method_title(name: str, kind: str = "trained") -> tuple[str, str, str]:
         )
     if name in KNOWN_METHODS:
         return KNOWN_METHODS[name]
-    stem, count = _stem(name)
+    stem, _x, count = name.rpartition("_x")
+    if not (stem and count.isdigit()):
+        stem, count = name, ""
     title, note = RESTORERS.get(stem, (stem, KIND_NOTES.get(kind, kind)))
     if not count:
         return title, title, note
@@ -143,11 +145,6 @@ def headroom(record: Record) -> str:
         f"{percent(closed[best + PROJECTED])} where what it gives is projected, too; projection "
         f"alone goes {percent(closed['plain' + PROJECTED])}."
     )
-
-
-def _stem(name: str) -> tuple[str, str]:
-    stem, _x, count = name.rpartition("_x")
-    return (stem, count) if stem and count.isdigit() else (name, "")
 
 
 def attack_rows(record: Record) -> list[dict[str, Any]]:
