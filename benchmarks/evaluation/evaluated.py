@@ -52,7 +52,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The record of an evaluation, version 4 (docs/evaluation.md). `restorers`: of those that were
+    """The record of an evaluation (docs/evaluation.md). `restorers`: of those that were
     trained, the pairs that each learned from, where that is known."""
 
     record: Mapping[str, Any]

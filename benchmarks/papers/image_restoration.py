@@ -3,7 +3,7 @@
     python -m benchmarks.papers.image_restoration [--json FILE] EVALUATION...
     python -m benchmarks.papers.image_restoration --json FILE --check
 
-EVALUATION is an evaluation.json of version 4, its folder, or the report-data of its report
+EVALUATION is an evaluation.json, its folder, or the report-data of its report
 (`benchmarks.evaluation.tables`), which docs/results keeps. Every claim has a rule, stated beside
 the verdict: "more" needs an interval that excludes 0 (`benchmarks.evaluation.evaluated`), and what
 cannot be tested on an evaluation is said to be so. Run it on the machine that made the evaluations:

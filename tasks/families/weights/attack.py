@@ -167,7 +167,7 @@ def description(job: WeightsJob, victim: Victim, device: str) -> dict[str, Any]:
         "weights": victim.file.sha256,
         **beside,
         "architecture": victim.layers.architecture,
-        **({} if victim.order == InputOrder() else {"inputs": str(victim.order)}),
+        "inputs": str(victim.order),
         "shape": list(victim.architecture.shape),
         "activation": network.activation,
         "leak": network.leak if network.activation == "leaky_relu" else None,
