@@ -60,6 +60,9 @@ class InSpan:
         float | None,
         "How far off it images may be, per pixel of [0, 1], at every step; default: 0.",
     ] = None
+    span_rounds: Annotated[
+        int | None, "Times that a restorer with one answer and the span take turns; default: 1."
+    ] = None
 
 
 @command(restore_app, "restore")
@@ -152,10 +155,11 @@ def _span_of(given: InSpan) -> Span | None:
             std=None if given.std is None else numbers(given.std, "--std"),
             steps=given.span_steps,
             tolerance=given.span_tolerance or 0.0,
+            rounds=1 if given.span_rounds is None else given.span_rounds,
         )
     if any(value is not None for value in vars(given).values()):
         raise ValueError(
-            "--initial, --optimizer, --checkpoint, --gradients, --mean, --std, --span-steps and "
-            "--span-tolerance are of the network of --span; give it, too"
+            "--initial, --optimizer, --checkpoint, --gradients, --mean, --std, --span-steps, "
+            "--span-tolerance and --span-rounds are of the network of --span; give it, too"
         )
     return None

@@ -87,7 +87,8 @@ def method_title(name: str, kind: str = "trained") -> tuple[str, str, str]:
         return (
             f"{long}, in the span",
             f"{short}, in span",
-            f"{what}; each of its pictures then projected on the span of the first layer's weights",
+            f"{what}; each of its pictures then projected on the span of the first layer's "
+            "weights, and between rounds if there are several",
         )
     if name in KNOWN_METHODS:
         return KNOWN_METHODS[name]
@@ -140,10 +141,12 @@ def headroom(record: Record) -> str:
     closed, best = record["span"]["headroom_closed"], best_trained(record)
     if best is None or closed[best] is None:
         return said
+    rounds = record["settings"]["rounds"]
+    how = "is projected, too" if rounds == 1 else f"is projected and restored, {rounds} rounds"
     return (
         f"{said} Of the way there {method_title(best)[0]} goes {percent(closed[best])}, and "
-        f"{percent(closed[best + PROJECTED])} where what it gives is projected, too; projection "
-        f"alone goes {percent(closed['plain' + PROJECTED])}."
+        f"{percent(closed[best + PROJECTED])} where what it gives {how}; projection alone goes "
+        f"{percent(closed['plain' + PROJECTED])}."
     )
 
 

@@ -38,7 +38,8 @@ class Span:
     on them what it started from, files of its optimiser's states and of gradients, the mean that
     was subtracted in training (default: the pictures' own), and what was then divided by. `steps`
     of a restorer are kept in the span, but for `tolerance`, a standard deviation per pixel
-    (default: see `OpenSpan`)."""
+    (default: see `OpenSpan`). A restorer without steps restores what its answer has in the span
+    again, in so many `rounds`."""
 
     weights: Path
     initial: Path | None = None
@@ -49,6 +50,7 @@ class Span:
     std: tuple[float, ...] | None = None
     steps: Steps | None = None
     tolerance: float = 0.0
+    rounds: int = 1
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
@@ -58,6 +60,8 @@ class Span:
                 f"--span-tolerance {self.tolerance:g} is no distance in pixels that go from 0 to "
                 "1: use 0, or a little more"
             )
+        if self.rounds < 1:
+            raise ValueError(f"--span-rounds {self.rounds} is too few: use 1 or more")
         if self.tolerance and self.steps == "last":
             raise ValueError(
                 "--span-tolerance is of every step, and --span-steps last puts answers in the span "
@@ -68,14 +72,16 @@ class Span:
 @dataclass(frozen=True)
 class OpenSpan:
     """Pictures that a network's first layer allows, and for people and records what they are
-    of; `steps` and `tolerance` as they were asked for. `exact`: the span stands out of the noise by
-    far. At every step one that does not costs more than it brings, unless there is a tolerance."""
+    of; `steps`, `tolerance` and `rounds` as they were asked for. `exact`: the span stands out of
+    the noise by far. At every step one that does not costs more than it brings, unless there is a
+    tolerance."""
 
     allowed: InSpan
     facts: dict[str, Any]
     exact: bool = True
     steps: Steps | None = None
     tolerance: float = 0.0
+    rounds: int = 1
 
     @property
     def at_every_step(self) -> bool:
@@ -124,7 +130,7 @@ def open_span(of: Span, pictures: Inputs) -> OpenSpan:
         "std": None if of.std is None else list(of.std),
         "share_of_pictures": round(share, 4),
     }
-    return OpenSpan(allowed, facts, span.ends_sharply, of.steps, of.tolerance)
+    return OpenSpan(allowed, facts, span.ends_sharply, of.steps, of.tolerance, of.rounds)
 
 
 def _stacked(pictures: Inputs, weights: Path, shape: tuple[int, int, int]) -> Tensor:

@@ -27,6 +27,7 @@ from recon_core.attacks.span.restoration import InSpan
 from recon_core.restore import EDM, BFDnCNN, RegressionUNet
 from recon_core.restore.edm import Constraint
 from recon_core.restore.generic import GENERIC_RESTORERS, need_wavelets
+from recon_core.threads import share_of
 from recon_core.types import Progress, no_progress
 from storage.errors import StorageError
 from tasks.devices import Device, resolve_device
@@ -70,7 +71,7 @@ class OpenRestorer:
     None where any will do. Its network takes sides that are multiples of `patch`; others are made
     so by repeating the last row and column, which are cut off again. One that is not `generative`
     has one answer per picture. With `span` each answer is the nearest that the weights of a victim
-    allow; with `constraint` every step on the way to it keeps to that.
+    allow, found in so many `rounds`; with `constraint` every step on the way to it keeps to that.
     """
 
     restorer: Restores
@@ -84,6 +85,7 @@ class OpenRestorer:
     patch: int = 1
     span: InSpan | None = None
     constraint: Constraint | None = None
+    rounds: int = 1
 
     def __call__(
         self,
@@ -137,22 +139,26 @@ class OpenRestorer:
             pictures = functional.pad(pictures, beyond, mode="replicate")
         elsewhere = isinstance(self.restorer, OnnxRestorer)  # onnxruntime moves them itself
         how = {} if self.constraint is None else {"constraint": self.constraint}
-        drawn = self.restorer.restore(
-            self.net,
-            pictures if elsewhere else pictures.to(self.device),
-            n_samples=n_samples if self.generative else 1,
-            seeds=seeds,
-            progress=progress,
-            batch_size=_fitting(batch_size, pictures.shape),
-            **how,
-        )
-        if not drawn.isfinite().all():
-            raise ValueError(
-                f"the restorer {self.name} gave values that are not finite: its weights are "
-                "damaged or its training diverged; train it again, or use another one"
+        for turn in range(self.rounds):
+            drawn = self.restorer.restore(
+                self.net,
+                pictures if elsewhere else pictures.to(self.device),
+                n_samples=n_samples if self.generative else 1,
+                seeds=seeds,
+                progress=share_of(progress, turn / self.rounds, (turn + 1) / self.rounds),
+                batch_size=_fitting(batch_size, pictures.shape),
+                **how,
             )
-        cut = drawn[..., :height, :width].cpu()
-        return cut if self.span is None else self.span.nearest(cut)
+            if not drawn.isfinite().all():
+                raise ValueError(
+                    f"the restorer {self.name} gave values that are not finite: its weights are "
+                    "damaged or its training diverged; train it again, or use another one"
+                )
+            cut = drawn[..., :height, :width].cpu()
+            if self.span is not None:
+                cut = self.span.nearest(cut)
+                pictures = functional.pad(cut[0].clamp(0, 1), beyond, mode="replicate")
+        return cut
 
     def chunk_size(self, n_samples: int, batch_size: int, shape: Sequence[int]) -> int:
         """Number of pictures whose samples fill one batch, for pictures of `shape` (.., h, w)."""
@@ -218,6 +224,11 @@ def open_restorer(
     """
     if span is not None:
         opened = _in_span(weights, span, device=device, onnx_range=onnx_range)
+        if opened.generative and span.rounds > 1:
+            raise ValueError(
+                f"--span-rounds {span.rounds} is of a restorer with one answer, and --weights "
+                f"{weights} draws samples in steps: use --span-steps every"
+            )
         if opened.constraint is None and (span.steps == "every" or span.tolerance):
             option = "--span-tolerance" if span.tolerance else "--span-steps every"
             raise ValueError(
@@ -295,10 +306,10 @@ def _in_span(
     wrong = opened.why_not(*sides)
     if wrong is not None:
         raise ValueError(f"an image of the network of --span {wrong}; use another restorer")
-    facts, constraint = span.facts, None
+    facts, constraint = {**span.facts, "rounds": span.rounds}, None
     if opened.generative:
         steps = "every" if span.at_every_step else "last"
-        facts = {**facts, "steps": steps, "tolerance": span.tolerance}
+        facts = {**span.facts, "steps": steps, "tolerance": span.tolerance}
     if opened.generative and span.at_every_step:
         constraint = Constraint(nearest=span.allowed.nearest, tolerance=span.tolerance)
     return replace(
@@ -308,6 +319,7 @@ def _in_span(
         resolution=sides,
         span=None if span.tolerance else span.allowed,
         constraint=constraint,
+        rounds=span.rounds,
     )
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -56,15 +55,6 @@ class KKTSettings(FamilyRun):
     dtype: Literal["float32", "float64"] = "float32"
     precision: Precision = "ieee"
     after_victims: ClassVar[tuple[str, ...]] = ("released", "n_attacks", "clipped")
-    later: ClassVar[Mapping[str, Any]] = {
-        "victim.init": "torch",
-        "attack.kind": "kkt",
-        "defence": None,
-        "defence_layer": None,
-        "clipped": 0.0,
-        "released": {"precision": "full", "noise": 0.0},
-    }
-    unlike_today: ClassVar[Mapping[str, Any]] = {"clipped": 0.0}
     attacker_knows: ClassVar[str] = (
         "The attack is given a network (its architecture and weights) and the average of its "
         "training pictures, nothing else. It searches for pictures that explain those weights "

@@ -139,7 +139,7 @@ def test_pictures_are_resized_when_asked(
     ("changes", "code", "said"),
     [
         ({"--weights": "nothing"}, 2, "nothing is not there: give .*nlm, tv, wavelet"),
-        ({"--initial": "epoch0"}, 2, "--initial, .* --span-tolerance are of the network of --span"),
+        ({"--initial": "epoch0"}, 2, "--initial, .* --span-rounds are of the network of --span"),
         ({"--span-steps": "every"}, 2, "--initial, .* are of the network of --span; give it"),
         ({"--span-tolerance": 0}, 2, "--initial, .* are of the network of --span; give it"),
         ({"--span": "own.pt", "--span-tolerance": 2}, 2, "--span-tolerance 2 is no distance"),

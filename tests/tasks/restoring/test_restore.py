@@ -253,6 +253,27 @@ def test_gradients_give_the_span_without_the_start(
     assert open_span(replace(of, gradients=()), inputs).facts["source"] == "weights"
 
 
+def test_one_answer_and_the_span_take_turns(tmp_path: Path) -> None:
+    images = photograph_tiles(SIZE, shrink=4)[:6].numpy()
+    inputs = open_inputs(picture_folder(tmp_path / "in", images))
+    files = [tmp_path / "victim.safetensors", tmp_path / "start.safetensors"]
+    network_of(images, files[0], start=files[1])
+    given, span = torch.from_numpy(images).float() / 255, Span(weights=files[0], initial=files[1])
+    opened = open_span(replace(span, rounds=3), inputs)
+    folder = trained(tmp_path / "unet", TINY_UNET)
+    bound, free = (open_restorer(folder, device="cpu", span=s) for s in (opened, None))
+    assert bound.settings["span"] == opened.facts | {"rounds": 3}
+    expected = given
+    for _ in range(3):
+        (expected,) = opened.allowed.nearest(free(expected.clamp(0, 1), n_samples=1)[0][None])
+    found, _none = bound(given)
+    torch.testing.assert_close(found, expected.clamp(0, 1))
+    with pytest.raises(ValueError, match="--span-rounds 3 is of a restorer with one answer"):
+        open_restorer(trained(tmp_path / "edm"), device="cpu", span=opened)
+    with pytest.raises(ValueError, match="--span-rounds 0"):
+        replace(span, rounds=0)
+
+
 def test_every_step_of_edm_is_kept_in_the_span(tmp_path: Path) -> None:
     images = photograph_tiles(SIZE, shrink=4)[:6]
     pictures = images.float() / 255
