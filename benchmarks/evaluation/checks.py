@@ -176,18 +176,6 @@ def measures_agree(e: Evaluated) -> Verdict:
     return ours + (f"; not {', '.join(opposite)}" if opposite else ""), not opposite
 
 
-def fast_search_misses_little(e: Evaluated) -> Verdict:
-    """Of kept evaluations that made the fast search beside that of all pairs."""
-    found = {name: body["fast"] for name, body in e.methods.items() if body.get("fast")}
-    n = len(e.scores(PLAIN))
-    if not found:
-        raise NotTestableError("the fast search was not made")
-    ours = "good found: " + ", ".join(
-        f"{name} {fast['n_good']} of {e.good(name).sum():.0f}" for name, fast in found.items()
-    )
-    return ours, every(share_at_most(fast["n_missed_good"], n, FEW) for fast in found.values())
-
-
 def diffusion_beats_cnn(e: Evaluated) -> Verdict:
     _one, mean = e.samples()
     stem = mean.rpartition("_x")[0]

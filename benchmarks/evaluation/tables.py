@@ -59,9 +59,6 @@ def _record(folder: Path) -> dict[str, Any]:
         body: dict[str, Any] = {
             "kind": row["kind"],
             "halves": _halves(halves, name),
-            "fast": {key: int(row[f"fast {key}"]) for key in ("n_good", "n_missed_good")}
-            if row.get("fast n_good")
-            else None,
             **{side: {m: _column(rows, f"{name} {m}") for m in METRICS}
                for side, rows in of_side.items()},
         }  # fmt: skip

@@ -162,13 +162,6 @@ STATEMENTS: tuple[Statement[Evaluated], ...] = (
         "in opposite directions",
         check=checks.measures_agree,
     ),
-    Statement(
-        claim="A fast search finds nearly all good matches",
-        where="ours; beside section 5.1.1, footnote 3",
-        theirs="not claimed; used instead of all pairs, not compared",
-        rule=f"of no method does it miss good matches of more than {checks.FEW:.0%} of the targets",
-        check=checks.fast_search_misses_little,
-    ),
 )
 
 

@@ -54,7 +54,6 @@ def record() -> Record:
             "halves": {
                 "targets": {"ssim": [list(after - 0.005), list(rng.permutation(after) - 0.01)]}
             },
-            "fast": {"n_good": 100, "n_missed_good": 2},
         }
 
     methods = {
@@ -162,10 +161,6 @@ def every_half(value: Any) -> Any:
     return several(*(put("methods", m, "halves", value=value) for m in ("plain", "edm_x20")))
 
 
-def every_fast(value: Any) -> Any:
-    return several(*(put("methods", m, "fast", value=value) for m in record()["methods"]))
-
-
 def spread(side: str, values: Any) -> Any:
     """The samples behind the mean disagree by `values`, of a row's SSIM with it."""
 
@@ -220,16 +215,10 @@ FALSE = {
         shift("edm_x20", 0.14, side="decoys"),
     ],
     checks.measures_agree: [reversed_haarpsi, shift("tv", 0.2, metric="haarpsi")],
-    checks.fast_search_misses_little: [
-        put("methods", "bf", "fast", value={"n_good": 3, "n_missed_good": 20})
-    ],
 }
 OPEN = {
     checks.almost_none_is_worse: [worse(5, where=lambda _score: True)],
     checks.almost_none_of_the_good_is_worse: [worse(3, where=lambda score: score > 0.4)],
-    checks.fast_search_misses_little: [
-        put("methods", "bf", "fast", value={"n_good": 3, "n_missed_good": 4})
-    ],
     checks.good_count_rises: [shift("edm_x20", -0.1)],
     checks.good_count_rises_beyond_decoys: [shift("edm_x20", -0.1)],
     checks.mean_beats_one_sample: [one_victim_gains],
@@ -270,7 +259,6 @@ NULL = {
     checks.vote_beats_best: [without("vote")],
     checks.scores_are_about_training_images: [without("trained")],
     checks.measures_agree: [without("trained", "classical", "external", "vote", "attack")],
-    checks.fast_search_misses_little: [every_fast(None)],
 }
 
 
