@@ -321,12 +321,23 @@ VISIBLE = 8
 class MuonAndAdamW:
     """An optimiser of a network of convolutions that are in channels_last: Muon (Jordan 2024) for
     hidden layers, each a matrix with a row for every output, and AdamW for the rest, which are
-    layers that see or answer pictures, biases and norms. Both take the same rate."""
+    layers that see or answer pictures, biases and norms. Both take the same rate.
+
+    Raises ValueError for a hidden convolution in another layout: its matrix would be a copy, which
+    moves while the weights stand still.
+    """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self.hidden = [p for p in parameters if p.ndim > 1 and min(p.shape[:2]) > VISIBLE]
         known = set(map(id, self.hidden))
         self.matrices = [nn.Parameter(_as_matrix(p.detach())) for p in self.hidden]
+        if any(
+            m.data_ptr() != p.data_ptr() for m, p in zip(self.matrices, self.hidden, strict=True)
+        ):
+            raise ValueError(
+                "a convolution is not in channels_last; convert the network with "
+                "net.to(memory_format=torch.channels_last)"
+            )
         rest = [p for p in parameters if id(p) not in known]
         self.parts = (
             torch.optim.AdamW(rest, betas=(0.9, 0.99), weight_decay=1e-3),

@@ -213,7 +213,12 @@ def test_muon_turns_hidden_layers_and_adamw_moves_the_rest() -> None:
     draw, lr = torch.Generator().manual_seed(3), 0.01
     net = nn.Sequential(
         nn.Conv2d(3, 16, 3), nn.Conv2d(16, 24, 3), nn.Flatten(), nn.Linear(24, 12), nn.Linear(12, 2)
-    ).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    )
+    with pytest.raises(ValueError, match="a convolution is not in channels_last"):
+        MuonAndAdamW(list(net.parameters()))
+    for p in net.parameters():
+        if p.ndim == 4:
+            p.data = p.data.contiguous(memory_format=torch.channels_last)
     before = [p.detach().clone() for p in net.parameters()]
     optimiser = MuonAndAdamW(list(net.parameters()))
     for p in net.parameters():
