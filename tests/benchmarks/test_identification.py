@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -68,3 +70,15 @@ def test_intervals_are_of_victims() -> None:
     unit = "identified, over the attack alone"
     low, high = (found[f"{unit}, {end}"] for end in (identification.LOW, identification.HIGH))
     assert low < found[unit] == 0.5 < high
+
+
+def test_one_decoy_ahead_of_all_images_counts_before_any_and_not_at_one_percent() -> None:
+    n = (2, 60)
+    clear = Told(*(np.full(n, value) for value in (0.9, 0.3, 0.5, 0.0, 0.0, 0.1)))
+    lead = np.zeros(n)
+    lead[1, 7] = 0.8
+    found = values({"plain": clear, "lucky": replace(clear, decoy_lead=lead)}, "lucky")
+    assert found["found of 120 by lead at 0% false positives"] == 0
+    assert found[identification.BEFORE_ANY] == 0
+    assert found["found of 120 by lead at 1% false positives"] == 120
+    assert found[identification.FOUND] == 1
