@@ -24,10 +24,9 @@ from recon_core.attacks.inversion.feature_matching import GradientInversion, Inv
 from recon_core.attacks.inversion.strong_inversion import StrongInversion
 from recon_core.types import seeded_generator
 from recon_core.victims.autoencoder import Weights
-from recon_core.victims.class_batches import ClassBatches
 from recon_core.victims.separability import MixCon, mixcon
 from recon_core.victims.split import LeNet5, initial_weights
-from recon_core.victims.split_training import SplitTraining, train_split
+from recon_core.victims.split_training import ClassBatches, SplitTraining, train_split
 
 SHAPE = (1, 28, 28)
 N_CLASSES = 10

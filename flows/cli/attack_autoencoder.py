@@ -103,8 +103,7 @@ def attack_autoencoder(
     """
     from flows.families.autoencoder.methods import autoencoder_methods
     from tasks.devices import resolve_device
-    from tasks.families.autoencoder.inputs import AutoencoderJob
-    from tasks.families.autoencoder.material import prepare_autoencoder
+    from tasks.families.autoencoder.inputs import AutoencoderJob, prepare_autoencoder
     from tasks.families.autoencoder.networks import Architecture
 
     target = target or default_folder(weights)

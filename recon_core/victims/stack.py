@@ -2,7 +2,7 @@
 
 `Problem` is what does not change during training; `Stack` the part of it that goes on, in memory of
 its own. What is trained, the *values*, are a victim's weights and biases; or, in the span of the
-images (`span`), the first layer's coordinates in place of its weights, and its scale at the end.
+images (`Span`), the first layer's coordinates in place of its weights, and its scale at the end.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from recon_core.optimisers import Optimiser
-from recon_core.victims.backprop import Backprop, Inputs, first_layer
-from recon_core.victims.feature_defence import FeatureDefence
+from recon_core.victims.backprop import Backprop, Inputs, Span, SpanLayer, first_layer
 from recon_core.victims.losses import Loss
 from recon_core.victims.network import Architecture, Parameters
-from recon_core.victims.span import Span, SpanLayer
+from recon_core.victims.separability import FeatureDefence
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Training of R victims at once, on R different sets of images, each until it is done.
 
 Image restoration paper, section 2: full batch, Adadelta with rate 1, 50,000 epochs. Haim et al.
-2022 and the KKT paper: gradient descent, rate .01 (.5 with classes), 1e6 epochs, which `span` makes
+2022 and the KKT paper: gradient descent, rate .01 (.5 with classes), 1e6 epochs, which `Span` makes
 several times cheaper. Weight decay adds weight_decay * theta to the gradient of the *mean* loss, as
 torch does; the lambda_WD of KKT paper, eq. 13, is n times ours.
 """
@@ -19,10 +19,10 @@ from recon_core.cuda_graphs import repeated
 from recon_core.optimisers import Optimiser
 from recon_core.strict import Strict
 from recon_core.types import Progress, no_progress
-from recon_core.victims.feature_defence import Defence, feature_defence
+from recon_core.victims.backprop import Span, SpanSwitch, uses_span
 from recon_core.victims.losses import Loss
 from recon_core.victims.network import Architecture, Parameters
-from recon_core.victims.span import Span, SpanSwitch, uses_span
+from recon_core.victims.separability import Defence, feature_defence
 from recon_core.victims.stack import Problem, Stack, inputs_of
 
 REPORTS = 50

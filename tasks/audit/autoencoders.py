@@ -20,8 +20,7 @@ from recon_core.degradation import degrade, mask_pattern
 from recon_core.types import Progress
 from recon_core.victims.autoencoder import Shape, Weights, initial_weights
 from recon_core.victims.autoencoder_training import train_autoencoders
-from recon_core.victims.network import Parameters
-from recon_core.victims.released import Released
+from recon_core.victims.network import Parameters, Released
 from tasks.audit.recipe import AutoencoderRecipe
 
 ROWS = 1000

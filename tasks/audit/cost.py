@@ -21,7 +21,7 @@ from tasks.audit.plan import AuditPlan
 from tasks.audit.recipe import AutoencoderRecipe, VictimRecipe
 from tasks.audit.settings import RECONSTRUCTION, AttackName, Cell
 from tasks.audit.victims import VictimsJob, shape_of
-from tasks.families.autoencoder.study.cost import evaluations, pace_of
+from tasks.families.autoencoder.study.plan import evaluations, pace_of
 from tasks.families.weights.study.cost import (
     Pace,
     Shape,

@@ -16,11 +16,9 @@ from recon_core.strict import Strict
 from recon_core.tagged import Tagged
 from recon_core.victims.autoencoder import Autoencoder, FullyConnected
 from recon_core.victims.autoencoder_training import AutoencoderTraining
-from recon_core.victims.feature_defence import check_full_batch, hidden_layer
-from recon_core.victims.network import Architecture, Network, Shape
+from recon_core.victims.network import Architecture, Network, Released, Shape
 from recon_core.victims.noisy_training import Noise
-from recon_core.victims.released import Released
-from recon_core.victims.separability import MixCon
+from recon_core.victims.separability import MixCon, check_full_batch, hidden_layer
 from recon_core.victims.training import Training
 
 

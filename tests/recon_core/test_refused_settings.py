@@ -33,8 +33,7 @@ from recon_core.sampling import Phase
 from recon_core.victims.autoencoder import FullyConnected, UNet
 from recon_core.victims.autoencoder_training import AutoencoderTraining
 from recon_core.victims.losses import Loss
-from recon_core.victims.network import Network
-from recon_core.victims.released import Released
+from recon_core.victims.network import Network, Released
 from recon_core.victims.separability import MixCon, UniCon
 from recon_core.victims.split_training import SplitTraining
 from recon_core.victims.training import Training

@@ -9,18 +9,21 @@ from tasks.artifacts import leave_table
 from tasks.attack_file.record import plain, setting_rows
 from tasks.attack_file.report import check_chances, leave, page_context
 from tasks.devices import Device, resolve_device
-from tasks.families.autoencoder.attack import recover_all
-from tasks.families.autoencoder.inputs import AutoencoderJob
-from tasks.families.autoencoder.material import PreparedAutoencoder, prepare_autoencoder
-from tasks.families.autoencoder.results import (
+from tasks.families.autoencoder.attack import (
     Cell,
     autoencoder_page,
     conventions,
     pairs,
     record_of_cell,
+    recover_all,
     recoveries_sheet,
     score,
     write_recoveries,
+)
+from tasks.families.autoencoder.inputs import (
+    AutoencoderJob,
+    PreparedAutoencoder,
+    prepare_autoencoder,
 )
 from tasks.orchestration import flow, task
 from tasks.progress import stage_progress

@@ -14,13 +14,10 @@ from storage.files import write_file
 from tasks.campaign.state import CONTROL_FILE
 from tasks.families.autoencoder.study import record as records
 from tasks.families.autoencoder.study.claims import check_recovery
-from tasks.families.autoencoder.study.cost import costs_of
-from tasks.families.autoencoder.study.figure_specs import cells_of, describe_figures, lowest
-from tasks.families.autoencoder.study.images import Sources
+from tasks.families.autoencoder.study.figure_specs import cells_of, describe_figures, lowest, pooled
 from tasks.families.autoencoder.study.page import RECOVERY_PAGE
-from tasks.families.autoencoder.study.plan import RecoveryPlan
-from tasks.families.autoencoder.study.settings import RecoveryStudy
-from tasks.families.autoencoder.study.tables import pooled
+from tasks.families.autoencoder.study.plan import RecoveryPlan, costs_of
+from tasks.families.autoencoder.study.settings import RecoveryStudy, Sources
 from tasks.study.executor import Outcome
 
 OF_EVERY_VICTIM = "victim."

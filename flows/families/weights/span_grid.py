@@ -26,8 +26,7 @@ from recon_core.attacks.span.settings import SpanAttack
 from recon_core.experiments import KKT
 from recon_core.optimisers import Optimiser
 from recon_core.victims.losses import Kind, Loss
-from recon_core.victims.network import Bias, Network
-from recon_core.victims.released import Released
+from recon_core.victims.network import Bias, Network, Released
 from recon_core.victims.training import Training
 from tasks.evaluation.settings import Evaluation
 from tasks.families.weights.study.cost import attack_operations

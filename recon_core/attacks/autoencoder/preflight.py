@@ -16,8 +16,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from recon_core.attacks.plug_and_play import Function, evaluated
-from recon_core.victims.evidence import Finding
-from recon_core.victims.preflight import Outlook, Preflight
+from recon_core.victims.preflight import Finding, Outlook, Preflight
 
 NOT_FITTED = 1e-2
 """Train loss above which f does not reconstruct the images at all."""

@@ -15,8 +15,7 @@ from recon_core.attacks.inversion.feature_matching import Inverted
 from recon_core.attacks.plug_and_play import Ending
 from recon_core.types import Outcome, RunResult, RunSpec
 from recon_core.victims.autoencoder import Weights
-from recon_core.victims.split import SplitModel
-from recon_core.victims.split_evaluation import IMAGES_AT_ONCE, features_of
+from recon_core.victims.split import IMAGES_AT_ONCE, SplitModel, features_of
 from recon_core.victims.split_training import TrainedSplit
 
 

@@ -25,8 +25,14 @@ from recon_core.tagged import Tagged
 from recon_core.types import Progress, RunResult, RunSpec
 from recon_core.victims.autoencoder import Shape
 from recon_core.victims.separability import MixCon, UniCon
-from recon_core.victims.split import KERNEL, LeNet5, SplitModel, SplitNetwork, initial_weights
-from recon_core.victims.split_evaluation import IMAGES_AT_ONCE
+from recon_core.victims.split import (
+    IMAGES_AT_ONCE,
+    KERNEL,
+    LeNet5,
+    SplitModel,
+    SplitNetwork,
+    initial_weights,
+)
 from recon_core.victims.split_training import SplitTraining, train_split
 
 SSIM_SIDE = 11

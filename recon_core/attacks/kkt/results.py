@@ -17,8 +17,8 @@ from recon_core.attacks.kkt.objective import SETTINGS, KKTAttack, Settings
 from recon_core.attacks.kkt.settings import KKTSettings
 from recon_core.attacks.kkt.solver import Attacked
 from recon_core.types import Outcome, Pairs, RunResult, RunSpec
-from recon_core.victims.feature_defence import Defence, tuples_of
 from recon_core.victims.network import Architecture, Parameters
+from recon_core.victims.separability import Defence, tuples_of
 from recon_core.victims.training import Trained
 
 

@@ -41,8 +41,8 @@ from recon_core.attacks.span.rows import SpanRows, gradient_rows, state_rows, we
 from recon_core.precision import matmul_precision
 from recon_core.threads import AtOnce, one_after_another, share_of, side_by_side
 from recon_core.types import Progress, RunResult, RunSpec
-from recon_core.victims.feature_defence import hidden_layer
 from recon_core.victims.network import Parameters, Shape
+from recon_core.victims.separability import hidden_layer
 from recon_core.victims.training import Trained, first_gradient, train
 
 

@@ -15,10 +15,8 @@ from recon_core.matching import CLIPPED, check_clipped
 from recon_core.precision import Precision
 from recon_core.sampling import binary_labels
 from recon_core.tagged import Tagged
-from recon_core.victims.feature_defence import check_full_batch, hidden_layer
-from recon_core.victims.network import Network
-from recon_core.victims.released import Released
-from recon_core.victims.separability import MixCon, UniCon
+from recon_core.victims.network import Network, Released
+from recon_core.victims.separability import MixCon, UniCon, check_full_batch, hidden_layer
 from recon_core.victims.training import Training
 
 Attack = Annotated[KKTAttack | SpanAttack, Tagged("kind")]

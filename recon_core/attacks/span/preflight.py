@@ -14,9 +14,8 @@ from recon_core.attacks.span.separator import Separator
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.attacks.span.sources import biases_tell
 from recon_core.attacks.span.subspace import Subspace
-from recon_core.victims.evidence import Finding, Level
 from recon_core.victims.network import Architecture, Parameters
-from recon_core.victims.preflight import Outlook, Preflight, broken_weights
+from recon_core.victims.preflight import Finding, Level, Outlook, Preflight, broken_weights
 
 FULL = 0.9
 """Share of the neurons from which on as many directions say nothing about the number of images."""

@@ -13,8 +13,7 @@ from recon_core.attacks.span.preflight import span_preflight
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.attacks.span.subspace import Subspace
 from recon_core.victims.diagnostics import channel_scales
-from recon_core.victims.evidence import Finding
-from recon_core.victims.preflight import Preflight, preflight
+from recon_core.victims.preflight import Finding, Preflight, preflight
 from tasks.attack_file.pictures import Named
 from tasks.attack_file.record import chances
 from tasks.devices import check_memory

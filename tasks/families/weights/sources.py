@@ -10,7 +10,7 @@ from recon_core.attacks.span.preflight import FULL
 from recon_core.attacks.span.rows import Source
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.attacks.span.subspace import Subspace
-from recon_core.victims.evidence import Finding
+from recon_core.victims.preflight import Finding
 from tasks.families.weights.inputs import Victim
 
 PUBLISH = (

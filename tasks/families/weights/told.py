@@ -24,8 +24,8 @@ from recon_core.attacks.span.search import separator_for
 from recon_core.attacks.span.separator import Separator
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.attacks.span.subspace import Subspace
-from recon_core.victims.evidence import Finding
 from recon_core.victims.network import Parameters
+from recon_core.victims.preflight import Finding
 from tasks.attack_file.pictures import Named, Shape
 from tasks.families.weights.inputs import Victim, binary_signs, read_mean
 

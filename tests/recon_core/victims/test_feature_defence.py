@@ -10,10 +10,17 @@ import torch
 from torch import Tensor
 
 from recon_core.optimisers import Optimiser
-from recon_core.victims.feature_defence import Defence, defence_gradient, tuples_of
 from recon_core.victims.losses import Loss
 from recon_core.victims.network import Architecture, Conv, Network, Parameters
-from recon_core.victims.separability import MixCon, UniCon, mixcon, unicon
+from recon_core.victims.separability import (
+    Defence,
+    MixCon,
+    UniCon,
+    defence_gradient,
+    mixcon,
+    tuples_of,
+    unicon,
+)
 from recon_core.victims.training import Trained, Training, train
 from tests.recon_core.small_runs import (
     CPU,

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from recon_core.types import seeded_generator
-from recon_core.victims.network import Network, Parameters
-from recon_core.victims.released import Released
+from recon_core.victims.network import Network, Parameters, Released
 from tests.recon_core.small_runs import QUICK_ALL, run
 
 ARCHITECTURE = Network(widths=(40, 30), bias="all").on((3, 8, 8), 1)

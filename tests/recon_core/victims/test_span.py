@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from recon_core.optimisers import Optimiser
+from recon_core.victims.backprop import uses_span
 from recon_core.victims.losses import Loss
 from recon_core.victims.network import Architecture, Conv, Network
-from recon_core.victims.span import uses_span
 from recon_core.victims.training import Trained, Training, train
 from tests.recon_core.victims.small_victims import (
     SHAPE,

@@ -10,17 +10,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from recon_core.victims.autoencoder import Weights
-from recon_core.victims.class_batches import ClassBatches
 from recon_core.victims.separability import MixCon
-from recon_core.victims.split import SplitMLP, initial_weights
-from recon_core.victims.split_evaluation import (
+from recon_core.victims.split import (
     IMAGES_AT_ONCE,
     NETWORKS_ON_CPU,
+    SplitMLP,
     check_fits,
     evaluate_split,
     features_of,
+    initial_weights,
 )
-from recon_core.victims.split_training import SplitTraining, train_split
+from recon_core.victims.split_training import ClassBatches, SplitTraining, train_split
 from tests.recon_core.drawing import generator
 from tests.recon_core.victims.torch_split import torch_split
 

@@ -14,19 +14,22 @@ from torch import Tensor, nn
 
 from recon_core.victims import split_training as module
 from recon_core.victims.autoencoder import Shape, Weights
-from recon_core.victims.class_batches import ClassBatches
 from recon_core.victims.separability import MixCon, UniCon
 from recon_core.victims.split import (
     LeNet5,
     SplitMLP,
     SplitModel,
     SplitNetwork,
+    features_of,
     initial_weights,
 )
-from recon_core.victims.split_evaluation import (
-    features_of,
+from recon_core.victims.split_training import (
+    ClassBatches,
+    Defence,
+    SplitTraining,
+    TrainedSplit,
+    train_split,
 )
-from recon_core.victims.split_training import Defence, SplitTraining, TrainedSplit, train_split
 from tests.recon_core.drawing import generator
 from tests.recon_core.victims.torch_split import torch_split
 

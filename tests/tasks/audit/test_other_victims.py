@@ -14,8 +14,7 @@ from recon_core.attacks.autoencoder.many_starts import NoiseAware
 from recon_core.attacks.inversion.strong_inversion import StrongInversion
 from recon_core.victims.autoencoder import FullyConnected
 from recon_core.victims.autoencoder_training import AutoencoderTraining
-from recon_core.victims.network import Network
-from recon_core.victims.released import Released
+from recon_core.victims.network import Network, Released
 from recon_core.victims.separability import MixCon
 from tasks.audit.attacks import AttackJob
 from tasks.audit.autoencoders import answers, released_weights

@@ -13,7 +13,7 @@ from flows.audit_grid import PRESETS, QUICK, defences
 from recon_core.attacks.kkt.objective import KKTAttack
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.victims.losses import Loss
-from recon_core.victims.released import Released
+from recon_core.victims.network import Released
 from recon_core.victims.training import Training
 from tasks.audit.recipe import AutoencoderRecipe, Private, VictimRecipe
 from tasks.audit.settings import MOST_CANDIDATES, Audit, GivenWeights, adapter, limit_of

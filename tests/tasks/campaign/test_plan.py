@@ -13,7 +13,7 @@ from recon_core.attacks.plug_and_play import Iteration
 from recon_core.attacks.span.attack import SpanAttack
 from recon_core.experiments import KKT, AutoencoderRecovery, Inversion
 from recon_core.sampling import Phase, Sampling
-from recon_core.victims.released import Released
+from recon_core.victims.network import Released
 from recon_core.victims.separability import MixCon, UniCon
 from recon_core.victims.split_training import SplitTraining
 from recon_core.victims.training import Training

@@ -17,8 +17,7 @@ from recon_core.attacks.span.attack import SpanAttack
 from recon_core.experiments import KKT, InstaHideRecovery
 from recon_core.metrics import ssim_matrix
 from recon_core.sampling import Phase, Sampling
-from recon_core.victims.network import Conv, Network
-from recon_core.victims.released import Released
+from recon_core.victims.network import Conv, Network, Released
 from recon_core.victims.training import Optimiser
 from recon_core.victims.training import Training as VictimTraining
 from storage.pairs.dataset import Dataset

@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any
 
 from tasks.families.autoencoder.study import checks
+from tasks.families.autoencoder.study.checks import Record, RecoveryResults
 from tasks.families.autoencoder.study.figure_specs import MEMORY
-from tasks.families.autoencoder.study.results import Record, RecoveryResults
 from tasks.page.formats import OURS
 from tasks.study.statements import Statement, decided
 

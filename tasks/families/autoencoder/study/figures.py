@@ -6,34 +6,48 @@ every figure; lines of methods that are given the mask are dashed by the style s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
-from tasks.families.autoencoder.study.dotplots import contraction_figure, control_figure
+import numpy as np
+import numpy.typing as npt
+
 from tasks.families.autoencoder.study.figure_specs import (
+    SHARES,
     TITLES,
     VALUES,
     at_lowest,
     cells_of,
+    contraction_table,
+    examples_table,
+    group_name,
     incomplete,
     lowest,
+    masks_table,
     measure,
     method_styles,
+    pooled,
+    psnr,
+    rates_table,
+    thresholds_table,
+    triple,
     unreached,
     victim_note,
     victims_of,
 )
-from tasks.families.autoencoder.study.image_grids import examples_figure, mask_tile, masks_figure
-from tasks.families.autoencoder.study.tables import rates_table, thresholds_table, triple
 from tasks.page.axes import PERCENT, Axis, falling, falling_axis, round_axis
 from tasks.page.charts import APART, Estimate, Panel, Style, estimates
+from tasks.page.dotplots import MAX_MARKS, Lane, Mark, dotplot, side_lines
 from tasks.page.files import Arrays, Record
-from tasks.page.formats import NOTHING, brackets, power, with_interval
+from tasks.page.formats import NOTHING, brackets, decibels, names, percent, power, with_interval
+from tasks.page.pictures import data_uri
 from tasks.page.study_page import Draw, Drawing, Figure, Row, entry_of
 
 UNITS = {"accurate": "%", "approximate": "%", "psnr": "dB"}
-SHARES = Axis(0.0, 1.0, PERCENT, "")
+SHARE_AXIS = Axis(0.0, 1.0, PERCENT, "")
 WIDTH, HEIGHT, TOP = 200, 172, 25
 
 Series = tuple[Style, Sequence[Estimate], bool]
@@ -164,7 +178,7 @@ def _frames(
     ends = [row.get(f"psnr{end}") for row in rows for end in ("", " low", " high")]
     psnr = round_axis("", [end for end in ends if end is not None])
     return {
-        value: _small_panel(UNITS[value], across, psnr if value == "psnr" else SHARES)
+        value: _small_panel(UNITS[value], across, psnr if value == "psnr" else SHARE_AXIS)
         for value in values
     }
 
@@ -201,7 +215,7 @@ def _thresholds_panel(record: Record, rows: Sequence[Record], across: Axis, leve
         )
         return Estimate(falling(row["threshold"]), row["share"], None, None, about)
 
-    panel = _small_panel("%", across, SHARES)
+    panel = _small_panel("%", across, SHARE_AXIS)
     series, said = _series(record, [row for row in rows if row["share"] is not None], point)
     series = [(style, points, False) for style, points, _everywhere in series]
     limits = [record["thresholds"][key] for key in ("approximate", "accurate")]
@@ -244,6 +258,245 @@ def _value(figure: Record) -> str:
 def _legend(record: Record, cells: Sequence[Record]) -> list[tuple[Style, str]]:
     have, styles = {cell["method"] for cell in cells}, method_styles(record)
     return [(styles[m["name"]], m["title"]) for m in record["methods"] if m["name"] in have]
+
+
+SPLITS = ("train", "test")
+QUARTERS = [(0.0, "0"), (0.25, "25"), (0.5, "50"), (0.75, "75"), (1.0, "100 %")]
+VICTIM_STYLE = Style(0, 2, 0)
+MOST_SPREAD = 50.0  # of radii on a plain axis
+
+
+def control_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
+    """Shares of training and test images per method, by network (autoencoder paper, section 4)."""
+    victims = victims_of(record, figure)
+    cells = {
+        (victim["name"], split): at_lowest(record, victim, split=split, sigma=0.0)
+        for victim in victims
+        for split in SPLITS
+    }
+    table = rates_table(figure["name"], [c for found in cells.values() for c in found], SHARES)
+    rows = []
+    for value in SHARES:
+        panels = []
+        for victim in victims:
+            at, title = lowest(victim), victim["title"]
+            title += f", loss {power(at['level'])}" if at else ""
+            panels.append(Drawing(_control_panel(record, victim, value, cells), title))
+        rows.append(Row(TITLES[value].capitalize(), "", panels))
+    have = {victim["name"] for victim in victims}
+    without = [victim["title"] for victim in record["victims"] if victim["name"] not in have]
+    notes = [tested(record, victims)]
+    notes += [f"Without test images: {'; '.join(without)}."] if without else []
+    return Figure(figure, [table], rows, notes=notes)
+
+
+def tested(record: Record, victims: Sequence[Record]) -> str:
+    """A sentence on how many test images came back."""
+    cells = [c for v in victims for c in at_lowest(record, v, split="test", sigma=0.0)]
+    counts: dict[str, Mapping[str, int]] = {}
+    for method in record["methods"]:
+        if mine := [cell for cell in cells if cell["method"] == method["name"]]:
+            counts[method["title"]] = pooled(mine)
+    parts = []
+    for key, word in (("n_accurate", "accurately"), ("n_approximate", "approximately")):
+        some = [f"{of[key]} of {of['n']} with {t}" for t, of in counts.items() if of[key]]
+        parts.append(f"{names(some)} came back {word}" if some else f"none came back {word}")
+    n = sum(of["n"] for of in counts.values())
+    return f"Of {n:,} attempts on test images, {'; '.join(parts)}."
+
+
+def _control_panel(
+    record: Record,
+    victim: Record,
+    value: str,
+    cells: Mapping[tuple[str, str], Sequence[Record]],
+) -> str:
+    styles, masks = method_styles(record), {mask["name"]: mask["title"] for mask in record["masks"]}
+    lanes, said, show = [], [], partial(measure, value)
+    run = {cell["method"] for found in cells.values() for cell in found}
+    for method in record["methods"]:
+        if method["name"] not in run:
+            continue
+        sides: list[list[Mark]] = []
+        numbers = []
+        for split in SPLITS:
+            mine = [c for c in cells[victim["name"], split] if c["method"] == method["name"]]
+            known = [(cell["mask"], triple(cell, value)) for cell in mine]
+            sides.append(
+                [
+                    Mark(
+                        found[0], f"{masks.get(mask, mask)}, {split}: {with_interval(show, found)}"
+                    )
+                    for mask, found in known
+                    if found[0] is not None
+                ]
+            )
+            numbers.append(percent(pooled(mine)[value]))
+        said.append(f"{method['title']}: training {numbers[0]}, test {numbers[1]}")
+        title, style = side_lines(method["title"]), styles[method["name"]]
+        lanes.append(Lane(title, style, sides[0], sides[1], (numbers[0], numbers[1])))
+    if not lanes:
+        return ""
+    axis = Axis(0.0, 1.0, QUARTERS, f"share, {TITLES[value]}")
+    about = f"{TITLES[value]} of training and test images, {victim['title']}. {'; '.join(said)}"
+    return dotplot(lanes, axis, at=None, description=about)
+
+
+def contraction_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
+    """The spectral radius at every image that was looked at, a lane per network."""
+    victims = victims_of(record, figure)
+    table = contraction_table(figure["name"], victims)
+    radii = [r for r in table.columns["radius"] if isinstance(r, int | float)]
+    if not radii:
+        return Figure(figure, [table], notes=["No radius is known: nothing to draw."])
+    lanes, said = [], []
+    for victim in victims:
+        rows = table.where("victim", victim["name"])
+        sides, numbers = [], []
+        for split in SPLITS:
+            found = rows.where("split", split).columns
+            sides.append(
+                [
+                    Mark(float(radius), f"{split} image {image}: {radius:.3g}")
+                    for radius, image in zip(found["radius"], found["image"], strict=True)
+                    if isinstance(radius, int | float)
+                ]
+            )
+            below, n = sum(mark.x < 1 for mark in sides[-1]), len(sides[-1])
+            numbers.append(f"{below} of {n}" if n else NOTHING)
+        said.append(f"{victim['title']}: below 1 at {numbers[0]} training and {numbers[1]} test")
+        title = side_lines(victim["title"])
+        lanes.append(Lane(title, VICTIM_STYLE, sides[0], sides[1], (numbers[0], numbers[1])))
+    about = f"Spectral radii. {'; '.join(said)} images."
+    svg = dotplot(lanes, _radii_axis(radii), at=1.0, description=about)
+    notes = ["At the right: at how many images the radius is below 1, of those looked at."]
+    if max(len(side) for lane in lanes for side in (lane.train, lane.test)) > MAX_MARKS:
+        notes.append(f"At most {MAX_MARKS} marks of a lane are drawn, evenly picked.")
+    return Figure(figure, [table], [Row("", "", [Drawing(svg)])], notes=notes)
+
+
+def _radii_axis(radii: Sequence[float]) -> Axis:
+    title = "spectral radius of the Jacobian"
+    if min(radii) <= 0 or max(radii) <= MOST_SPREAD * min(radii):
+        return round_axis(title, [*radii, 1.0], from_zero=min(radii) >= 0)
+    first = min(math.floor(math.log10(min(radii))), 0)
+    last = max(math.ceil(math.log10(max(radii))), 0)
+    step = max(1, (last - first) // 4)
+    ticks = [(10.0**k, power(10.0**k)) for k in range(first, last + 1, step)]
+    return Axis(10.0**first, 10.0 ** max(last, first + 1), ticks, f"{title} (log)", log=True)
+
+
+KNOWN, MISSING = (236, 231, 220), (70, 65, 58)
+OPEN_GROUPS = 2
+
+
+def mask_tile(pictures: Arrays, name: str) -> str:
+    """A mask as a URL: known pixels light, missing ones dark; empty if it was not kept."""
+    mask = pictures.get(f"masks/{name}")
+    return "" if mask is None else _mask_uri(mask)
+
+
+def masks_figure(record: Record, pictures: Arrays, figure: Record) -> Figure:
+    """A picture of every mask, its title, and how much is known (autoencoder paper, figure 3)."""
+    tiles = [
+        {
+            "uri": mask_tile(pictures, mask["name"]),
+            "title": mask["title"],
+            "known": f"{percent(mask['known_share'])} known",
+        }
+        for mask in record["masks"]
+    ]
+    return Figure(figure, [masks_table(record, figure["name"])], more={"tiles": tiles})
+
+
+def examples_figure(record: Record, pictures: Arrays, figure: Record) -> Figure:
+    """Originals, what was left of them and what came back (autoencoder paper, figure 1): a row per
+    image, a column per method and estimated mask.
+
+    Raises ValueError if a group has more or fewer pictures than it says.
+    """
+    titles = {victim["name"]: victim["title"] for victim in record["victims"]}
+    masks = {mask["name"]: mask["title"] for mask in record["masks"]}
+    made = []
+    for k, shown in enumerate(record["shown"]):
+        title = (
+            f"{titles.get(shown['victim'], shown['victim'])}, loss {power(shown['level'])}; "
+            f"{masks.get(shown['mask'], shown['mask'])}"
+        )
+        title += f"; noise {shown['sigma']:g}" if shown["sigma"] else ""
+        columns = list(_columns(record, pictures, shown))
+        there = {column["key"] for column in columns}
+        absent = [m["title"] for m in record["methods"] if m["name"] not in there]
+        made.append(
+            {
+                "title": title,
+                "open": k < OPEN_GROUPS,
+                "columns": columns,
+                "rows": [
+                    {"image": image, "tiles": [column["tiles"][row] for column in columns]}
+                    for row, image in enumerate(shown["rows"])
+                ],
+                "absent": absent if columns else [],
+            }
+        )
+    table = examples_table(figure["name"], record, pictures)
+    return Figure(figure, [table], more={"groups": made})
+
+
+def _columns(record: Record, pictures: Arrays, shown: Record) -> list[dict[str, Any]]:
+    """The columns whose pictures were kept; none without the originals."""
+    group, images, methods = group_name(shown), shown["rows"], record["methods"]
+    if f"{group}/original" not in pictures:
+        return []
+    wanted: list[tuple[str, str, str, Callable[[npt.NDArray[Any]], str]]] = [
+        ("original", "original", "image {0}: {1}", data_uri),
+        ("degraded", "what was left", "image {0}: {1}", data_uri),
+        *((m["name"], m["title"], "image {0}: {1}", data_uri) for m in methods),
+    ]
+    for m in methods:
+        title = f"mask by {m['title'].partition(',')[0]}"
+        wanted.append((f"mask/{m['name']}", title, "{1}, image {0}", _mask_uri))
+    columns = []
+    for key, title, alt, uri in wanted:
+        name = f"{group}/{key}"
+        if name not in pictures:
+            continue
+        tiles: list[dict[str, str]] = [
+            {"uri": uri(picture), "alt": alt.format(image, title)}
+            for picture, image in zip(_of_images(pictures, name, images), images, strict=True)
+        ]
+        columns.append({"key": key, "title": title, "tiles": tiles})
+        if f"{name}/mse" in pictures:
+            errors = _of_images(pictures, f"{name}/mse", images)
+            for tile, error in zip(tiles, errors.tolist(), strict=True):
+                tile.update(_scored(record, error))
+    return columns
+
+
+def _of_images(pictures: Arrays, name: str, images: Sequence[int]) -> npt.NDArray[Any]:
+    array = pictures[name]
+    if len(array) != len(images):
+        raise ValueError(
+            f"the record shows {len(images)} images of {name.rpartition('/')[0]!r}, but the "
+            f"pictures hold {len(array)} in {name!r}; make the study's record again"
+        )
+    return array
+
+
+def _scored(record: Record, error: float) -> Mapping[str, str]:
+    """The words under a picture: its PSNR, and how good that is."""
+    thresholds, found = record["thresholds"], psnr(error)
+    kind = ""
+    if found is not None:
+        close = "approximate" if error < thresholds["approximate"] else ""
+        kind = "accurate" if error < thresholds["accurate"] else close
+    about = "no error known" if found is None else f"mean square error {error:.2g}"
+    return {"score": decibels(found), "kind": kind, "about": about}
+
+
+def _mask_uri(mask: npt.NDArray[Any]) -> str:
+    colours = np.where(mask.astype(bool)[..., None], KNOWN, MISSING).astype(np.uint8)
+    return data_uri(colours.transpose(2, 0, 1))
 
 
 KINDS: dict[str, Draw] = {

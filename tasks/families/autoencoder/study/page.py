@@ -7,17 +7,15 @@ from typing import Any
 from tasks.families.autoencoder.study.figure_specs import (
     at_lowest,
     best_victim,
+    cells_table,
     lowest,
     method_styles,
-    unreached,
-)
-from tasks.families.autoencoder.study.figures import KINDS
-from tasks.families.autoencoder.study.tables import (
-    cells_table,
     summary_table,
     triple,
+    unreached,
     victims_table,
 )
+from tasks.families.autoencoder.study.figures import KINDS
 from tasks.page.files import Arrays, Record
 from tasks.page.study_page import StudyPage, Tables
 from tasks.page.tables import Table, claim_counts, claims_table

@@ -22,8 +22,7 @@ from recon_core.similarity import cosine_similarity
 from recon_core.types import Progress, seeded_generator
 from recon_core.victims.autoencoder import Weights
 from recon_core.victims.separability import separability
-from recon_core.victims.split import SplitModel, initial_weights
-from recon_core.victims.split_evaluation import evaluate_split, features_of
+from recon_core.victims.split import SplitModel, evaluate_split, features_of, initial_weights
 from recon_core.victims.split_training import TrainedSplit, train_split
 from tasks.families.inversion.study.settings import Synthetic
 from tasks.study.products import Arrays, Job, key_of

@@ -31,8 +31,13 @@ from recon_core.threads import share_of
 from recon_core.types import Progress, no_progress, seeded_generator
 from recon_core.victims.autoencoder import Shape
 from recon_core.victims.separability import separability
-from recon_core.victims.split import LeNet5, SplitModel, initial_weights
-from recon_core.victims.split_evaluation import evaluate_split, features_of
+from recon_core.victims.split import (
+    LeNet5,
+    SplitModel,
+    evaluate_split,
+    features_of,
+    initial_weights,
+)
 from recon_core.victims.split_training import Defence, train_split
 from tasks.evaluation.perceptual import feature_maps
 from tasks.families.inversion.study.images import Part

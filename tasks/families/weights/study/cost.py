@@ -26,8 +26,8 @@ from recon_core.attacks.kkt.settings import most_directions
 from recon_core.attacks.span.attack import SpanAttack
 from recon_core.experiments import KKT, bytes_per_run
 from recon_core.types import RunSpec, seeded_generator
+from recon_core.victims.backprop import uses_span
 from recon_core.victims.network import Architecture, Network
-from recon_core.victims.span import uses_span
 from recon_core.victims.training import Training
 from tasks.families.weights.study.settings import Cell, Study, StudyPlan
 from tasks.study.cost import Cost

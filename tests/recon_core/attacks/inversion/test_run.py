@@ -20,7 +20,7 @@ from recon_core.experiments import bytes_per_run
 from recon_core.matching import fit_to_range
 from recon_core.metrics import ssim_matrix
 from recon_core.types import Outcome, RunResult, RunSpec, no_progress
-from recon_core.victims import split_evaluation, split_training
+from recon_core.victims import split, split_training
 from recon_core.victims.separability import MixCon, UniCon
 from recon_core.victims.split import LeNet5, SplitMLP, SplitNetwork
 from recon_core.victims.split_training import SplitTraining
@@ -311,7 +311,7 @@ def test_the_memory_estimate_is_above_what_is_alive_and_not_far_above(
 ) -> None:
     """In float64, for which a CPU convolves as a GPU does, and with all runs at once."""
     monkeypatch.setattr(split_training, "NETWORKS_ON_CPU", n_runs)
-    monkeypatch.setattr(split_evaluation, "NETWORKS_ON_CPU", n_runs)
+    monkeypatch.setattr(split, "NETWORKS_ON_CPU", n_runs)
     experiment = Inversion(
         n_classes=2,
         victim=victim,

@@ -15,9 +15,8 @@ from recon_core.attacks.kkt.objective import KKTAttack
 from recon_core.attacks.kkt.run import KKT, kkt_bytes
 from recon_core.attacks.span.attack import SpanAttack
 from recon_core.types import RunSpec, no_progress
-from recon_core.victims.feature_defence import FeatureDefence, tuples_of
 from recon_core.victims.network import Conv, Network
-from recon_core.victims.separability import MixCon, UniCon
+from recon_core.victims.separability import FeatureDefence, MixCon, UniCon, tuples_of
 from recon_core.victims.training import Training
 
 SHAPE = (3, 16, 16)

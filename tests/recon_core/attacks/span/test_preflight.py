@@ -9,9 +9,8 @@ from torch import Tensor
 from recon_core.attacks.span.preflight import span_preflight
 from recon_core.attacks.span.rows import SpanRows
 from recon_core.attacks.span.settings import SpanAttack
-from recon_core.victims.evidence import Finding
 from recon_core.victims.network import Architecture, Conv, Network, Parameters
-from recon_core.victims.preflight import Preflight
+from recon_core.victims.preflight import Finding, Preflight
 from tests.recon_core.drawing import generator, normal
 
 SHAPE, WIDTH, D = (3, 12, 12), 40, 432

@@ -15,9 +15,13 @@ from recon_core.victims.autoencoder import FullyConnected
 from recon_core.victims.autoencoder_training import AutoencoderTraining
 from storage.sources.load import ImageSet, Split
 from tasks.campaign.part import cpu_threads
-from tasks.families.autoencoder.study.images import Sources
 from tasks.families.autoencoder.study.plan import RecoveryPlan
-from tasks.families.autoencoder.study.settings import Methods, RecoveryStudy, RecoveryVictim
+from tasks.families.autoencoder.study.settings import (
+    Methods,
+    RecoveryStudy,
+    RecoveryVictim,
+    Sources,
+)
 from tasks.study.executor import Outcome, Unit
 
 SIDE = 8

@@ -17,8 +17,14 @@ from storage.errors import SourceError
 from storage.weights import WeightFile, WeightsError
 from tasks.attack_file.pictures import picture_folder, read_source, shape_of
 from tasks.attack_file.programs import own_description
-from tasks.families.autoencoder.inputs import AutoencoderJob, AutoencoderVictim, read_victim
-from tasks.families.autoencoder.material import prepare_autoencoder, read_material, shape_hint
+from tasks.families.autoencoder.inputs import (
+    AutoencoderJob,
+    AutoencoderVictim,
+    prepare_autoencoder,
+    read_material,
+    read_victim,
+    shape_hint,
+)
 from tasks.families.autoencoder.networks import (
     Architecture,
     parse_architecture,

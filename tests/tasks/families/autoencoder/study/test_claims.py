@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from recon_core.recovery_scores import ACCURATE, APPROXIMATE, THRESHOLDS
+from tasks.families.autoencoder.study.checks import RecoveryResults
 from tasks.families.autoencoder.study.claims import STATEMENTS, check_recovery
-from tasks.families.autoencoder.study.results import RecoveryResults
 from tasks.study.statements import decided
 
 LEVELS = (1e-4, 1e-6, 1e-8)

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from recon_core.recovery_scores import ACCURATE, THRESHOLDS
-from tasks.families.autoencoder.study.cost import costs_of, evaluations
-from tasks.families.autoencoder.study.plan import RecoveryPlan
+from tasks.families.autoencoder.study.plan import RecoveryPlan, costs_of, evaluations
 from tasks.families.autoencoder.study.record import (
     describe_recovery,
     pictures_of,

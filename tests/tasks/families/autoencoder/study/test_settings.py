@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tasks.families.autoencoder.study.images import masks_of
-from tasks.families.autoencoder.study.settings import Noise
+from tasks.families.autoencoder.study.settings import Noise, masks_of
 from tasks.study.images import balanced_order
 from tests.tasks.families.autoencoder.recoveries import (
     SIDE,

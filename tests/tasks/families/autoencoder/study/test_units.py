@@ -27,8 +27,7 @@ from recon_core.victims.autoencoder import (
 from storage.checkpoints import load_checkpoint
 from storage.weights import METADATA
 from tasks.families.autoencoder.study.settings import RecoveryStudy
-from tasks.families.autoencoder.study.training import VictimFolder
-from tasks.families.autoencoder.study.units import function_of
+from tasks.families.autoencoder.study.units import VictimFolder, function_of
 from tasks.progress import Left
 from tasks.study.executor import Outcome, Unit, run_units
 from tasks.study.products import read_weights

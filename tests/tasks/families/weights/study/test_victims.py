@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from recon_core.attacks.kkt.run import KKT
-from recon_core.victims.released import Released
+from recon_core.victims.network import Released
 from storage.pairs.dataset import Dataset
 from tasks.campaign.plan import open_store
 from tasks.families.weights.study.settings import Study, StudyPlan
