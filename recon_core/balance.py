@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, Int64
 
-from recon_core.strict import Strict
+from recon_core.strict import Count, Natural, NonNegative, Strict, Within
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,19 +34,13 @@ class Curation(Strict):
         seed: of the draw.
     """
 
-    n_subsets: int = 140
-    share: int = 11
-    noise_fraction: float = 0.1
-    mixture_fraction: float = 0.0
-    mixture_strength: float = 2.0
-    min_iteration: int = 0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        self._within("[1, inf)", "n_subsets", "share")
-        self._within("[0, 1)", "noise_fraction")
-        self._within("[0, inf)", "mixture_fraction", "min_iteration", "seed")
-        self._within("(0, inf)", "mixture_strength", fix="2 is usual")
+    n_subsets: Count = 140
+    share: Count = 11
+    noise_fraction: Annotated[float, Within("[0, 1)")] = 0.1
+    mixture_fraction: NonNegative = 0.0
+    mixture_strength: Annotated[float, Within("(0, inf)", fix="2 is usual")] = 2.0
+    min_iteration: Natural = 0
+    seed: Natural = 0
 
 
 @dataclass(frozen=True, kw_only=True)

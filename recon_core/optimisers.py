@@ -20,14 +20,14 @@ import functools
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.optim.adam import adam
 
-from recon_core.strict import Strict
+from recon_core.strict import Strict, Within
 
 SLICE = 3 << 16
 """Most elements updated at once on a CPU: six float32 streams of them are 4.5 MiB. In shorter
@@ -49,17 +49,14 @@ class Optimiser(Strict):
     """
 
     rule: Rule = "adadelta"
-    lr: float = 1.0
-    momentum: float = 0.0
-    rho: float = 0.9
+    lr: Annotated[float, Within("(0, inf)", fix="Adadelta's usual rate is 1")] = 1.0
+    momentum: Annotated[float, Within("[0, 1)")] = 0.0
+    rho: Annotated[float, Within("(0, 1)", fix="Adadelta's usual value is 0.9")] = 0.9
     betas: tuple[float, float] = (0.9, 0.999)
-    eps: float | None = None
+    eps: Annotated[float | None, Within("(0, inf)", fix="None is the rule's usual value")] = None
 
     def __post_init__(self) -> None:
-        self._within("(0, inf)", "lr", fix="Adadelta's usual rate is 1")
-        self._within("[0, 1)", "momentum")
-        self._within("(0, 1)", "rho", fix="Adadelta's usual value is 0.9")
-        self._within("(0, inf)", "eps", fix="None is the rule's usual value")
+        super().__post_init__()
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas={self.betas} are not two numbers in [0, 1); Adam's: .9, .999")
         if self.rule != "gd" and self.momentum:

@@ -13,13 +13,13 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from jaxtyping import Float64, Int64
 
 from recon_core.adaptive import History, draw, worth
-from recon_core.strict import Strict
+from recon_core.strict import Count, Strict, Within
 from recon_core.types import RunSpec
 
 CIFAR10_CLASSES = (
@@ -39,16 +39,14 @@ class Phase(Strict):
     """
 
     sampler: Literal["uniform", "least_seen", "adaptive"] = "uniform"
-    n_runs: int = 1
-    pool_size: int = 4000
-    enough: int = 2
+    n_runs: Count = 1
+    pool_size: Annotated[int, Within("[2, inf)")] = 4000
+    enough: Annotated[int, Within("[1, inf)", fix="an image with as many pairs counts half")] = 2
     prior_back: float = 1.0
     prior_runs: float = 10.0
 
     def __post_init__(self) -> None:
-        self._within("[1, inf)", "n_runs")
-        self._within("[2, inf)", "pool_size")
-        self._within("[1, inf)", "enough", fix="with as many pairs an image is worth half as much")
+        super().__post_init__()
         if not 0 < self.prior_back < self.prior_runs < math.inf:
             raise ValueError(
                 f"prior_back={self.prior_back} must be above 0 and below "
@@ -66,19 +64,18 @@ class Sampling(Strict):
     section 5.1: 303).
     """
 
-    images_per_run: int = 300
+    images_per_run: Annotated[int, Within("[2, inf)", fix="one of each label")] = 300
     phases: tuple[Phase, ...] = (
         Phase(n_runs=100_000),
         Phase(sampler="least_seen", n_runs=50_000),
     )
-    runs_per_part: int = 50
-    parts_per_round: int = 8
-    lag: int = 2
-    attacks_per_victim: int = 1
+    runs_per_part: Count = 50
+    parts_per_round: Count = 8
+    lag: Count = 2
+    attacks_per_victim: Count = 1
 
     def __post_init__(self) -> None:
-        self._within("[2, inf)", "images_per_run", fix="a run needs an image of each label")
-        self._within("[1, inf)", "runs_per_part", "parts_per_round", "lag", "attacks_per_victim")
+        super().__post_init__()
         if not self.phases:
             raise ValueError("phases=() plans no run; give at least one Phase(n_runs=...)")
         for phase in self.phases:

@@ -1,33 +1,75 @@
-"""Settings that are read from JSON, and the checks of their numbers."""
+"""Settings that are read from JSON, with the bounds of numbers as part of their types.
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(Strict):
+    epochs: Count = 100
+    leak: Annotated[float, Within("[0, 1)", fix="torch's default is 0.01")] = 0.01
+"""
 
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
+
+
+@dataclass(frozen=True)
+class Within:
+    """The interval that a number lies in, such as "[0, 1)" or "(0, inf)", which NaN never does; the
+    error message ends with `fix`. Every number of a tuple lies there, and None is allowed where the
+    type allows it."""
+
+    interval: str
+    fix: str = ""
+
+    def check(self, name: str, value: Any) -> None:
+        """Raises ValueError, naming the setting, unless its value lies in the interval."""
+        if value is None:
+            return
+        if isinstance(value, tuple):
+            for i, part in enumerate(value):
+                self.check(f"{name}[{i}]", part)
+            return
+        low, high = (float(end) for end in self.interval[1:-1].split(","))
+        above = value >= low if self.interval[0] == "[" else value > low
+        if above and (value <= high if self.interval[-1] == "]" else value < high):
+            return
+        expected = f"is outside {self.interval}"
+        if high == math.inf and (self.interval[0] == "[" or low == 0):
+            expected = f"must be {f'at least {low:g}' if self.interval[0] == '[' else 'positive'}"
+        raise ValueError(f"{name}={value} {expected}{self.fix and '; ' + self.fix}")
+
+
+Count = Annotated[int, Within("[1, inf)")]
+Natural = Annotated[int, Within("[0, inf)")]
+Positive = Annotated[float, Within("(0, inf)")]
+NonNegative = Annotated[float, Within("[0, inf)")]
+Share = Annotated[float, Within("[0, 1]")]
 
 
 class Strict:
-    """A dataclass of settings, of which an unknown one is an error when it is read."""
+    """A dataclass of settings: an unknown one is an error when it is read, and numbers lie within
+    their bounds. A `__post_init__` of its own, for what relates two settings, calls this one."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
-    def _within(self, interval: str, *names: str, fix: str = "") -> None:
-        """Raises ValueError unless each setting is in `interval`, "[0, 1)" or "(0, inf)", or None.
-        NaN is in no interval. `fix` ends the message."""
-        low, high = (float(end) for end in interval[1:-1].split(","))
-        expected = f"is outside {interval}"
-        if high == math.inf and (interval[0] == "[" or low == 0):
-            expected = f"must be {f'at least {low:g}' if interval[0] == '[' else 'positive'}"
-        for name in names:
-            value = getattr(self, name)
-            if value is None:
-                continue
-            above = value >= low if interval[0] == "[" else value > low
-            if not (above and (value <= high if interval[-1] == "]" else value < high)):
-                raise ValueError(f"{name}={value} {expected}{fix and '; ' + fix}")
+    def __post_init__(self) -> None:
+        for name, bound in bounds(type(self)):
+            bound.check(name, getattr(self, name))
 
-    def _at_least(self, least: int, *names: str) -> None:
-        self._within(f"[{least}, inf)", *names)
 
-    def _positive(self, *names: str) -> None:
-        self._within("(0, inf)", *names)
+@cache
+def bounds(settings: type[Strict]) -> tuple[tuple[str, Within], ...]:
+    """(name of a setting, its bound) of all settings that have one."""
+    hints = get_type_hints(settings, include_extras=True)
+    return tuple((name, bound) for name, hint in hints.items() for bound in _within(hint))
+
+
+def _within(hint: Any) -> Iterator[Within]:
+    """The bounds in a type, its parts included."""
+    if get_origin(hint) is Annotated:
+        yield from (part for part in hint.__metadata__ if isinstance(part, Within))
+    for part in get_args(hint):
+        yield from _within(part)

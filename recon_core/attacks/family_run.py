@@ -22,7 +22,7 @@ from recon_core.attacks.candidate_matching import no_pairs, own_pairs
 from recon_core.augment import augment_images
 from recon_core.restore.precision import float32_arithmetic
 from recon_core.sampling import class_labels
-from recon_core.strict import Strict
+from recon_core.strict import Share, Strict
 from recon_core.threads import (
     AtOnce,
     Shares,
@@ -81,17 +81,13 @@ class FamilyRun(Strict, ABC):
     """
 
     family: str
-    augment_p: float = 0.0
+    augment_p: Share = 0.0
     keep: Literal["confident", "all"] = "confident"
     confident_ssim: float = 0.4
     confident_gap: float = 0.05
     task: ClassVar[str] = "images of any class"
     attacker_knows: ClassVar[str] = "The attack never sees the training pictures."
     after_victims: ClassVar[tuple[str, ...]] = ()
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.augment_p <= 1:
-            raise ValueError(f"augment_p={self.augment_p} is not a probability in [0, 1]")
 
     @property
     def n_labels(self) -> int | None:

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from recon_core.strict import Strict
+from recon_core.strict import Count, NonNegative, Positive, Strict
 
 Function = Callable[[Tensor], Tensor]
 """f, for a batch (b, c, h, w); every row depends on its own input alone."""
@@ -177,12 +177,8 @@ class Iteration(Strict):
     """
 
     kind: Literal["iteration"] = "iteration"
-    n_iterations: int = 1000
-    stop_below: float = 1e-14
-
-    def __post_init__(self) -> None:
-        self._positive("n_iterations")
-        self._at_least(0, "stop_below")
+    n_iterations: Count = 1000
+    stop_below: NonNegative = 1e-14
 
     def recover(self, f: Function, degraded: Degraded) -> Recovered:
         x = y = degraded.y
@@ -206,14 +202,10 @@ class KnownMask(Strict):
     `noisy`: y has noise, so what is known of a pixel is not its value."""
 
     kind: Literal["known"] = "known"
-    gamma: float = 0.5
-    n_admm: int = 40
-    tolerance: float = 0.0
+    gamma: Positive = 0.5
+    n_admm: Count = 40
+    tolerance: NonNegative = 0.0
     noisy: bool = False
-
-    def __post_init__(self) -> None:
-        self._positive("gamma", "n_admm")
-        self._at_least(0, "tolerance")
 
     def recover(self, f: Function, degraded: Degraded) -> Recovered:
         y = degraded.y
@@ -240,16 +232,12 @@ class UnknownMask(Strict):
     """
 
     kind: Literal["unknown"] = "unknown"
-    gamma: float = 0.5
+    gamma: Positive = 0.5
     start: Literal["random", "nothing"] = "random"
-    n_admm: int = 40
-    n_alternations: int = 100
-    stop_below: float = 1e-9
-    stop_times: int = 3
-
-    def __post_init__(self) -> None:
-        self._positive("gamma", "n_admm", "n_alternations", "stop_times")
-        self._at_least(0, "stop_below")
+    n_admm: Count = 40
+    n_alternations: Count = 100
+    stop_below: NonNegative = 1e-9
+    stop_times: Count = 3
 
     def recover(self, f: Function, degraded: Degraded) -> Recovered:
         y = degraded.y

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recon_core.restore.regression import Regression
+from recon_core.strict import Count, Within
 
 MAX_DEPTH = 1000
 """Most layers that are built; a damaged model card could ask for layers without end."""
@@ -33,17 +34,9 @@ class BFDnCNN(Regression):
     loss is "mse"."""
 
     kind: Literal["bf_dncnn"] = "bf_dncnn"
-    depth: int = 20
-    n_channels: int = 64
-    patch: int = 1
-
-    def __post_init__(self) -> None:
-        if self.depth < 2:
-            raise ValueError(f"depth={self.depth} is too small; the first and last layer make 2")
-        if self.depth > MAX_DEPTH:
-            raise ValueError(f"depth={self.depth} is too large; use at most {MAX_DEPTH} layers")
-        self._at_least(1, "n_channels", "patch")
-        super().__post_init__()
+    depth: Annotated[int, Within(f"[2, {MAX_DEPTH}]")] = 20
+    n_channels: Count = 64
+    patch: Count = 1
 
     def build(self, *, seed: int) -> nn.Module:
         """A freshly initialised network, on the CPU; the same seed gives the same weights."""

@@ -17,7 +17,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Float32, Float64, Int64
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from recon_core.restore.examples import Examples, to_network
 from recon_core.restore.unet import UNET_SIZES, UNet, UNetSizeName
-from recon_core.strict import Strict
+from recon_core.strict import Share, Strict, Within
 from recon_core.threads import share_of
 from recon_core.types import N_AUGMENT, Progress, no_progress
 
@@ -88,22 +88,20 @@ class EDM(Strict):
     sigma_data: float = 0.5
     P_mean: float = -1.2
     P_std: float = 1.2
-    n_steps: int = 18
+    n_steps: Annotated[int, Within("[2, inf)")] = 18
     sigma_min: float = 0.002
     sigma_max: float = 80.0
     rho: float = 7.0
-    strength: float = 1.0
+    strength: Share = 1.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.size not in UNET_SIZES:
             raise ValueError(f"size={self.size!r} is unknown; choose one of {list(UNET_SIZES)}")
-        if self.n_steps < 2:
-            raise ValueError(f"n_steps={self.n_steps} is too few; the sampler needs at least 2")
         if not 0 < self.sigma_min < self.sigma_max:
             raise ValueError(
                 f"sigma_min={self.sigma_min} must be above 0 and below sigma_max={self.sigma_max}"
             )
-        self._within("[0, 1]", "strength")
 
     def build(self, *, seed: int) -> nn.Module:
         """A freshly initialised network F, on the CPU; the same seed gives the same weights."""

@@ -26,7 +26,7 @@ from recon_core.restore.precision import (
     float32_arithmetic,
     require_precision,
 )
-from recon_core.strict import Strict
+from recon_core.strict import Count, Natural, NonNegative, Positive, Strict
 from recon_core.types import seeded_generator
 
 
@@ -118,25 +118,22 @@ class Training(Strict):
     1/2, reconstruction and original alike: ours, for few pairs.
     """
 
-    n_steps: int = 400_000
-    batch_size: int = 512
-    lr: float = 1e-3
-    warmup_images: int = 10_000_000
+    n_steps: Count = 400_000
+    batch_size: Count = 512
+    lr: Positive = 1e-3
+    warmup_images: Natural = 10_000_000
     decay: Literal["none", "halving", "cosine"] = "none"
-    halve_first_step: int = 25_000
-    halve_every_steps: int = 5_000
-    ema_halflife_images: int = 500_000
-    ema_ramp: float = 0.05
+    halve_first_step: Count = 25_000
+    halve_every_steps: Count = 5_000
+    ema_halflife_images: Natural = 500_000
+    ema_ramp: NonNegative = 0.05
     seed: int = 0
     precision: NetworkPrecision = "float32"
-    accumulate: int = 1
+    accumulate: Count = 1
     mirror: bool = False
 
     def __post_init__(self) -> None:
-        self._at_least(1, "n_steps", "batch_size", "halve_first_step", "halve_every_steps")
-        self._at_least(1, "accumulate")
-        self._at_least(0, "warmup_images", "ema_halflife_images", "ema_ramp")
-        self._positive("lr")
+        super().__post_init__()
         if self.accumulate > self.batch_size:
             raise ValueError(
                 f"accumulate={self.accumulate} is more than batch_size={self.batch_size}; a "

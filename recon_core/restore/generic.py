@@ -13,7 +13,7 @@ import importlib.util
 import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from jaxtyping import Float32, Int64
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from recon_core.strict import Strict
+from recon_core.strict import Count, Positive, Strict, Within
 from recon_core.types import Progress, no_progress
 
 Picture = NDArray[np.float64]
@@ -36,16 +36,8 @@ class Denoiser(Strict, ABC):
     """A classical denoiser with the `restore` of learned restorers. `strength`: of sigma."""
 
     kind: str
-    sigma: float | None = None
-    strength: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.sigma is not None and not 0 < self.sigma <= 1:
-            raise ValueError(
-                f"sigma={self.sigma}; the noise of pictures in [0, 1] lies above 0 and up to 1 "
-                "(None estimates it)"
-            )
-        self._positive("strength")
+    sigma: Annotated[float | None, Within("(0, 1]", fix="None estimates it")] = None
+    strength: Positive = 1.0
 
     @abstractmethod
     def denoised(self, picture: Picture, sigma: float) -> Any:
@@ -86,12 +78,8 @@ class NonLocalMeans(Denoiser):
 
     kind: Literal["nlm"] = "nlm"
     strength: float = 0.8
-    patch_size: int = 5
-    patch_distance: int = 6
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._at_least(1, "patch_size", "patch_distance")
+    patch_size: Count = 5
+    patch_distance: Count = 6
 
     def denoised(self, picture: Picture, sigma: float) -> Any:
         return _scikit_image().denoise_nl_means(
@@ -111,11 +99,7 @@ class TotalVariation(Denoiser):
     `strength` times sigma."""
 
     kind: Literal["tv"] = "tv"
-    n_iterations: int = 200
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._at_least(1, "n_iterations")
+    n_iterations: Count = 200
 
     def denoised(self, picture: Picture, sigma: float) -> Any:
         weight, most = self.strength * sigma, self.n_iterations

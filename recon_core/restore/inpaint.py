@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from recon_core.restore.edm import EDM, Denoiser
 from recon_core.restore.examples import to_network, to_pictures
-from recon_core.strict import Strict
+from recon_core.strict import Count, Strict
 from recon_core.threads import share_of
 from recon_core.types import N_AUGMENT, Progress, no_progress
 
@@ -67,15 +67,15 @@ class DDNM(Strict):
 
     kind: Literal["ddnm"] = "ddnm"
     n_steps: int = 100
-    travel_length: int = 1
-    travel_repeat: int = 1
-    n_samples: int = 1
+    travel_length: Count = 1
+    travel_repeat: Count = 1
+    n_samples: Count = 1
     sigma_min: float = 0.002
     sigma_max: float = 80.0
     rho: float = 7.0
 
     def __post_init__(self) -> None:
-        self._at_least(1, "travel_length", "travel_repeat", "n_samples")
+        super().__post_init__()
         self.noise_levels()
 
     def noise_levels(self) -> list[float]:

@@ -18,7 +18,7 @@ from torch.nn import functional
 from recon_core.metrics import ssim_pairs
 from recon_core.restore.examples import Examples, to_network, to_pictures
 from recon_core.restore.unet import UNET_SIZES, UNet, UNetSizeName
-from recon_core.strict import Strict
+from recon_core.strict import Share, Strict
 from recon_core.types import Progress, no_progress
 
 
@@ -31,11 +31,8 @@ class Regression(Strict):
 
     loss_terms: Literal["mse", "mse+ssim"] = "mse"
     ssim_weight: float = 0.1
-    strength: float = 1.0
+    strength: Share = 1.0
     mirrored: bool = False
-
-    def __post_init__(self) -> None:
-        self._within("[0, 1]", "strength")
 
     def loss(
         self,

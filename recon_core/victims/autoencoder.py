@@ -14,14 +14,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from recon_core.strict import Strict
+from recon_core.strict import Count, Strict, Within
 
 Shape = tuple[int, int, int]
 Activation = Literal["leaky_relu", "prelu", "softplus"]
@@ -46,16 +46,11 @@ class FullyConnected(Strict):
     """
 
     kind: Literal["fc"] = "fc"
-    depth: int = 10
-    width: int = 1024
+    depth: Annotated[int, Within("[2, inf)", fix="the autoencoder paper has 10 and 20")] = 10
+    width: Count = 1024
     activation: Activation = "leaky_relu"
-    leak: float = 0.01
+    leak: Annotated[float, Within("[0, 1)", fix="torch's default is 0.01")] = 0.01
     init: Literal["torch", "kaiming"] = "torch"
-
-    def __post_init__(self) -> None:
-        self._within("[0, 1)", "leak", fix="torch's default is 0.01")
-        self._within("[2, inf)", "depth", fix="the autoencoder paper has 10 and 20")
-        self._within("[1, inf)", "width")
 
     def on(self, shape: Shape) -> FullyConnectedModel:
         return FullyConnectedModel(self, shape)
@@ -72,14 +67,13 @@ class UNet(Strict):
 
     kind: Literal["unet"] = "unet"
     channels: tuple[int, ...] = (64, 128, 256)
-    convolutions: int = 2
+    convolutions: Count = 2
     skips: bool = True
     activation: Activation = "leaky_relu"
-    leak: float = 0.01
+    leak: Annotated[float, Within("[0, 1)", fix="torch's default is 0.01")] = 0.01
 
     def __post_init__(self) -> None:
-        self._within("[0, 1)", "leak", fix="torch's default is 0.01")
-        self._within("[1, inf)", "convolutions")
+        super().__post_init__()
         if not self.channels or min(self.channels) < 1:
             raise ValueError(
                 f"channels={self.channels} must name at least one level, each 1 or more"

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from jaxtyping import Float, Float64, Int64
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from recon_core.cuda_graphs import BatchSteps
 from recon_core.optimisers import Optimiser, Stepper
-from recon_core.strict import Strict
+from recon_core.strict import Count, Strict, Within
 from recon_core.types import Progress, no_progress
 from recon_core.victims.autoencoder import Model, Weights
 
@@ -40,19 +41,17 @@ class AutoencoderTraining(Strict):
     victim that has reached the last one has finished. `batch_size`: None is the full batch.
     """
 
-    epochs: int = 50_000
+    epochs: Count = 50_000
     lr: float = 1e-3
     lr_end: float = 1e-6
-    hold: float = 0.4
-    beta_2: float = 0.99
-    batch_size: int | None = None
+    hold: Annotated[float, Within("[0, 1]", fix="it is a share of the epochs")] = 0.4
+    beta_2: Annotated[float, Within("[0, 1)", fix="Adam's usual value is .999")] = 0.99
+    batch_size: Count | None = None
     levels: tuple[float, ...] = LEVELS
-    check_every: int = 10
+    check_every: Count = 10
 
     def __post_init__(self) -> None:
-        self._within("[1, inf)", "epochs", "check_every", "batch_size")
-        self._within("[0, 1)", "beta_2", fix="Adam's usual value is .999")
-        self._within("[0, 1]", "hold", fix="it is a share of the epochs")
+        super().__post_init__()
         if not (math.isfinite(self.lr) and 0 < self.lr_end <= self.lr):
             raise ValueError(
                 f"lr={self.lr} must be positive and lr_end={self.lr_end} above 0 and at most lr"

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from recon_core.strict import Strict
+from recon_core.strict import Strict, Within
 
 Kind = Literal["bce", "ce", "mse", "power", "huber"]
 
@@ -28,12 +28,8 @@ class Loss(Strict):
     `delta`: where Huber's loss turns from square to linear, as torch's."""
 
     kind: Kind = "bce"
-    power: float = 2.5
-    delta: float = 1.0
-
-    def __post_init__(self) -> None:
-        self._within("(1, inf)", "power", fix="the KKT paper uses 2.5")
-        self._within("(0, inf)", "delta", fix="torch's default is 1")
+    power: Annotated[float, Within("(1, inf)", fix="the KKT paper uses 2.5")] = 2.5
+    delta: Annotated[float, Within("(0, inf)", fix="torch's default is 1")] = 1.0
 
     def check(self, y: Shaped[Tensor, "r n"], n_outputs: int) -> None:
         """ValueError if these labels or that number of outputs do not go with the loss."""

@@ -17,14 +17,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from recon_core.strict import Strict
+from recon_core.strict import Count, Strict, Within
 
 Bias = Literal["none", "first", "all"]
 Activation = Literal["relu", "leaky_relu", "gelu"]
@@ -37,11 +37,8 @@ SQRT_2_PI = math.sqrt(2 * math.pi)
 class Conv(Strict):
     """A first layer of `channels` kernels of side `kernel`; stride 1, no padding."""
 
-    kernel: int = 3
-    channels: int = 32
-
-    def __post_init__(self) -> None:
-        self._within("[1, inf)", "kernel", "channels")
+    kernel: Count = 3
+    channels: Count = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,18 +55,17 @@ class Network(Strict):
     conv: Conv | None = None
     bias: Bias = "none"
     activation: Activation = "relu"
-    leak: float = 0.01
+    leak: Annotated[float, Within("[0, 1)", fix="torch's default is 0.01")] = 0.01
     init_rest: Literal["kaiming", "torch"] = "kaiming"
-    init_std_first: float | None = 1e-4
+    init_std_first: Annotated[float | None, Within("(0, inf)", fix="usual: 1e-4")] = 1e-4
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.widths or min(self.widths) < 1:
             raise ValueError(
                 f"widths={self.widths} must name at least one hidden layer, each 1 or wider, "
                 "for example (1000, 1000)"
             )
-        self._within("(0, inf)", "init_std_first", fix="1e-4 or None, for example")
-        self._within("[0, 1)", "leak", fix="torch's default is 0.01")
 
     def on(self, shape: Shape, n_outputs: int = 1) -> Architecture:
         """This network for images (c, h, w); ValueError if a kernel does not fit in them."""
@@ -420,10 +416,7 @@ class Released(Strict):
     """
 
     precision: Literal["full", "float16", "int8"] = "full"
-    noise: float = 0.0
-
-    def __post_init__(self) -> None:
-        self._within("[0, inf)", "noise", fix="0.01 is 1 % of a weight's usual size")
+    noise: Annotated[float, Within("[0, inf)", fix="0.01 is 1 % of a weight's usual size")] = 0.0
 
     def of(self, parameters: Parameters, generators: Sequence[torch.Generator]) -> Parameters:
         """The weights of R victims as they are given away; noise from a generator of each victim,

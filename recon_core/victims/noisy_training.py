@@ -26,13 +26,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from jaxtyping import Bool, Float, Int64, Shaped
 from torch import Tensor
 
 from recon_core.optimisers import Stepper
-from recon_core.strict import Strict
+from recon_core.strict import Strict, Within
 from recon_core.types import Progress, no_progress
 from recon_core.victims.losses import Loss
 from recon_core.victims.network import Architecture, Parameters, Pass
@@ -53,14 +54,12 @@ class Noise(Strict):
     gradients in units of `clip`, at least 0; above 0 it needs `clip`.
     """
 
-    dropout: float = 0.0
-    clip: float | None = None
-    noise_multiplier: float = 0.0
+    dropout: Annotated[float, Within("[0, 1)", fix="0.5 leaves out half of the hidden units")] = 0.0
+    clip: Annotated[float | None, Within("(0, inf)", fix="None does not clip")] = None
+    noise_multiplier: Annotated[float, Within("[0, inf)", fix="0 adds no noise")] = 0.0
 
     def __post_init__(self) -> None:
-        self._within("[0, 1)", "dropout", fix="0.5 leaves out half of the hidden units")
-        self._within("(0, inf)", "clip", fix="None does not clip")
-        self._within("[0, inf)", "noise_multiplier", fix="0 adds no noise")
+        super().__post_init__()
         if self.noise_multiplier and self.clip is None:
             raise ValueError(
                 f"noise_multiplier={self.noise_multiplier} with clip=None; the noise is in units "

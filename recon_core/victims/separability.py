@@ -41,13 +41,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int64, Shaped
 from torch import Tensor
 
-from recon_core.strict import Strict
+from recon_core.strict import Strict, Within
 from recon_core.victims.network import Architecture, Network
 
 EPS = 1e-8
@@ -61,14 +61,13 @@ class MixCon(Strict):
     features of norm 1 (footnote 3); without, dist is that of h itself."""
 
     kind: Literal["mixcon"] = "mixcon"
-    lam: float = 1.0
+    lam: Annotated[float, Within("[0, inf)", fix="the paper has 0.01 to 100")] = 1.0
     beta: float = 1e-4
-    eps: float = EPS
+    eps: Annotated[float, Within("(0, 1)", fix=f"give a small one, as {EPS}")] = EPS
     normalise: bool = True
 
     def __post_init__(self) -> None:
-        self._within("[0, inf)", "lam", fix="the paper has 0.01 to 100")
-        self._within("(0, 1)", "eps", fix=f"give a small one, as {EPS}")
+        super().__post_init__()
         balance = math.sqrt(self.beta) if self.beta >= 0 else math.nan
         if self.beta != 0 and not self.eps <= balance <= 1 / self.eps:
             raise ValueError(
@@ -83,11 +82,8 @@ class UniCon(Strict):
     MixCon's; without, the loss is as small as one likes at no cost for what the server sees."""
 
     kind: Literal["unicon"] = "unicon"
-    lam: float = 1.0
+    lam: Annotated[float, Within("[0, inf)", fix="the paper has 0.01 to 100")] = 1.0
     normalise: bool = True
-
-    def __post_init__(self) -> None:
-        self._within("[0, inf)", "lam", fix="the paper has 0.01 to 100")
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
-from recon_core.strict import Strict
+from recon_core.strict import Strict, Within
 from recon_core.victims.autoencoder import Shape, Weights, has_onednn, stacked
 from recon_core.victims.split_layers import pooled_convolution
 
@@ -40,6 +40,7 @@ class LeNet5(Strict):
     cut: int = 2
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check_cut(self.cut, LENET_CUTS)
 
     def on(self, shape: Shape, n_classes: int) -> LeNet5Model:
@@ -60,16 +61,16 @@ class SplitMLP(Strict):
     widths: tuple[int, ...] = (500, 2, 100)
     cut: int = 2
     init: Literal["paper", "torch"] = "paper"
-    alpha: float = 0.01
+    alpha: Annotated[float, Within("[0, inf)", fix="it is a variance")] = 0.01
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.widths or min(self.widths) < 1:
             raise ValueError(
                 f"widths={self.widths} must name at least one hidden layer, each 1 or wider, for "
                 "example (500, 2, 100)"
             )
         _check_cut(self.cut, len(self.widths))
-        self._within("[0, inf)", "alpha", fix="it is a variance")
 
     def on(self, shape: Shape, n_classes: int) -> SplitMLPModel:
         return SplitMLPModel(self, shape, n_classes)

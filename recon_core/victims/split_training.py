@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import Annotated
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int64
@@ -24,7 +25,7 @@ from torch import Tensor
 
 from recon_core.cuda_graphs import BatchSteps
 from recon_core.optimisers import Optimiser
-from recon_core.strict import Strict
+from recon_core.strict import Count, Strict, Within
 from recon_core.threads import side_by_side
 from recon_core.types import Progress, no_progress
 from recon_core.victims.autoencoder import Weights
@@ -46,17 +47,11 @@ class SplitTraining(Strict):
     """SGD as in the MixCon paper, section 4.3: no momentum, no weight decay, a constant rate.
     `per_class`: images of each class in a batch. The paper's synthetic data have `lr` .1."""
 
-    epochs: int = 20
-    lr: float = 0.01
-    per_class: int = 40
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-
-    def __post_init__(self) -> None:
-        self._within("[1, inf)", "epochs", "per_class")
-        self._within("(0, inf)", "lr", fix="the MixCon paper has .01")
-        self._within("[0, 1)", "momentum", fix="the MixCon paper has 0")
-        self._within("[0, inf)", "weight_decay", fix="the MixCon paper has 0")
+    epochs: Count = 20
+    lr: Annotated[float, Within("(0, inf)", fix="the MixCon paper has .01")] = 0.01
+    per_class: Count = 40
+    momentum: Annotated[float, Within("[0, 1)", fix="the MixCon paper has 0")] = 0.0
+    weight_decay: Annotated[float, Within("[0, inf)", fix="the MixCon paper has 0")] = 0.0
 
 
 @dataclass(frozen=True)

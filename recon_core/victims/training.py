@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import torch
 from jaxtyping import Bool, Float, Int64, Shaped
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from recon_core.cuda_graphs import repeated
 from recon_core.optimisers import Optimiser
-from recon_core.strict import Strict
+from recon_core.strict import Count, Strict, Within
 from recon_core.types import Progress, no_progress
 from recon_core.victims.backprop import Span, SpanSwitch, uses_span
 from recon_core.victims.losses import Loss
@@ -39,20 +40,18 @@ class Training(Strict):
     that is cheaper.
     """
 
-    epochs: int = 50_000
+    epochs: Count = 50_000
     optimiser: Optimiser = field(default_factory=Optimiser)
     loss: Loss = field(default_factory=Loss)
-    batch_size: int | None = None
-    weight_decay: float = 0.0
-    stop_loss: float | None = None
-    stop_every: int = 100
-    diverged_above: float | None = None
+    batch_size: Count | None = None
+    weight_decay: Annotated[float, Within("[0, inf)", fix="the KKT paper uses 1e-3")] = 0.0
+    stop_loss: Annotated[float | None, Within("(0, inf)", fix="None: no limit")] = None
+    stop_every: Count = 100
+    diverged_above: Annotated[float | None, Within("(0, inf)", fix="None: no limit")] = None
     span: SpanSwitch = False
 
     def __post_init__(self) -> None:
-        self._within("[1, inf)", "epochs", "stop_every", "batch_size")
-        self._within("[0, inf)", "weight_decay", fix="the KKT paper uses 1e-3")
-        self._within("(0, inf)", "stop_loss", "diverged_above", fix="None: no limit")
+        super().__post_init__()
         if self.span is True and self.optimiser.rule != "gd":
             raise ValueError(
                 f"span=True with optimiser.rule={self.optimiser.rule!r}, which moves every weight "

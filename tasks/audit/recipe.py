@@ -12,7 +12,7 @@ import numpy.typing as npt
 from recon_core.attacks.kkt.objective import Condition
 from recon_core.optimisers import Optimiser
 from recon_core.sampling import binary_labels, class_labels
-from recon_core.strict import Strict
+from recon_core.strict import Count, Natural, Positive, Strict, Within
 from recon_core.tagged import Tagged
 from recon_core.victims.autoencoder import Autoencoder, FullyConnected
 from recon_core.victims.autoencoder_training import AutoencoderTraining
@@ -28,13 +28,9 @@ class Private(Strict):
     images. `clip`: the bound on the norm of an image's gradient. The noise is what `epochs` of the
     training need for epsilon, by Opacus' accountant."""
 
-    epsilon: float
-    delta: float = 1e-5
-    clip: float = 1.0
-
-    def __post_init__(self) -> None:
-        self._positive("epsilon", "clip")
-        self._within("(0, 1)", "delta", fix="less than one over the number of images")
+    epsilon: Positive
+    delta: Annotated[float, Within("(0, 1)", fix="less than one over the number of images")] = 1e-5
+    clip: Positive = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +65,8 @@ class VictimRecipe(Strict):
     of `victim`; its price is variance that it explains of images it never saw.
     """
 
-    n_images: int | None = None
-    n_classes: int = 2
+    n_images: Annotated[int | None, Within("[2, inf)")] = None
+    n_classes: Annotated[int, Within("[2, inf)")] = 2
     victim: Network = field(
         default_factory=lambda: Network(
             widths=(200, 200), bias="all", init_std_first=None, init_rest="torch"
@@ -81,9 +77,9 @@ class VictimRecipe(Strict):
             epochs=600, batch_size=16, optimiser=Optimiser(rule="gd", lr=0.1), span="auto"
         )
     )
-    views: int = 1
-    moved: int = 4
-    dropout: float = 0.0
+    views: Count = 1
+    moved: Natural = 4
+    dropout: Annotated[float, Within("[0, 1)")] = 0.0
     private: Private | None = None
     distilled: bool = False
     released: Released = field(default_factory=Released)
@@ -93,10 +89,7 @@ class VictimRecipe(Strict):
     autoencoder: AutoencoderRecipe | None = None
 
     def __post_init__(self) -> None:
-        self._at_least(2, "n_images", "n_classes")
-        self._at_least(1, "views")
-        self._at_least(0, "moved")
-        self._within("[0, 1)", "dropout")
+        super().__post_init__()
         ce = self.training.loss.kind == "ce"
         if self.n_classes > 2 and not ce:
             raise ValueError(

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import TypeAdapter
 
@@ -23,7 +23,7 @@ from recon_core.attacks.kkt.settings import Attack
 from recon_core.attacks.span.inputs import ChannelOrder, PixelOrder
 from recon_core.attacks.span.rows import Source
 from recon_core.attacks.span.settings import SpanAttack
-from recon_core.strict import Strict
+from recon_core.strict import Count, Strict, Within
 from recon_core.victims.network import Activation
 from tasks.audit.recipe import VictimRecipe
 
@@ -203,20 +203,18 @@ class Audit(Strict):
     recovery: NoiseAware = field(default_factory=NoiseAware)
     mask: Literal["random", "blocks", "stripes", "text", "half", "window"] = "random"
     n_victims: int = 12
-    most_images: int = 100
-    n_tests: int = 1000
-    good_threshold: float = 0.4
+    most_images: Annotated[int, Within("[2, inf)")] = 100
+    n_tests: Count = 1000
+    good_threshold: Annotated[float, Within("[0, 1)")] = 0.4
     rate: float = 0.01
     fail_above: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     seed: int = 0
-    threads: int = 1
+    threads: Count = 1
     only: str = ""
 
     def __post_init__(self) -> None:
-        self._at_least(1, "threads", "n_tests")
-        self._at_least(2, "most_images")
-        self._within("[0, 1)", "good_threshold")
+        super().__post_init__()
         self._check_given()
         if self.weights is None and (self.n_victims < 4 or self.n_victims % 2):
             raise ValueError(

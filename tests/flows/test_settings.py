@@ -232,7 +232,7 @@ def test_an_unknown_setting_is_refused_with_the_nearest(name: str, nearest: str)
         ("demo", {"sampling.phases.0.n_runs": "25"}, "use 28"),
         ("demo", {"seed": "x"}, "seed='x'"),
         ("demo", {"experiment.attack.save_at": "300,100"}, "must be increasing"),
-        ("demo", {"experiment.augment_p": "2"}, "augment_p=2.0 is not a probability"),
+        ("demo", {"experiment.augment_p": "2"}, "augment_p=2.0 is outside [0, 1]"),
         ("demo", {"further_attacks": "ica"}, "kind must be one of kkt, span"),
         ("demo", {"further_attacks": "span,span"}, "['span', 'span'] names a kind twice"),
         ("demo", {"further_attacks": '[{"kind":"span","n_images":1}]'},

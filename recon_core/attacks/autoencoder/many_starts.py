@@ -24,7 +24,7 @@ from recon_core.attacks.plug_and_play import (
     mean_square,
     recovered,
 )
-from recon_core.strict import Strict
+from recon_core.strict import Count, Natural, NonNegative, Positive, Strict
 
 FALSE_VISIBLE = 1e4
 """An erased pixel in so many is taken for a visible one, because of its noise."""
@@ -71,26 +71,21 @@ class NoiseAware(Strict):
 
     kind: Literal["noise_aware"] = "noise_aware"
     fills: tuple[float, ...] = (0.5, 0.3, 0.7, 0.1, 0.9, 0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-    gammas: tuple[float, ...] = (0.5, 0.1, 1.0)
-    n_steps: int = 100
-    tolerance: float = 1e-13
-    solved_below: float = 1e-8
-    n_release: int = 50
-    descent_steps: int = 0
-    descent_rate: float = 0.03
-    descent_weight: float = 0.1
+    gammas: tuple[Positive, ...] = (0.5, 0.1, 1.0)
+    n_steps: Count = 100
+    tolerance: NonNegative = 1e-13
+    solved_below: NonNegative = 1e-8
+    n_release: Natural = 50
+    descent_steps: Natural = 0
+    descent_rate: Positive = 0.03
+    descent_weight: NonNegative = 0.1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.fills and not self.gammas:
             raise ValueError("fills and gammas are both empty; give at least one start")
         if not all(math.isfinite(fill) for fill in self.fills):
             raise ValueError(f"fills={self.fills} must be brightnesses, usually in [0, 1]")
-        for gamma in self.gammas:
-            if not (math.isfinite(gamma) and gamma > 0):
-                raise ValueError(f"gamma={gamma} must be positive")
-        self._positive("n_steps", "descent_rate")
-        self._at_least(0, "descent_steps", "descent_weight", "n_release", "solved_below")
-        self._at_least(0, "tolerance")
 
     def recover(self, f: Function, degraded: Degraded) -> Recovered:
         y, given = degraded.y, degraded.sigma

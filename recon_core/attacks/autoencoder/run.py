@@ -28,6 +28,7 @@ from recon_core.attacks.plug_and_play import (
     UnknownMask,
 )
 from recon_core.degradation import MASKS, degrade, mask_pattern
+from recon_core.strict import NonNegative
 from recon_core.tagged import Tagged
 from recon_core.threads import Shares
 from recon_core.types import Outcome, Progress, RunResult, RunSpec
@@ -136,7 +137,7 @@ class AutoencoderRecovery(TrainedRun[Learned, KnownAutoencoder]):
     training: AutoencoderTraining = field(default_factory=AutoencoderTraining)
     level: float | None = None
     masks: tuple[str, ...] = MASKS
-    sigma: float = 0.0
+    sigma: NonNegative = 0.0
     attack: Annotated[PlugAndPlay, Tagged("kind")] = field(default_factory=UnknownMask)
     dtype: Literal["float32", "float64"] = "float32"
     task: ClassVar[str] = "images in, the same images out"
@@ -160,8 +161,6 @@ class AutoencoderRecovery(TrainedRun[Learned, KnownAutoencoder]):
                 f"masks={','.join(self.masks)!r} must be different ones of {', '.join(MASKS)}, "
                 "at least one"
             )
-        if not (math.isfinite(self.sigma) and self.sigma >= 0):
-            raise ValueError(f"sigma={self.sigma} is not a standard deviation; 0 is no noise")
         if self.sigma and isinstance(self.attack, KnownMask) and not self.attack.noisy:
             raise ValueError(
                 f"sigma={self.sigma} with attack.noisy=false, which puts the known pixels back "

@@ -29,7 +29,7 @@ from recon_core.attacks.instahide.groups import (
 from recon_core.attacks.instahide.mixing import InstaHide, Mixing, Scheme
 from recon_core.attacks.instahide.recover import Recovered, Status
 from recon_core.attacks.instahide.similarity_network import Similarity, SimilarityNetwork
-from recon_core.strict import Strict
+from recon_core.strict import NonNegative, Strict, Within
 from recon_core.tagged import Tagged
 from recon_core.types import Progress, no_progress
 
@@ -61,13 +61,9 @@ class Carlini(Strict):
     similarity: SimilarityNetwork = field(default_factory=SimilarityNetwork)
     groups: Annotated[Components | Growth, Tagged("kind")] = field(default_factory=Components)
     assignment: Literal["flow", "greedy"] = "flow"
-    n_arcs: int = 20
-    slack: float = 0.05
+    n_arcs: Annotated[int, Within("[2, inf)")] = 20
+    slack: NonNegative = 0.05
     descent: Descent | None = None
-
-    def __post_init__(self) -> None:
-        self._at_least(2, "n_arcs")
-        self._at_least(0, "slack")
 
 
 def recover_as_carlini(

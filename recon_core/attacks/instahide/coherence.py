@@ -8,13 +8,14 @@ inner product of two has no sign, and its sum over windows is the statistic (`co
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional
 
-from recon_core.strict import Strict
+from recon_core.strict import Count, NonNegative, Positive, Strict, Within
 from recon_core.types import Progress, no_progress
 
 ImageShape = tuple[int, int, int]
@@ -28,15 +29,15 @@ class Windows(Strict):
 
     side: int = 4
     stride: int = 4
-    floor: float = 0.2
+    floor: Positive = 0.2
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.side < 2 or not 1 <= self.stride <= self.side:
             raise ValueError(
                 f"side={self.side} must be 2 or more and stride={self.stride} from 1 to it, or "
                 "pixels are left out"
             )
-        self._positive("floor")
 
     def of_pixels(self, shape: ImageShape) -> Int64[Tensor, "h w"]:
         """The window whose middle is nearest to each pixel, counted row by row."""
@@ -136,16 +137,10 @@ class PublicSearch(Strict):
     maximisation; `noise`: nu, in whitened units; `penalty`: on the sum of coefficients, in shares
     of each image's energy."""
 
-    n_kept: int = 96
-    n_steps: int = 200
-    noise: float = 0.5
-    penalty: float = 0.01
-
-    def __post_init__(self) -> None:
-        self._at_least(2, "n_kept")
-        self._at_least(1, "n_steps")
-        self._at_least(0, "penalty")
-        self._positive("noise")
+    n_kept: Annotated[int, Within("[2, inf)")] = 96
+    n_steps: Count = 200
+    noise: Positive = 0.5
+    penalty: NonNegative = 0.01
 
 
 def coherent_publics(

@@ -31,7 +31,7 @@ from jaxtyping import Float, Float32, Float64, Int64
 from torch import Tensor
 
 from recon_core.optimisers import Optimiser
-from recon_core.strict import Strict
+from recon_core.strict import Count, NonNegative, Positive, Strict
 from recon_core.types import Progress, no_progress
 
 COLUMNS = 128
@@ -45,20 +45,18 @@ class Descent(Strict):
     `low`, `high`: the pixels' box. `spread`: standard deviation of what is mixed in and not known.
     `n_smooth`: how many more descents start from what was found, blurred."""
 
-    n_steps: int = 200
-    lr: float = 0.05
-    n_starts: int = 1
-    n_power: int = 20
-    total_variation: float = 0.0
+    n_steps: Count = 200
+    lr: Positive = 0.05
+    n_starts: Count = 1
+    n_power: Count = 20
+    total_variation: NonNegative = 0.0
     low: float = -1.0
     high: float = 1.0
-    spread: float = 0.0
+    spread: NonNegative = 0.0
     n_smooth: int = 0
 
     def __post_init__(self) -> None:
-        self._at_least(1, "n_steps", "n_starts", "n_power")
-        self._at_least(0, "total_variation", "spread")
-        self._positive("lr")
+        super().__post_init__()
         if not self.low < self.high:
             raise ValueError(f"low={self.low} must be below high={self.high}, the pixels' box")
         if self.n_smooth < 0 or (self.total_variation and not self.n_smooth):

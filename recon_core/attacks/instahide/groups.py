@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from scipy.sparse import coo_array, vstack
 from scipy.sparse.linalg import eigsh
 from torch import Tensor
 
-from recon_core.strict import Strict
+from recon_core.strict import Count, Natural, NonNegative, Strict, Within
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,15 +25,9 @@ class Components(Strict):
     have an image, in shares of that of its best. `n_rounds`: at most."""
 
     kind: Literal["independent"] = "independent"
-    spare: float = 0.1
-    core: float = 0.5
-    n_rounds: int = 300
-
-    def __post_init__(self) -> None:
-        self._at_least(0, "spare")
-        self._at_least(1, "n_rounds")
-        if not 0 < self.core < 1:
-            raise ValueError(f"core={self.core} must be between 0 and 1")
+    spare: NonNegative = 0.1
+    core: Annotated[float, Within("(0, 1)")] = 0.5
+    n_rounds: Count = 300
 
 
 BEST = 0.9
@@ -116,15 +110,9 @@ class Growth(Strict):
     that a cluster takes in. `n_rounds`: of k-means, at most."""
 
     kind: Literal["growth"] = "growth"
-    n_seeds: int = 0
-    share: float = 0.5
-    n_rounds: int = 50
-
-    def __post_init__(self) -> None:
-        self._at_least(0, "n_seeds")
-        self._at_least(1, "n_rounds")
-        if not 0 < self.share <= 1:
-            raise ValueError(f"share={self.share} must be above 0 and at most 1")
+    n_seeds: Natural = 0
+    share: Annotated[float, Within("(0, 1]")] = 0.5
+    n_rounds: Count = 50
 
 
 def grown_groups(

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int8, Int64
 from torch import Tensor
 from torch.nn import functional
 
-from recon_core.strict import Strict
+from recon_core.strict import Count, Natural, NonNegative, Positive, Strict
 
 
 @dataclass(frozen=True)
@@ -42,14 +42,10 @@ class Mixing(Strict):
     `noise`: standard deviation of Gaussian noise that is added before signs are lost."""
 
     kind: Literal["theory"] = "theory"
-    k_pub: int = 2
-    wa: float = 2**-0.5
-    wb: float = 2**-0.5
-    noise: float = 0.0
-
-    def __post_init__(self) -> None:
-        self._at_least(0, "k_pub", "noise")
-        self._positive("wa", "wb")
+    k_pub: Natural = 2
+    wa: Positive = 2**-0.5
+    wb: Positive = 2**-0.5
+    noise: NonNegative = 0.0
 
     @classmethod
     def by_parts(cls, k_pub: int, noise: float = 0.0) -> Mixing:
@@ -99,13 +95,12 @@ class InstaHide(Strict):
     uniform on those that sum to 1 with none above `largest` (c_1 of Huang et al.)."""
 
     kind: Literal["instahide"] = "instahide"
-    k_pub: int = 4
+    k_pub: Natural = 4
     largest: float = 0.65
-    n_epochs: int = 50
+    n_epochs: Count = 50
 
     def __post_init__(self) -> None:
-        self._at_least(0, "k_pub")
-        self._at_least(1, "n_epochs")
+        super().__post_init__()
         if not 1 / (2 + self.k_pub) < self.largest <= 1:
             raise ValueError(
                 f"largest={self.largest} must be above 1/{2 + self.k_pub}, the mean of "

@@ -17,7 +17,7 @@ from recon_core.attacks.instahide.coherence import ImageShape
 from recon_core.attacks.instahide.mixing import Mixing, Scheme, mixture
 from recon_core.attacks.instahide.nonnegative import exchanged, few_atoms, ridge, solved
 from recon_core.attacks.instahide.pair_statistics import Seen
-from recon_core.strict import Strict
+from recon_core.strict import Count, Strict
 from recon_core.types import Progress, no_progress
 
 
@@ -26,14 +26,14 @@ class Refinement(Strict):
     """`n_rounds`: at most. `n_levels`: grey levels that pixels have from `low` to `high`, 0 if they
     are any number. `n_candidates`: private images that are tried as the first of a pair."""
 
-    n_rounds: int = 100
+    n_rounds: Count = 100
     n_levels: int = 256
     low: float = -1.0
     high: float = 1.0
-    n_candidates: int = 8
+    n_candidates: Count = 8
 
     def __post_init__(self) -> None:
-        self._at_least(1, "n_rounds", "n_candidates")
+        super().__post_init__()
         if self.n_levels == 1 or self.n_levels < 0 or self.low >= self.high:
             raise ValueError(
                 f"n_levels={self.n_levels} must be 0 or at least 2, low={self.low} below "

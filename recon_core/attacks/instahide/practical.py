@@ -36,7 +36,7 @@ from recon_core.attacks.instahide.natural_fit import (
 )
 from recon_core.attacks.instahide.pair_statistics import Seen, likeness, pursued
 from recon_core.attacks.instahide.recover import Recovered, Status
-from recon_core.strict import Strict
+from recon_core.strict import Natural, Strict
 from recon_core.threads import share_of
 from recon_core.types import Progress, no_progress
 
@@ -52,10 +52,7 @@ class Practical(Strict):
     components: Components = field(default_factory=Components)
     descent: Descent = field(default_factory=lambda: Descent(n_smooth=1))
     refinement: Refinement = field(default_factory=Refinement)
-    n_again: int = 4
-
-    def __post_init__(self) -> None:
-        self._at_least(0, "n_again")
+    n_again: Natural = 4
 
 
 def recover_practically(

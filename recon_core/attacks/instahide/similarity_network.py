@@ -13,7 +13,7 @@ a batch, which is mixed from few private images, with `unfolding_loss` beside it
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
@@ -32,7 +32,7 @@ from recon_core.attacks.instahide.sign_network import (
 )
 from recon_core.restore.examples import Examples
 from recon_core.restore.fit import Fit, Training
-from recon_core.strict import Strict
+from recon_core.strict import Count, NonNegative, Strict, Within
 from recon_core.types import N_AUGMENT, Progress, no_progress, seeded_generator
 
 BLOCK = 4
@@ -64,21 +64,16 @@ class SimilarityNetwork(Strict):
     weight of its loss beside the logistic one. `scheme` says what encodings are like."""
 
     kind: Literal["network"] = "network"
-    width: int = 64
-    deep_width: int = 96
-    n_private: int = 24
-    n_calibration: int = 1000
-    unfolding: float = 1.0
+    width: Count = 64
+    deep_width: Count = 96
+    n_private: Annotated[int, Within("[4, inf)", fix="of fewer, all pairs share an image")] = 24
+    n_calibration: Count = 1000
+    unfolding: NonNegative = 1.0
     scheme: InstaHide = field(default_factory=InstaHide)
     training: Training = SHORT
 
     def __post_init__(self) -> None:
-        self._at_least(1, "width", "deep_width", "n_calibration")
-        self._at_least(0, "unfolding")
-        if self.n_private < 4:
-            raise ValueError(
-                f"n_private={self.n_private} must be 4 or more: with fewer all pairs share an image"
-            )
+        super().__post_init__()
         if self.training.mirror or self.training.accumulate > 1:
             raise ValueError(
                 "training.mirror mirrors each encoding for itself and training.accumulate tears "

@@ -23,7 +23,7 @@ from recon_core.attacks.plug_and_play import (
     mean_square,
 )
 from recon_core.optimisers import Optimiser
-from recon_core.strict import Strict
+from recon_core.strict import Count, NonNegative, Positive, Strict
 
 Features = Callable[[Tensor], Tensor]
 """h, from a batch of images (b, c, h, w) to features (b, m), differentiable. Every row depends on
@@ -89,20 +89,19 @@ class GradientInversion(Strict):
     kind: Literal["sgd"] = "sgd"
     norm: Literal["l2", "l1"] = "l2"
     scale: Literal["mean", "sum"] = "mean"
-    zeta: float = 1e-5
-    lr: float = 10.0
-    weight_decay: float = 1e-4
-    n_steps: int = 500
+    zeta: NonNegative = 1e-5
+    lr: Positive = 10.0
+    weight_decay: NonNegative = 1e-4
+    n_steps: Count = 500
     start: Start = "grey"
     clip: Literal["end", "step"] = "end"
     value_range: Range | None = UNIT
-    tolerance: float = 0.0
+    tolerance: NonNegative = 0.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_choice(norm=(self.norm, ("l2", "l1")), scale=(self.scale, ("mean", "sum")))
         check_choice(clip=(self.clip, ("end", "step")))
-        self._positive("lr", "n_steps")
-        self._at_least(0, "zeta", "weight_decay", "tolerance")
         check_range(self.value_range)
         check_starts((self.start,), self.value_range)
 

@@ -21,6 +21,7 @@ from recon_core.attacks.family_run import DTYPES, TrainedRun
 from recon_core.attacks.inversion.feature_matching import UNIT, GradientInversion, Inverted
 from recon_core.attacks.inversion.results import InTwoParts, KnownClassifier, result_of, two_parts
 from recon_core.attacks.inversion.strong_inversion import StrongInversion, whiten
+from recon_core.strict import Within
 from recon_core.tagged import Tagged
 from recon_core.types import Progress, RunResult, RunSpec
 from recon_core.victims.autoencoder import Shape
@@ -57,11 +58,11 @@ class Inversion(TrainedRun[InTwoParts, KnownClassifier]):
     """
 
     family: Literal["inversion"] = "inversion"
-    n_classes: int = 10
+    n_classes: Annotated[int, Within("[2, inf)")] = 10
     victim: Annotated[SplitNetwork, Tagged("kind")] = field(default_factory=LeNet5)
     training: SplitTraining = field(default_factory=SplitTraining)
     defence: Annotated[MixCon | UniCon, Tagged("kind")] | None = None
-    held_out: int = 10
+    held_out: Annotated[int, Within("[0, inf)", fix="0 inverts the training images")] = 10
     attack: Annotated[GradientInversion | StrongInversion, Tagged("kind")] = field(
         default_factory=GradientInversion
     )
@@ -74,13 +75,6 @@ class Inversion(TrainedRun[InTwoParts, KnownClassifier]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.n_classes < 2:
-            raise ValueError(f"n_classes={self.n_classes}; a classifier needs at least 2")
-        if self.held_out < 0:
-            raise ValueError(
-                f"held_out={self.held_out} must be 0, to invert the training images, or a number "
-                "of images of each class"
-            )
         if self.attack.value_range != UNIT:
             raise ValueError(
                 f"attack.value_range={self.attack.value_range}, but images of a run are in "

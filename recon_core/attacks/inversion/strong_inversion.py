@@ -30,7 +30,7 @@ from recon_core.attacks.inversion.feature_matching import (
     penalised,
 )
 from recon_core.optimisers import Optimiser
-from recon_core.strict import Strict
+from recon_core.strict import Count, NonNegative, Positive, Strict
 
 ZETAS = (0.0, 1e-3, 1e-2, 0.03, 0.1, 0.3, 1.0, 3.0)
 """Weights to try; where the last is the best, try more."""
@@ -78,16 +78,15 @@ class StrongInversion(Strict):
     """
 
     kind: Literal["strong"] = "strong"
-    zeta: float = 0.1
-    lr: float = 0.05
-    n_steps: int = 1000
+    zeta: NonNegative = 0.1
+    lr: Positive = 0.05
+    n_steps: Count = 1000
     starts: tuple[Start, ...] = ("grey", "noise", "noise")
     value_range: Range | None = UNIT
-    tolerance: float = 0.0
+    tolerance: NonNegative = 0.0
 
     def __post_init__(self) -> None:
-        self._positive("lr", "n_steps")
-        self._at_least(0, "zeta", "tolerance")
+        super().__post_init__()
         check_range(self.value_range)
         check_starts(self.starts, self.value_range)
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -33,7 +33,7 @@ from torch import Tensor
 from recon_core.attacks.kkt.layers import Form
 from recon_core.attacks.kkt.stationarity import Stationarity
 from recon_core.optimisers import Optimiser
-from recon_core.strict import Strict
+from recon_core.strict import Count, Positive, Strict, Within
 from recon_core.victims.network import Architecture, Parameters
 
 SAVE_AT_PAPER = (100, 200, 300, 500, 800, 1400, 2400, 4100, 7000, 10_000, 11_900)
@@ -54,6 +54,7 @@ class Search(Strict):
     alpha: Range | None = (10.0, 500.0)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("lr", "lam_lr", "sigma", "lam_min", "alpha"):
             bounds = getattr(self, name)
             if bounds is not None and not (0 < bounds[0] <= bounds[1] < math.inf):
@@ -90,20 +91,21 @@ class KKTAttack(Strict):
     kind: Literal["kkt"] = "kkt"
     condition: Condition = "binary"
     n_candidates: int = 400
-    sigma: float = 1e-3
-    lam_min: float = 0.5
-    alpha: float = 20.0
+    sigma: Positive = 1e-3
+    lam_min: Annotated[float, Within("(-inf, inf)", fix="0.5 is usual")] = 0.5
+    alpha: Positive = 20.0
     lam_scale: Literal["candidates", "none"] = "candidates"
     optimiser: Optimiser = field(default_factory=Optimiser)
-    lam_lr: float | None = None
-    save_at: tuple[int, ...] = SAVE_AT_PAPER
+    lam_lr: Positive | None = None
+    save_at: tuple[Count, ...] = SAVE_AT_PAPER
     form: Form = "auto"
     search: Search | None = None
-    stop_after: int = 5000
-    stop_above: float | None = None
-    ncc_stop_above: float | None = None
+    stop_after: Count = 5000
+    stop_above: Positive | None = None
+    ncc_stop_above: Positive | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.n_candidates < 2 or (self.condition == "binary" and self.n_candidates % 2):
             fix = "at least 2"
             if self.condition == "binary":
@@ -113,12 +115,6 @@ class KKTAttack(Strict):
             raise ValueError(
                 f"save_at={self.save_at} must be increasing iterations, e.g. (100, 800)"
             )
-        if self.save_at[0] < 1:
-            raise ValueError(f"save_at={self.save_at} must start at iteration 1 or later")
-        self._positive("alpha", "sigma", "lam_lr", "stop_above", "ncc_stop_above")
-        self._at_least(1, "stop_after")
-        if not math.isfinite(self.lam_min):
-            raise ValueError(f"lam_min={self.lam_min} is not a number; paper 001 uses 0.5")
 
     @property
     def n_iterations(self) -> int:

@@ -14,6 +14,7 @@ from recon_core.attacks.span.settings import SpanAttack
 from recon_core.matching import CLIPPED, check_clipped
 from recon_core.precision import Precision
 from recon_core.sampling import binary_labels
+from recon_core.strict import Count, Share
 from recon_core.tagged import Tagged
 from recon_core.victims.network import Network, Released
 from recon_core.victims.separability import MixCon, UniCon, check_full_batch, hidden_layer
@@ -40,7 +41,7 @@ class KKTSettings(FamilyRun):
     """
 
     family: Literal["kkt"] = "kkt"
-    augment_p: float = 0.12
+    augment_p: Share = 0.12
     n_classes: int = 2
     victim: Network = field(default_factory=Network)
     training: Training = field(default_factory=Training)
@@ -48,7 +49,7 @@ class KKTSettings(FamilyRun):
     defence_layer: int | None = None
     released: Released = field(default_factory=Released)
     attack: Attack = field(default_factory=KKTAttack)
-    n_attacks: int = 1
+    n_attacks: Count = 1
     clipped: float = CLIPPED
     dtype: Literal["float32", "float64"] = "float32"
     precision: Precision = "ieee"
@@ -61,8 +62,6 @@ class KKTSettings(FamilyRun):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.n_attacks < 1:
-            raise ValueError(f"n_attacks={self.n_attacks} must be at least 1")
         check_clipped(self.clipped)
         loss = self.training.loss.kind
         if self.n_classes < 2 or (self.n_classes > 2 and loss != "ce"):

@@ -31,7 +31,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from recon_core.attacks.span.features import cosines
 from recon_core.restore.unet import UNET_SIZES, CompactUNet, UNet
-from recon_core.strict import Strict
+from recon_core.strict import Count, Natural, NonNegative, Positive, Strict
 
 Shape = tuple[int, int, int]
 
@@ -61,29 +61,27 @@ class Card(Strict):
 
     shape: Shape
     widths: tuple[int, ...]
-    patch: int
+    patch: Count
     centred: bool
     mirrored: bool
-    shifted: int
-    floor: float
+    shifted: Natural
+    floor: Positive
     source: str
-    n_pictures: int
+    n_pictures: Count
     sha256: str
-    n_steps: int
-    alone: float
-    spread: float
+    n_steps: Natural
+    alone: NonNegative
+    spread: Positive
     separated: tuple[tuple[int, int, int], ...] = ()
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         c, *sides = self.shape
         if c not in (1, 3) or not all(SMALLEST <= side <= LARGEST for side in sides):
             raise ValueError(
                 f"shape={self.shape}: separators are for pictures in grey or colour from "
                 f"{SMALLEST}x{SMALLEST} to {LARGEST}x{LARGEST} pixels"
             )
-        self._at_least(1, "patch", "n_pictures")
-        self._at_least(0, "shifted", "n_steps", "alone")
-        self._positive("floor", "spread")
 
     def beats_filters(self, n: int) -> bool:
         """True if more of n pictures were identified than by plain filters, at the next number."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from recon_core.attacks.span.guided import N_FREE, N_LAST
 from recon_core.attacks.span.rows import Source
-from recon_core.strict import Strict
+from recon_core.strict import Count, Share, Strict, Within
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,24 +31,21 @@ class SpanAttack(Strict):
     kind: Literal["span"] = "span"
     source: Source = "weights"
     start: Literal["unknown", "known"] = "unknown"
-    n_images: int | None = None
-    surplus: float = 0.2
+    n_images: Annotated[int | None, Within("[2, inf)")] = None
+    surplus: Share = 0.2
     sources: Literal["auto", "independent", "network"] = "auto"
     separator: str = "auto"
-    n_network: int = 300
-    n_independent: int = 300
-    overcomplete: float = 2.0
+    n_network: Count = 300
+    n_independent: Count = 300
+    overcomplete: Annotated[float, Within("[1, 100]")] = 2.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.source != "weights" and self.start == "known":
             raise ValueError(
                 f"start='known' with source={self.source!r}, in which there is no start; use "
                 "start='unknown'"
             )
-        self._at_least(2, "n_images")
-        self._at_least(1, "n_network", "n_independent")
-        self._within("[1, 100]", "overcomplete")
-        self._within("[0, 1]", "surplus")
 
     def n_sources(self, n_directions: int) -> int:
         """Number of sources that "independent" finds in a span without a sharp end."""

@@ -30,7 +30,7 @@ from recon_core.attacks.span.separator import (
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.matching import best_per_target, fit_to_range, identified
 from recon_core.metrics import ssim_matrix
-from recon_core.strict import Strict
+from recon_core.strict import Count, Natural, Positive, Strict
 from recon_core.types import seeded_generator
 from storage.errors import SourceError
 from storage.files import write_file
@@ -72,20 +72,18 @@ class SeparatorJob(Strict):
 
     data: str
     shape: Shape
-    minutes: float = 5.0
-    n_steps: int | None = None
+    minutes: Positive = 5.0
+    n_steps: Count | None = None
     large: bool = False
-    floor: float | None = None
+    floor: Positive | None = None
     centred: bool = True
     mirrored: bool | None = None
-    shifted: int | None = None
-    seed: int = 0
+    shifted: Natural | None = None
+    seed: Natural = 0
     skip_corrupt: bool = False
 
     def __post_init__(self) -> None:
-        self._positive("minutes", "floor")
-        self._at_least(1, "n_steps")
-        self._at_least(0, "shifted", "seed")
+        super().__post_init__()
         if self.large and (self.shape[1] != self.shape[2] or self.shape[1] % SIDES):
             raise ValueError(
                 f"large=True with shape={self.shape}: the large network is for squares with sides "

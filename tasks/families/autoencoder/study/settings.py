@@ -116,6 +116,7 @@ class Noise:
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not (0 < self.sigma <= 1 and self.gamma > 0):
             raise ValueError(
                 f"sigma={self.sigma} must be in (0, 1] and gamma={self.gamma} positive; a study "

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from recon_core.attacks.span.settings import SpanAttack
-from recon_core.strict import Strict
+from recon_core.strict import Count, Natural, Positive, Strict, Within
 from recon_core.types import Progress
 from storage.files import write_file
 from tasks.campaign.part import this_worker
@@ -61,14 +61,10 @@ class Kind(Strict):
     them are left out, such as those that a shipped separator learned from."""
 
     data: str
-    size: int = 32
+    size: Annotated[int, Within("[8, inf)")] = 32
     channels: Literal[1, 3] = 3
     split: Literal["train", "heldout"] = "heldout"
-    skip: int = 0
-
-    def __post_init__(self) -> None:
-        self._at_least(8, "size")
-        self._at_least(0, "skip")
+    skip: Natural = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,15 +73,14 @@ class Row(Strict):
     None for torch's. `divided`: inputs are divided by a standard deviation per channel."""
 
     images: str = "cifar10"
-    n: int = 200
+    n: Annotated[int, Within("[2, inf)")] = 200
     optimiser: str = "Adam"
     has: Has = "checkpoint"
-    start: float | None = None
+    start: Positive | None = None
     divided: bool = True
 
     def __post_init__(self) -> None:
-        self._at_least(2, "n")
-        self._positive("start")
+        super().__post_init__()
         if self.optimiser not in OPTIMISERS:
             raise ValueError(f"optimiser={self.optimiser!r} is none of {list(OPTIMISERS)}")
 
@@ -101,13 +96,9 @@ class Victim(Strict):
     """A network of ten classes with biases, trained with cross-entropy."""
 
     widths: tuple[int, int] = (1000, 200)
-    epochs: int = 40
-    batch_size: int = 32
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        self._at_least(1, "epochs", "batch_size")
-        self._at_least(0, "seed")
+    epochs: Count = 40
+    batch_size: Count = 32
+    seed: Natural = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,11 +114,11 @@ class SpanStudy(Strict):
     data: str = ""
     skip_corrupt: bool = False
     victim: Victim = field(default_factory=Victim)
-    threads: int = 1
-    n_shown: int = 8
+    threads: Count = 1
+    n_shown: Count = 8
 
     def __post_init__(self) -> None:
-        self._at_least(1, "threads", "n_shown")
+        super().__post_init__()
         names = [row.name for row in self.rows]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"two rows are {twice!r}; make them differ, or leave one out")
