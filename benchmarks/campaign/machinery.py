@@ -9,19 +9,15 @@ are uniform, one third least-seen, 50 a part.
 
 A campaign runs in a process of its own, whose peak memory is the kernel's. The local cluster's
 scheduler lives in it, so its memory is included; the images of the source are, too. Prefect's
-server is another process. `--runs` sets
-the sizes, `--picture` the pixels of the source's images, which travel with each part: at 32 a part
-carries 46 MB, as real ones do.
+server is another process. `--runs` sets the sizes; images of 32 x 32 pixels travel with each part,
+which then carries 46 MB, as real ones do.
 """
 
 from __future__ import annotations
 
 import argparse
-import cProfile
 import importlib
 import json
-import pstats
-import resource
 import subprocess
 import sys
 import tempfile
@@ -65,7 +61,7 @@ SIZES = (10_000, 50_000, 150_000)
 QUICK_SIZES = (40, 80)
 RUNS_PER_PART = 50
 IMAGES_PER_RUN, N_IMAGES, POOL_SIZE = 300, 50_000, 4000
-PIXELS = 8
+PIXELS, PICTURE = 8, 32
 TIME_GOAL_S, MEMORY_GOAL_GIB = 900.0, 1.0
 MODULE = "benchmarks.campaign.machinery"
 
@@ -91,16 +87,14 @@ class NoOp(FamilyRun):
     ) -> list[RunResult]:
         """The results that stand for the runs, at once; the same for the same specs."""
         del images, device, victims  # nothing is computed
-        return self.run_stack(specs, torch.empty(0), torch.device("cpu"), progress)
+        progress(1.0)
+        return [_result(spec) for spec in specs]
 
     def run_stack(
         self, specs: Sequence[RunSpec], images: Tensor, device: torch.device, progress: Progress
     ) -> list[RunResult]:
         """The same results."""
-        del images, device
-        results = [_result(spec) for spec in specs]
-        progress(1.0)
-        return results
+        return self.run_batch(specs, images, device=device, progress=progress)
 
 
 def _result(spec: RunSpec) -> RunResult:
@@ -156,36 +150,37 @@ def made_up_images(n_images: int, pixels: int) -> ImageSet:
     )
 
 
-def run_here(
-    folder: Path, n_runs: int, n_workers: int, *, pixels: int, n_images: int, profiled: bool
-) -> dict[str, Any]:
-    """Runs a campaign in this process, and says what it took."""
-    images = made_up_images(n_images, pixels)
+def run_here(folder: Path, n_runs: int, n_workers: int, n_images: int) -> dict[str, Any]:
+    """Runs a campaign in this process; its times and memory."""
+    images = made_up_images(n_images, PICTURE)
     campaign = no_op_campaign(n_runs, images_per_run=min(IMAGES_PER_RUN, n_images // 4))
-    before_gib = _peak_gib()
-    profile = cProfile.Profile()
-    peaks = _Peaks()
-    if profiled:
-        profile.enable()
-    with peaks:
-        dataset = as_flow(campaign, images, folder, n_workers)
-    profile.disable()
-    if profiled:
-        pstats.Stats(profile, stream=sys.stderr).sort_stats("cumulative").print_stats(45)
-    written = sorted((folder / "pairs" / "receipts").glob("part-*.json"), key=_modified)
-    halfway_s = _modified(written[len(written) // 2]) - peaks.started
+    before_gib, over, peaks = _peak_gib(), threading.Event(), list[tuple[float, float]]()
+
+    def sample() -> None:
+        while not over.wait(0.1):
+            peaks.append((time.time(), _peak_gib()))
+
+    thread = threading.Thread(target=sample, daemon=True)
+    started = time.time()
+    thread.start()
+    dataset = as_flow(campaign, images, folder, n_workers)
+    seconds = time.time() - started
+    over.set()
+    thread.join()
+    receipts = (folder / "pairs" / "receipts").glob("part-*.json")
+    written = sorted(path.stat().st_mtime - started for path in receipts)
+    halfway_s = written[len(written) // 2]
     if dataset.n_runs != campaign.sampling.n_runs:
         raise ValueError(f"{dataset.n_runs} runs are stored, {campaign.sampling.n_runs} planned")
     return {
         "n_runs": dataset.n_runs,
         "n_parts": len(dataset.receipts),
-        "seconds": peaks.ended - peaks.started,
-        "to_first_part_s": _modified(written[0]) - peaks.started,
+        "seconds": seconds,
+        "to_first_part_s": written[0],
         "first_half_s": halfway_s,
         "before_gib": before_gib,
-        "halfway_gib": peaks.at(peaks.started + halfway_s),
+        "halfway_gib": max(gib for at, gib in peaks if at <= started + halfway_s),
         "peak_gib": _peak_gib(),
-        "cpu_s": resource.getrusage(resource.RUSAGE_SELF).ru_utime,
         "content_hash": dataset.content_hash,
     }
 
@@ -202,96 +197,46 @@ def as_flow(campaign: Campaign, images: ImageSet, folder: Path, n_workers: int) 
     return dataset
 
 
-class _Peaks:
-    """The process's peak memory every so often, while it is entered."""
-
-    def __init__(self, every_s: float = 0.1) -> None:
-        self.samples: list[tuple[float, float]] = []
-        self.started = self.ended = 0.0
-        self._every_s, self._over = every_s, threading.Event()
-        self._thread = threading.Thread(target=self._sample, daemon=True)
-
-    def __enter__(self) -> _Peaks:
-        self.started = time.time()
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.ended = time.time()
-        self._over.set()
-        self._thread.join()
-
-    def at(self, when: float) -> float:
-        """The peak at that time, in GiB."""
-        return max(gib for at, gib in self.samples if at <= when)
-
-    def _sample(self) -> None:
-        while True:
-            self.samples.append((time.time(), _peak_gib()))
-            if self._over.wait(self._every_s):
-                return
-
-
-def _modified(path: Path) -> float:
-    return path.stat().st_mtime
-
-
 def _peak_gib() -> float:
     """By VmHWM and not getrusage, which starts from the peak of the parent."""
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) / 2**20
 
 
-def in_fresh_process(n_runs: int, n_workers: int, pixels: int, n_images: int) -> dict[str, Any]:
+def in_fresh_process(n_runs: int, n_workers: int, n_images: int) -> dict[str, Any]:
     """Record of a process of its own that ran a campaign of `n_runs` runs."""
     with tempfile.TemporaryDirectory(prefix="palimpsest-machinery-") as folder:
-        facts = Path(folder) / "facts.json"
-        command = [sys.executable, "-m", MODULE]
-        options = {"one": n_runs, "workers": n_workers, "picture": pixels, "images": n_images}
+        command = [sys.executable, "-m", MODULE, "--folder", folder]
+        options = {"one": n_runs, "workers": n_workers, "images": n_images}
         for name, value in options.items():
             command += [f"--{name}", str(value)]
-        subprocess.run([*command, "--folder", folder, "--facts", str(facts)], check=True)
-        return dict(json.loads(facts.read_text()))
+        subprocess.run(command, check=True)
+        return dict(json.loads((Path(folder) / "facts.json").read_text()))
 
 
 def measure(
-    sizes: Sequence[int], *, n_workers: int = 2, pixels: int = 32, n_images: int = N_IMAGES
+    sizes: Sequence[int], *, n_workers: int = 2, n_images: int = N_IMAGES
 ) -> Iterator[Measurement]:
     """Seconds and peak memory of campaigns of no-op runs."""
     for n_runs in sizes:
-        facts = in_fresh_process(n_runs, n_workers, pixels, n_images)
+        facts = in_fresh_process(n_runs, n_workers, n_images)
         what = (
             f"{facts['n_runs']} runs that do nothing, {facts['n_parts']} parts, {n_workers} "
-            f"workers, images of {pixels} x {pixels} pixels"
+            f"workers, images of {PICTURE} x {PICTURE} pixels"
         )
-        is_full = n_runs == SIZES[-1]
-        yield _line(
-            f"time of {what}",
-            facts["seconds"],
-            "s",
-            reference_value=TIME_GOAL_S if is_full else None,
-        )
-        yield _line(f"time per part of {what}", 1000 * facts["seconds"] / facts["n_parts"], "ms")
-        yield _line(
-            f"peak memory of the coordinator, scheduler included, {what}",
-            facts["peak_gib"],
-            "GiB",
-            reference_value=MEMORY_GOAL_GIB,
-        )
+        seconds, first_s = facts["seconds"], facts["first_half_s"]
+        goal_s = TIME_GOAL_S if n_runs == SIZES[-1] else None
+        yield _line(f"time of {what}", seconds, "s", reference_value=goal_s)
+        yield _line(f"time per part of {what}", 1000 * seconds / facts["n_parts"], "ms")
+        peak = f"peak memory of the coordinator, scheduler included, {what}"
+        yield _line(peak, facts["peak_gib"], "GiB", reference_value=MEMORY_GOAL_GIB)
         yield _line(f"of which before the first part, {what}", facts["before_gib"], "GiB")
         yield _line(f"of which after half of the parts, {what}", facts["halfway_gib"], "GiB")
-        first = facts["first_half_s"] - facts["to_first_part_s"]
-        second = facts["seconds"] - facts["first_half_s"]
-        yield _line(
-            f"of the time before the first part (flow, server, workers), {what}",
-            facts["to_first_part_s"],
-            "s",
-        )
-        yield _line(
-            f"second half's time over the first's, {what}",
-            second / first,
-            "ratio",
-        )
+        before_s = facts["to_first_part_s"]
+        started = "of the time before the first part (flow, server, workers)"
+        yield _line(f"{started}, {what}", before_s, "s")
+        halves = (seconds - first_s) / (first_s - before_s)
+        yield _line(f"second half's time over the first's, {what}", halves, "ratio")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -301,33 +246,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, help="also write the lines to this file")
     parser.add_argument("--runs", help="sizes, with commas between them")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--picture", type=int, default=32, help="pixels of the images' side")
     parser.add_argument("--images", type=int, help="how many images the source has")
-    parser.add_argument("--one", type=int, help="run this many here, and profile with --profile")
-    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--one", type=int, help="run this many here, into --folder")
     parser.add_argument("--folder", type=Path, default=Path("palimpsest-machinery"))
-    parser.add_argument("--facts", type=Path, help="where --one writes what it took")
     options = parser.parse_args(argv)
     n_images = options.images or (400 if options.quick else N_IMAGES)
     if options.one is not None:
-        facts = run_here(
-            options.folder,
-            options.one,
-            options.workers,
-            pixels=options.picture,
-            n_images=n_images,
-            profiled=options.profile,
-        )
-        if options.facts is None:
-            print(json.dumps(facts))
-        else:
-            options.facts.write_text(json.dumps(facts))
+        facts = run_here(options.folder, options.one, options.workers, n_images)
+        (options.folder / "facts.json").write_text(json.dumps(facts))
         return
-    sizes: tuple[int, ...] = QUICK_SIZES if options.quick else SIZES
+    sizes: Sequence[int] = QUICK_SIZES if options.quick else SIZES
     if options.runs:
-        sizes = tuple(int(text) for text in options.runs.split(","))
-    found = measure(sizes, n_workers=options.workers, pixels=options.picture, n_images=n_images)
-    for _ in said(found, options.json):
+        sizes = [int(text) for text in options.runs.split(",")]
+    for _ in said(measure(sizes, n_workers=options.workers, n_images=n_images), options.json):
         pass
 
 

@@ -33,12 +33,12 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import psutil
 
@@ -200,76 +200,50 @@ class Campaign:
         """All processes of this campaign, also those whose parents are gone."""
         found = []
         for process in psutil.process_iter():
-            try:
+            with suppress(psutil.Error):  # another user's, or just gone
                 if process.environ().get(MARK) == self.mark:
                     found.append(process)
-            except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-                continue
         return found
 
     def workers(self, coordinator: psutil.Process) -> list[psutil.Process]:
         """The coordinator's Dask workers; Dask starts them by multiprocessing's `spawn`."""
         workers = []
-        for process in coordinator.children():
-            try:
-                if "spawn_main" in " ".join(process.cmdline()):
-                    workers.append(process)
-            except (psutil.NoSuchProcess, psutil.ZombieProcess):
-                continue
+        with suppress(psutil.NoSuchProcess):
+            for process in coordinator.children():
+                with suppress(psutil.Error):
+                    if "spawn_main" in " ".join(process.cmdline()):
+                        workers.append(process)
         return workers
 
     def kill(self, kind: Kind, coordinator: psutil.Process, rng: random.Random) -> bool:
         """Kills something of that kind; False if there is nothing of it now."""
-        if kind in ("group", "server"):
-            ended = self._end_group(coordinator) if kind == "group" else self._kill_server()
-            self.report.kills[kind] += ended
-            return ended
-        try:
-            victims = {
-                "coordinator": lambda: [coordinator],
-                "machine": self.processes,
-            }.get(kind, lambda: rng.sample(w, 1) if (w := self.workers(coordinator)) else [])()
-        except psutil.NoSuchProcess:
-            return False
-        for process in victims:
-            try:
-                (process.suspend if kind == "frozen" else process.kill)()
-            except psutil.NoSuchProcess:
-                continue
-        if victims:
-            self.report.kills[kind] += 1
-        return bool(victims)
-
-    def _end_group(self, coordinator: psutil.Process) -> bool:
-        """SIGTERM to the command and what it has started; SystemExit if it does not end."""
-        start = time.monotonic()
-        os.killpg(coordinator.pid, signal.SIGTERM)
-        gone, _alive = psutil.wait_procs([coordinator], timeout=LONGEST_END_S)
-        if not gone:
-            sys.exit(f"{self.folder.name}: SIGTERM to the group, and the command is still there")
-        self.report.longest_end_s = max(self.report.longest_end_s, time.monotonic() - start)
-        return True
-
-    def _kill_server(self) -> bool:
-        return self.server is not None and self.server.kill()
-
-    def left_over(self) -> list[str]:
-        """Command lines of processes that are there a minute after the end."""
-        until = time.monotonic() + LEFT_OVER_S
-        while (left := self.processes()) and time.monotonic() < until:
-            time.sleep(0.5)
-        return [" ".join(process.cmdline())[:120] for process in left]
+        if kind == "group":  # the command and all it has started; SystemExit if it does not end
+            start = time.monotonic()
+            os.killpg(coordinator.pid, signal.SIGTERM)
+            if psutil.wait_procs([coordinator], timeout=LONGEST_END_S)[1]:
+                sys.exit(f"{self.folder.name}: SIGTERM to the group, and the command is there yet")
+            self.report.longest_end_s = max(self.report.longest_end_s, time.monotonic() - start)
+            killed = True
+        elif kind == "server":
+            killed = self.server is not None and self.server.kill()
+        else:
+            victims = {"coordinator": [coordinator], "machine": self.processes()}.get(kind)
+            if victims is None:
+                workers = self.workers(coordinator)
+                victims = rng.sample(workers, 1) if workers else []
+            for process in victims:
+                with suppress(psutil.NoSuchProcess):
+                    (process.suspend if kind == "frozen" else process.kill)()
+            killed = bool(victims)
+        self.report.kills[kind] += killed
+        return killed
 
     def _popen(self, words: Sequence[str]) -> subprocess.Popen[bytes]:
+        server = {} if self.server is None else {"PREFECT_API_URL": self.server.api}
         return subprocess.Popen(
             [str(Path(sys.executable).with_name("palimpsest")), *words],
             cwd=Path(__file__).parents[2],
-            env={
-                **os.environ,
-                "OMP_NUM_THREADS": "1",
-                MARK: self.mark,
-                **({} if self.server is None else {"PREFECT_API_URL": self.server.api}),
-            },
+            env={**os.environ, "OMP_NUM_THREADS": "1", MARK: self.mark, **server},
             stdout=self.log,
             stderr=self.log,
             start_new_session=True,
@@ -278,8 +252,7 @@ class Campaign:
 
 def undisturbed(folder: Path, recipe: Recipe) -> Report:
     """The campaign that nobody disturbs, on two workers."""
-    campaign = Campaign(folder, recipe, 2)
-    start = time.monotonic()
+    campaign, start = Campaign(folder, recipe, 2), time.monotonic()
     if campaign.start().wait():
         sys.exit(f"{folder.name}: the undisturbed campaign failed; see {campaign.log.name}")
     return concluded(campaign, start)
@@ -320,8 +293,12 @@ def concluded(campaign: Campaign, start: float) -> Report:
     """The report of a campaign that has ended; SystemExit names what is not as it should be."""
     report = campaign.report
     report.seconds = time.monotonic() - start
-    if left := campaign.left_over():
-        sys.exit(f"{campaign.folder.name}: {len(left)} processes are left: {'; '.join(left)}")
+    until = time.monotonic() + LEFT_OVER_S
+    while (left := campaign.processes()) and time.monotonic() < until:
+        time.sleep(0.5)
+    if left:
+        lines = "; ".join(" ".join(process.cmdline())[:120] for process in left)
+        sys.exit(f"{campaign.folder.name}: {len(left)} processes are left: {lines}")
     campaign.log.close()
     dataset = Dataset(campaign.folder / "pairs")
     report.n_orphans = len(vacuum(dataset.place, older_than_s=0.0))
@@ -381,15 +358,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--kills", type=int)
     parser.add_argument("--seed", type=int, help="default: another one each time")
     options = parser.parse_args(argv)
-    size = QUICK if options.quick else Size()
-    if options.samplers:
-        size = replace(size, samplers=tuple(options.samplers.split(",")))
+    chosen: dict[str, Any] = {
+        name: tuple(value.split(","))
+        for name in ("samplers", "kinds")
+        if (value := getattr(options, name))
+    }
     if options.workers:
-        size = replace(size, workers=tuple(int(n) for n in options.workers.split(",")))
-    if options.kinds:
-        size = replace(size, kinds=tuple(options.kinds.split(",")))
+        chosen["workers"] = tuple(int(n) for n in options.workers.split(","))
     if options.kills is not None:
-        size = replace(size, n_kills=options.kills)
+        chosen["n_kills"] = options.kills
+    size = replace(QUICK if options.quick else Size(), **chosen)
     seed = time.time_ns() % 2**32 if options.seed is None else options.seed
     print(f"seed {seed}", file=sys.stderr)
     temporary = partial(tempfile.TemporaryDirectory, prefix="palimpsest-storm-")

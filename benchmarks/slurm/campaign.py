@@ -6,7 +6,7 @@ are done: its slurmd and every process of its job, by SIGKILL. It ends with an e
 campaign completes by itself, on the node that was spare, and both datasets have the same content
 hash. The second two thirds of the runs are planned from what the first brought back.
 
-    python -m benchmarks.slurm.cluster install
+    python -m benchmarks.slurm.cluster
     python -m benchmarks.slurm.campaign --json FILE --log FILE
 
 Needs dask-jobqueue and pyyaml (`pip install '.[slurm]'`).
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import getpass
-import importlib.metadata
 import json
 import os
 import re
@@ -26,10 +25,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
-from benchmarks.record import Measurement, hardware, versions
+from benchmarks.record import Measurement, measured, said
 from benchmarks.slurm.cluster import SlurmCluster, hostname
 from storage.pairs.dataset import Dataset
 
@@ -58,7 +57,7 @@ logging.getLogger("palimpsest").addHandler(notices)
 from flows.cli.main import main
 main()
 """
-"""The command itself, with a file of its own for what the campaign says of jobs and parts."""
+"""The command itself, with a file of its own for what the campaign reports of jobs and parts."""
 
 SITE = """
 queue: cpu
@@ -70,6 +69,7 @@ shared_directory: {folder}/shared
 log_directory: {folder}/worker-logs
 """.lstrip()
 TIMEOUT_S = 1200.0
+_measured = partial(measured, "slurm")
 
 
 class Log:
@@ -92,6 +92,9 @@ class Log:
             self.lines.append(f"{indent}{line}".rstrip())
             print(self.lines[-1], file=sys.stderr, flush=True)
 
+    def timed(self, text: str) -> None:
+        self(f"{time.strftime('%H:%M:%S')} {text}")
+
     def command(self, cluster: SlurmCluster, *words: str) -> None:
         """A command of Slurm's and what it prints."""
         self(f"$ {' '.join(words)}")
@@ -113,185 +116,116 @@ class Campaign:
         with self.screen.open("w") as screen:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", PALIMPSEST, str(self.notices), *self.words],
-                stdout=screen, stderr=subprocess.STDOUT, env=environment,
+                stdout=screen, stderr=subprocess.STDOUT, env=environment | {"OMP_NUM_THREADS": "1"},
             )  # fmt: skip
-
-    @property
-    def command(self) -> str:
-        """As it would be typed."""
-        return shlex.join(["palimpsest", *self.words])
 
     def n_parts(self) -> int:
         """Parts that are in the store now."""
         return len(list((self.store / "pairs" / "receipts").glob("*")))
 
-    def end(self) -> float:
-        """Waits for it; its seconds. RuntimeError with its last words if it failed or hangs."""
+    def end(self, log: Log) -> tuple[float, str]:
+        """Waits for it; its seconds and the hash of its dataset. RuntimeError with its last words
+        if it failed or hangs."""
         try:
             code = self.process.wait(TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
             code = -1
         if code:
-            said = self.screen.read_text()[-2000:]
-            raise RuntimeError(f"the campaign ended with {code}: {said}")
-        return time.monotonic() - self.started
-
-    def facts(self, seconds: float) -> str:
-        """Summary of the dataset, in lines."""
-        dataset = Dataset(self.store / "pairs")
-        _images, pairs = dataset.image_counts()
-        return (
+            raise RuntimeError(f"the campaign ended with {code}: {self.screen.read_text()[-2000:]}")
+        seconds, dataset = time.monotonic() - self.started, Dataset(self.store / "pairs")
+        pairs = dataset.image_counts()[1]
+        log(
             f"{len(dataset.receipts)} parts, {dataset.n_runs} runs, {int(pairs.sum())} confident "
             f"pairs of {int((pairs > 0).sum())} images, {seconds:.0f} s\n"
             f"dataset hash {dataset.content_hash}"
         )
-
-    def content_hash(self) -> str:
-        """The hash of the dataset that it made."""
-        return Dataset(self.store / "pairs").content_hash
+        return seconds, dataset.content_hash
 
 
 def run(folder: Path, log: Log) -> Iterator[Measurement]:
     """Both campaigns; a measurement for each thing that was shown."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     log(f"A campaign of {N_PARTS} parts, {RUNS_PER_PART} runs each, the last two thirds adaptive.")
     log("\n== On this machine\n")
-    local = Campaign(folder / "local", "local", environment)
-    log(f"$ {local.command}")
-    local_s = local.end()
-    log(local.facts(local_s))
+    local = Campaign(folder / "local", "local", dict(os.environ))
+    log(f"$ {shlex.join(['palimpsest', *local.words])}")
+    local_s, expected = local.end(log)
     log("\n== Through Slurm\n")
     cluster = SlurmCluster(folder / "slurm")
     cluster.start(N_NODES)
-    try:
-        campaign, told = _through_slurm(cluster, folder, log)
-    finally:
-        cluster.stop()
-    same = campaign.content_hash() == local.content_hash()
-    log(f"The hash is {'that' if same else 'NOT that'} of the campaign on this machine.")
-    if not same or told.replaced_s is None or campaign.n_parts() != N_PARTS:
-        raise RuntimeError("the campaign through Slurm is not what it should be; see the log")
-    what = f"{N_PARTS} parts, {N_WORKERS} Slurm jobs on {N_NODES} nodes"
-    local_words = f"--cluster local, {N_WORKERS} workers, nothing killed"
-    yield _measured(f"{what}, a node killed after a third", told.seconds, "s", local_words, local_s)
-    yield _measured(f"{what}: from the node's death to a worker elsewhere", told.replaced_s, "s")
-    yield _measured(f"{what}: processes that died with the node", told.n_killed, "processes")
-    yield _measured(f"{what}: parts in the end, of the hash of --cluster local", N_PARTS, "parts")
-
-
-@dataclass
-class Told:
-    """Observations while a campaign ran through Slurm."""
-
-    n_killed: int
-    seconds: float = 0.0
-    replaced_s: float | None = None
-
-
-def _through_slurm(cluster: SlurmCluster, folder: Path, log: Log) -> tuple[Campaign, Told]:
     site = folder / "site.yaml"
     site.write_text(SITE.format(folder=folder))
     (folder / "shared").mkdir()
     log.command(cluster, "sinfo")
     log("site.yaml:")
     log(site.read_text(), indent="    ")
-    environment = {**cluster.environment, "OMP_NUM_THREADS": "1"}
-    campaign = Campaign(folder / "through-slurm", f"slurm:{site}", environment)
-    log(f"$ {campaign.command}")
     try:
-        told = _with_a_death(campaign, cluster, folder, log)
+        campaign = Campaign(folder / "through-slurm", f"slurm:{site}", cluster.environment)
+        log(f"$ {shlex.join(['palimpsest', *campaign.words])}")
+        try:
+            n_killed, replaced_s = kill_a_node(campaign, cluster, folder, log)
+        finally:
+            if campaign.process.poll() is None:
+                campaign.process.kill()
+        seconds, found = campaign.end(log)
+        log("\nNotices of the campaign:")
+        log(campaign.notices.read_text(), indent="    ")
+        log.command(cluster, "squeue")
+        log.command(cluster, "sinfo")
     finally:
-        if campaign.process.poll() is None:
-            campaign.process.kill()
-    log("\nWhat the campaign said:")
-    log(campaign.notices.read_text(), indent="    ")
-    log.command(cluster, "squeue")
-    log.command(cluster, "sinfo")
-    _show_logs(folder, campaign, log)
-    log(campaign.facts(told.seconds))
-    return campaign, told
+        cluster.stop()
+    log(f"The hash is {'that' if found == expected else 'NOT that'} of the campaign here.")
+    if found != expected or replaced_s is None or campaign.n_parts() != N_PARTS:
+        raise RuntimeError("the campaign through Slurm is not what it should be; see the log")
+    what = f"{N_PARTS} parts, {N_WORKERS} Slurm jobs on {N_NODES} nodes"
+    reference = f"--cluster local, {N_WORKERS} workers, nothing killed"
+    yield _measured(f"{what}, a node killed after a third", seconds, "s", reference=reference,
+                    reference_value=local_s)  # fmt: skip
+    yield _measured(f"{what}: from the node's death to a worker elsewhere", replaced_s, "s")
+    yield _measured(f"{what}: processes that died with the node", n_killed, "processes")
+    yield _measured(f"{what}: parts in the end, of the hash of --cluster local", N_PARTS, "parts")
 
 
-def _with_a_death(campaign: Campaign, cluster: SlurmCluster, folder: Path, log: Log) -> Told:
-    """Kills a node at a third, and watches the queue until the campaign has ended."""
+def kill_a_node(
+    campaign: Campaign, cluster: SlurmCluster, folder: Path, log: Log
+) -> tuple[int, float | None]:
+    """Kills a node at a third, and watches the queue until the campaign has ended: the number of
+    killed processes, and the seconds until a worker was in their place."""
+
+    def queue() -> list[tuple[str, str]]:
+        """Job and node of every job in the queue, with its state where it does not simply run."""
+        rows = cluster.call("squeue", "--noheader", "--format=%i %t %N").splitlines()
+        fields = [[*row.split(), ""][:3] for row in sorted(rows)]
+        return [(job, node if state == "R" else f"{node} {state}") for job, state, node in fields]
+
+    def has_worker(job: str) -> bool:
+        file = folder / "worker-logs" / f"palimpsest-{job}.err"
+        return file.is_file() and "Registered to" in file.read_text()
+
     while campaign.n_parts() < N_PARTS // 3:
         if campaign.process.poll() is not None:
-            campaign.end()
+            campaign.end(log)
             raise RuntimeError("the campaign ended before a third of its parts")
         time.sleep(0.5)
-    log(f"\n{_now()} {campaign.n_parts()} of {N_PARTS} parts are done")
-    log.command(cluster, "squeue")
-    before = _queue(cluster)
-    victim, node = before[0]
-    log("The script of a job:")
-    log(cluster.call("scontrol", "write", "batch_script", victim, "-"), indent="    ")
-    told = Told(cluster.kill_node(node))
-    died, rows = time.monotonic(), before
-    log(f"{_now()} {node} is killed, {told.n_killed} processes")
-    while campaign.process.poll() is None:
-        if (now := _queue(cluster)) != rows:
-            rows = now
-            log(f"{_now()} {campaign.n_parts()} parts; {_in_words(rows)}")
-        new = [job for job, _where in rows if job not in dict(before)]
-        if told.replaced_s is None and any(_has_worker(folder, job) for job in new):
-            told.replaced_s = time.monotonic() - died
-            log(f"{_now()} its place is taken, {told.replaced_s:.0f} s after its death")
-        time.sleep(0.5)
-    told.seconds = campaign.end()
-    log(f"{_now()} the campaign has ended by itself")
-    return told
-
-
-def _queue(cluster: SlurmCluster) -> list[tuple[str, str]]:
-    """Job and node of every job in the queue, with its state where it does not simply run."""
-    rows = cluster.call("squeue", "--noheader", "--format=%i %t %N").splitlines()
-    fields = [[*row.split(), ""][:3] for row in sorted(rows)]
-    return [(job, node if state == "R" else f"{node} {state}") for job, state, node in fields]
-
-
-def _in_words(rows: list[tuple[str, str]]) -> str:
-    return ", ".join(f"job {job} {where}" for job, where in rows) or "no job"
-
-
-def _has_worker(folder: Path, job: str) -> bool:
-    log = folder / "worker-logs" / f"palimpsest-{job}.err"
-    return log.is_file() and "Registered to" in log.read_text()
-
-
-def _show_logs(folder: Path, campaign: Campaign, log: Log) -> None:
-    """Where the logs are, and those of the parts that the dead worker left."""
-    names = sorted(path.name for path in (folder / "worker-logs").glob("*.err"))
-    log(f"\nLogs of jobs (log_directory): {', '.join(names)}")
-    log("Parts that were begun twice (in the store's folder, logs/):")
-    for path in sorted((campaign.store / "pairs" / "logs").glob("part-*.log")):
-        same_part = path.parent.glob(f"{path.name[:11]}*")
-        text = "".join(other.read_text() for other in same_part)
-        if text.count(" start ") > 1:
-            log(path.name, indent="    ")
-            log(path.read_text(), indent="        ")
     log("")
-
-
-def _now() -> str:
-    return time.strftime("%H:%M:%S")
-
-
-def _measured(
-    case: str, value: float, unit: str, reference: str | None = None, theirs: float | None = None
-) -> Measurement:
-    return Measurement(
-        benchmark="slurm",
-        case=case,
-        value=round(float(value), 1),
-        unit=unit,
-        reference=reference,
-        reference_value=None if theirs is None else round(theirs, 1),
-        ratio=None if theirs is None else float(f"{theirs / value:.4g}"),
-        repeats=1,
-        hardware=hardware(),
-        versions={**versions(), "dask-jobqueue": importlib.metadata.version("dask-jobqueue")},
-    )
+    log.timed(f"{campaign.n_parts()} of {N_PARTS} parts are done")
+    log.command(cluster, "squeue")
+    rows = before = queue()
+    node = before[0][1]
+    n_killed, replaced_s, died = cluster.kill_node(node), None, time.monotonic()
+    log.timed(f"{node} is killed, {n_killed} processes")
+    while campaign.process.poll() is None:
+        if (now := queue()) != rows:
+            rows = now
+            jobs = ", ".join(f"job {job} {where}" for job, where in rows) or "no job"
+            log.timed(f"{campaign.n_parts()} parts; {jobs}")
+        new = [job for job, _where in rows if job not in dict(before)]
+        if replaced_s is None and any(map(has_worker, new)):
+            replaced_s = time.monotonic() - died
+            log.timed(f"its place is taken, {replaced_s:.0f} s after its death")
+        time.sleep(0.5)
+    log.timed("the campaign has ended by itself")
+    return n_killed, replaced_s
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -303,13 +237,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(prefix="palimpsest-slurm-") as name:
         log = Log(Path(name))
         try:
-            lines = [json.dumps(asdict(measurement)) for measurement in run(Path(name), log)]
+            for _ in said(run(Path(name), log), options.json):
+                pass
         finally:
             if options.log is not None:
                 options.log.write_text("\n".join(log.lines) + "\n")
-    print("\n".join(lines))
-    if options.json is not None:
-        options.json.write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,26 +1,20 @@
 """Debian's Slurm on one machine, for tests: several nodes on loopback, and one of them killed.
 
-    python -m benchmarks.slurm.cluster install          # apt-get, as root
-    python -m benchmarks.slurm.cluster start FOLDER     # --nodes 3; prints the SLURM_CONF to export
-    python -m benchmarks.slurm.cluster kill-node FOLDER node2
-    python -m benchmarks.slurm.cluster stop FOLDER
+    python -m benchmarks.slurm.cluster                  # installs Slurm: apt-get, as root
 
-Everything is below FOLDER (configuration, munge's key, state, logs); /etc is not touched. A node is
-one slurmd (`slurmd -N`) with one CPU. There are no cgroups and no accounting, so it runs in a
-container without systemd. The daemons run as the user who starts them, and listen on loopback.
+Everything is below one folder (configuration, munge's key, state, logs); /etc is not touched. A
+node is one slurmd (`slurmd -N`) with one CPU. There are no cgroups and no accounting, so it runs in
+a container without systemd. The daemons run as the user who starts them, and listen on loopback.
 """
 
 from __future__ import annotations
 
-import argparse
 import getpass
 import os
 import shutil
 import socket
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -61,7 +55,7 @@ MailProg=/bin/true
 
 
 class SlurmCluster:
-    """The daemons below `folder`; every method can be called from another process than `start`."""
+    """The daemons below `folder`, found by the files with their process ids."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
@@ -85,21 +79,34 @@ class SlurmCluster:
             ValueError: Slurm is not installed, or the folder has a cluster that runs.
             RuntimeError: a daemon does not come up, or listens beyond loopback; none is left.
         """
-        missing = [name for name in COMMANDS if shutil.which(name) is None]
-        if missing:
+        if missing := [name for name in COMMANDS if shutil.which(name) is None]:
             raise ValueError(
-                f"{', '.join(missing)} not found; run: python -m benchmarks.slurm.cluster install"
+                f"{', '.join(missing)} not found; run: python -m benchmarks.slurm.cluster"
             )
         if self._daemons():
             raise ValueError(f"a cluster runs in {self.folder}; stop it first")
         self._configure(n_nodes, memory_mib)
+        munge = self.folder / "munge"
+        names = {"key-file": "key", "socket": "socket", "pid-file": "munged.pid",
+                 "log-file": "log", "seed-file": "seed"}  # fmt: skip
         try:
-            self._start_munge()
+            # Forced, since a folder below /tmp is no place that munge trusts.
+            self.call("munged", "--force", *(f"--{o}={munge / name}" for o, name in names.items()))
             self.call("slurmctld", "-i")
             for node in self.nodes:
                 self.call("slurmd", "-N", node)
-            _wait_until(lambda: self._states() == {"idle"}, f"idle nodes, see {self.folder}")
-            if beyond := self.listens_beyond_loopback():
+            until = time.monotonic() + PATIENCE_S
+            while set(self.call("sinfo", "--noheader", "--format=%t").split()) != {"idle"}:
+                if time.monotonic() > until:
+                    raise RuntimeError(f"no idle nodes after {PATIENCE_S:.0f} s in {self.folder}")
+                time.sleep(0.5)
+            beyond = [
+                f"{process.name()} {c.laddr.ip}:{c.laddr.port}"
+                for process in self._daemons()
+                for c in process.net_connections("inet")
+                if c.status == "LISTEN" and c.laddr.ip not in ("127.0.0.1", "::1")
+            ]
+            if beyond:
                 raise RuntimeError(f"listens on {', '.join(beyond)}; map {hostname()} to 127.0.0.1")
         except (RuntimeError, subprocess.CalledProcessError):
             self.stop()
@@ -139,17 +146,6 @@ class SlurmCluster:
             command, env=self.environment, check=True, capture_output=True, text=True
         ).stdout
 
-    def listens_beyond_loopback(self) -> list[str]:
-        """The addresses, other than loopback, that a daemon listens on; there should be none."""
-        return [
-            f"{process.name()} {address.ip}:{address.port}"
-            for process in self._daemons()
-            for address in (
-                c.laddr for c in process.net_connections("inet") if c.status == "LISTEN"
-            )
-            if address.ip not in ("127.0.0.1", "::1")
-        ]
-
     def _configure(self, n_nodes: int, memory_mib: int) -> None:
         nodes = [f"node{i}" for i in range(1, n_nodes + 1)]
         for name in ("state", "munge", *nodes):
@@ -158,7 +154,10 @@ class SlurmCluster:
         key = self.folder / "munge" / "key"
         key.write_bytes(os.urandom(128))
         key.chmod(0o600)
-        controller, *ports = _free_ports(1 + n_nodes)
+        sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(1 + n_nodes)]
+        controller, *ports = (s.getsockname()[1] for s in sockets)
+        for s in sockets:
+            s.close()
         lines = [
             f"NodeName={node} NodeHostname={hostname()} NodeAddr=127.0.0.1 Port={port} CPUs=1 "
             f"RealMemory={memory_mib}"
@@ -166,28 +165,10 @@ class SlurmCluster:
         ]
         lines.append(f"PartitionName=cpu Nodes={','.join(nodes)} Default=YES MaxTime=1-00:00:00")
         head = CONFIGURATION.format(
-            host=hostname(),
-            first_port=controller,
-            user=getpass.getuser(),
-            folder=self.folder,
+            host=hostname(), first_port=controller, user=getpass.getuser(), folder=self.folder,
             timeout=NODE_TIMEOUT_S,
-        )
+        )  # fmt: skip
         self.conf.write_text(head + "\n".join(lines) + "\n")
-
-    def _start_munge(self) -> None:
-        place = self.folder / "munge"
-        self.call(
-            "munged",
-            "--force",  # a folder below /tmp is no place that it trusts
-            f"--key-file={place / 'key'}",
-            f"--socket={place / 'socket'}",
-            f"--pid-file={place / 'munged.pid'}",
-            f"--log-file={place / 'log'}",
-            f"--seed-file={place / 'seed'}",
-        )
-
-    def _states(self) -> set[str]:
-        return set(self.call("sinfo", "--noheader", "--format=%t").split())
 
     def _daemons(self) -> list[psutil.Process]:
         pids = [
@@ -236,51 +217,5 @@ def hostname() -> str:
     return socket.gethostname().partition(".")[0]
 
 
-def _free_ports(n: int) -> Iterator[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(n)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return iter(ports)
-
-
-def _wait_until(happened: Callable[[], bool], what: str) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while not happened():
-        if time.monotonic() > until:
-            raise RuntimeError(f"waited {PATIENCE_S:.0f} s in vain for {what}")
-        time.sleep(0.5)
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command line; exit code 2 and a line for what is not possible."""
-    parser = argparse.ArgumentParser(description="Slurm on one machine, for tests.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("install")
-    start = commands.add_parser("start")
-    start.add_argument("--nodes", type=int, default=3)
-    stop = commands.add_parser("stop")
-    kill = commands.add_parser("kill-node")
-    for command in (start, stop, kill):
-        command.add_argument("folder", type=Path)
-    kill.add_argument("node")
-    options = parser.parse_args(argv)
-    if options.command == "install":
-        install()
-        return
-    cluster = SlurmCluster(options.folder)
-    try:
-        if options.command == "start":
-            cluster.start(options.nodes)
-            print(f"export SLURM_CONF={cluster.conf}")
-        elif options.command == "stop":
-            cluster.stop()
-        else:
-            print(f"killed {cluster.kill_node(options.node)} processes of {options.node}")
-    except (ValueError, RuntimeError, subprocess.CalledProcessError) as error:
-        print(f"error: {getattr(error, 'stderr', None) or error}", file=sys.stderr)
-        sys.exit(2)
-
-
 if __name__ == "__main__":
-    main()
+    install()

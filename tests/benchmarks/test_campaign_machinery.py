@@ -37,7 +37,7 @@ def test_a_run_that_does_nothing_gives_the_same_few_valid_rows_each_time() -> No
 
 @pytest.mark.slow
 def test_a_campaign_in_a_process_of_its_own_says_what_it_took() -> None:
-    facts = in_fresh_process(40, 1, pixels=8, n_images=N_IMAGES)
+    facts = in_fresh_process(40, 1, n_images=N_IMAGES)
     assert facts["n_runs"] == 40
     assert facts["n_parts"] == 20
     assert 0 < facts["first_half_s"] < facts["seconds"]
