@@ -22,8 +22,8 @@ from flows.settings import from_json, to_json, validated
 from storage.documents import read_document, understood
 from storage.errors import CorruptPartError, SourceError, StorageError, StoreMismatchError
 from storage.pairs.dataset import Dataset, is_store, manifest_differences
+from storage.pairs.layout import fits
 from storage.pairs.receipts import Receipt
-from storage.pairs.store_file import fits
 from tasks.artifacts import leave_campaign, leave_facts
 from tasks.campaign.plan import code_version
 from tasks.cluster.workers import Workers

@@ -1,8 +1,8 @@
-"""JSON documents, read as what anybody may have written there.
+"""JSON documents and numpy arrays, read as what anybody may have written there.
 
 What is not a JSON object in UTF-8, is too long or too deep, has a name twice, NaN or infinity, is
 refused in one line that names the file and the fix. What it must say is for its reader to check,
-inside `understood`.
+inside `understood` or by a pydantic model. Arrays are never unpickled.
 """
 
 from __future__ import annotations
@@ -11,17 +11,25 @@ import contextlib
 import errno
 import hashlib
 import json
+import math
+import os
+import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
-from storage.errors import DocumentError
-from storage.files import WHOLE_BYTES, read_bounded, reason_of
+import numpy as np
+import numpy.typing as npt
+
+from storage.errors import DocumentError, SourceError
+from storage.files import WHOLE_BYTES, open_regular, read_bounded, reason_of
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 MAX_DEPTH = 64
 """Objects and lists inside each other; the deepest of the records has 8."""
 
-_CONTAINERS = {dict, list}
 _LONGEST_REASON = 200
 
 
@@ -55,7 +63,15 @@ def parse_document(content: bytes, where: str, fix: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         kind = "null" if found is None else f"a {type(found).__name__}"
         raise DocumentError(f"{where} is {kind}, expected a JSON object; {fix}")
-    if _is_deeper(found, MAX_DEPTH):
+    level: list[Any] = [found]
+    for _ in range(MAX_DEPTH):
+        level = [
+            inside
+            for container in level
+            for inside in (container.values() if type(container) is dict else container)
+            if type(inside) in (dict, list)
+        ]
+    if level:
         raise DocumentError(f"{where} is nested more than {MAX_DEPTH} deep; {fix}")
     return found
 
@@ -64,6 +80,14 @@ def seal_of(body: Mapping[str, Any]) -> str:
     """SHA-256 of a JSON object with sorted keys and no spaces; ValueError if it has infinity."""
     canonical = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def is_sealed(body: Mapping[str, Any], seal: Any) -> bool:
+    """True if `seal` is that of `body`; False, too, for infinity, which no writer seals."""
+    try:
+        return bool(seal == seal_of(body))
+    except ValueError:
+        return False
 
 
 @contextlib.contextmanager
@@ -80,6 +104,16 @@ def understood(where: str | Path, fix: str) -> Iterator[None]:
         raise DocumentError(f"{where} is not as it was written ({_short(error)}); {fix}") from error
 
 
+def first_fault(error: ValidationError) -> str:
+    """The first fault that pydantic found, such as `n_pairs is -1: Input should be ...`."""
+    fault = error.errors(include_url=False)[0]
+    if fault["type"] == "value_error":  # of a validator of ours, which names the value itself
+        return str(fault["ctx"]["error"])
+    shown = repr(fault["input"])
+    shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
+    return f"{'.'.join(map(str, fault['loc']))} is {shown}: {fault['msg']}"
+
+
 def _unambiguous(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
@@ -93,20 +127,52 @@ def _not_json(constant: str) -> NoReturn:
     raise ValueError(f"it has {constant}")
 
 
-def _is_deeper(value: Any, limit: int) -> bool:
-    level = [value]
-    for _ in range(limit):
-        level = [
-            inside
-            for container in level
-            for inside in (container.values() if type(container) is dict else container)
-            if type(inside) in _CONTAINERS
-        ]
-        if not level:
-            return False
-    return True
-
-
 def _short(error: BaseException) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}..."
+
+
+def read_array(path: Path, what: str, *, at_most: int | None = None) -> npt.NDArray[Any]:
+    """The array in `path`, an .npy file, of any shape and type but objects.
+
+    `what` it should be, and `at_most` so many numbers, for the errors. Raises SourceError if the
+    file is not there, is no regular file, none that numpy.save made, needs pickle, holds several
+    arrays (.npz), or fewer numbers than its header announces.
+    """
+    try:
+        with open_regular(path) as file:
+            _check_announced(file, at_most)
+            array = np.load(file, allow_pickle=False)
+            if isinstance(array, np.lib.npyio.NpzFile):
+                array.close()
+                raise SourceError(f"{path} holds several arrays; save {what} alone, as .npy")
+    except FileNotFoundError:
+        raise SourceError(f"{path} is not there; it should hold {what}") from None
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise SourceError(
+            f"{path} is not an array that can be read safely ({reason}); save {what} with "
+            "numpy.save as numbers, without pickle"
+        ) from error
+    return np.asarray(array)
+
+
+def _check_announced(file: BinaryIO, at_most: int | None) -> None:
+    """Raises ValueError if the header announces more than the file has, for which numpy would make
+    room, or more than `at_most` numbers; the file is then where it was."""
+    if file.read(6) == b"\x93NUMPY":
+        file.seek(0)
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0
+        if version != (1, 0):
+            read = np.lib.format.read_array_header_2_0
+        shape, _in_columns, dtype = read(file)
+        n_there = os.fstat(file.fileno()).st_size - file.tell()
+        n_bytes = math.prod(shape) * dtype.itemsize
+        if at_most is not None and math.prod(shape) > at_most:
+            raise ValueError(f"its shape is {shape}, more than {at_most:,} numbers")
+        if n_bytes > n_there and not dtype.hasobject:
+            raise ValueError(
+                f"its header announces shape {shape}, {n_bytes:,} bytes, but {n_there:,} are there"
+            )
+    file.seek(0)

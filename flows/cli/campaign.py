@@ -32,7 +32,7 @@ from flows.cli.options import (
 )
 from storage.object_store import Place, open_place
 from storage.pairs.dataset import Dataset
-from storage.pairs.store_file import read_store_file
+from storage.pairs.layout import read_store_file
 from tasks.campaign.state import State, clear_quarantine, read_quarantine, write_control
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from flows.cli.console import Screen, show_images
 from flows.naming import PRESET_HELP
 from storage.errors import StorageError
 from storage.files import write_file
-from storage.pairs.store_file import STORE_FILE
+from storage.pairs.layout import STORE_FILE
 from tasks.workspace import Workspace
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any
 
 from storage.export.parquet import Written
 from storage.export.rows import NUMBERS, Selection
-from storage.pairs.store_file import mixed
+from storage.pairs.layout import mixed
 
 _SIZES = [(10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M"),
           (10**7, "1M<n<10M"), (10**8, "10M<n<100M"), (10**9, "100M<n<1B")]  # fmt: skip

@@ -6,7 +6,7 @@ import copy
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,14 +16,16 @@ import numpy.typing as npt
 from storage.errors import StoreMismatchError, listed
 from storage.files import json_bytes
 from storage.object_store import Location, Place, open_place
-from storage.pairs.image_table import count_pairs
 from storage.pairs.layout import (
     CHUNK_ROWS,
     COLUMNS,
     ENCODINGS,
+    STORE_FILE,
     Encoding,
+    create_store_file,
     dtype_of,
     expand_reconstruction,
+    read_store_file,
     receipt_name,
     table_of,
 )
@@ -32,10 +34,10 @@ from storage.pairs.receipts import (
     PARTS_FOLDER,
     RECEIPTS_FOLDER,
     Receipt,
+    count_pairs,
     load_receipts,
     receipt_parts,
 )
-from storage.pairs.store_file import STORE_FILE, create_store_file, read_store_file
 from storage.pairs.verify import VerifyReport, verify_store
 
 
@@ -50,8 +52,7 @@ class Dataset:
 
     def __init__(self, root: Location | Place) -> None:
         self.place: Place = open_place(root)
-        store = read_store_file(self.place)
-        self.manifest, self.encoding = store.manifest, store.encoding
+        self.encoding, self.manifest = read_store_file(self.place)
         self._files: dict[tuple[str, str], Receipt] = {}
         self._only: frozenset[int] | None = None
         self._whole_files = False
@@ -86,8 +87,7 @@ class Dataset:
         self._list({key: known[key] for key in keys})
 
     def _list(self, files: dict[tuple[str, str], Receipt]) -> None:
-        self._files = files
-        self.receipts = tuple(files.values())
+        self._files, self.receipts = files, tuple(files.values())
         self._by_part = {receipt.part: receipt for receipt in self.receipts}
 
     def subset(self, parts: Iterable[int]) -> Dataset:
@@ -188,27 +188,23 @@ class Dataset:
         taken: dict[str, npt.NDArray[Any]] = {}
         for number in np.unique(index):
             places = np.flatnonzero(index == number)
-            for name, values in self._take_part(number, names, chosen[places] - firsts[number]):
+            part = self.receipts[number].part
+            of_table = {"pairs": chosen[places] - firsts[number]}
+            for table, reference in (("targets", "pairs/target_row"), ("runs", "pairs/run_row")):
+                if any(table_of(name) == table for name in names):
+                    own = self._scattered(part, reference, of_table["pairs"])
+                    of_table[table] = own.astype(np.int64)
+            for name in names:
+                values = self._scattered(part, name, of_table[table_of(name)])
+                if name == "pairs/reconstruction":
+                    scale = self._scattered(part, "pairs/scale", of_table["pairs"])
+                    values = self.expand(values, scale)
                 if name not in taken:
                     taken[name] = np.empty((len(chosen), *values.shape[1:]), values.dtype)
                 taken[name][places] = values
         for name in set(names) - set(taken):
             taken[name] = self._empty(name)
         return {name: taken[name] for name in names}
-
-    def _take_part(
-        self, number: int, names: Sequence[str], rows: npt.NDArray[np.int64]
-    ) -> Iterator[tuple[str, npt.NDArray[Any]]]:
-        part = self.receipts[number].part
-        of_table = {"pairs": rows}
-        for table, reference in (("targets", "pairs/target_row"), ("runs", "pairs/run_row")):
-            if any(table_of(name) == table for name in names):
-                of_table[table] = self._scattered(part, reference, rows).astype(np.int64)
-        for name in names:
-            values = self._scattered(part, name, of_table[table_of(name)])
-            if name == "pairs/reconstruction":
-                values = self.expand(values, self._scattered(part, "pairs/scale", rows))
-            yield name, values
 
     def _scattered(self, part: int, name: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         """Rows of one column in any order; neighbouring chunks that are needed are read at once."""
@@ -245,7 +241,12 @@ class Dataset:
         an image that never came back). Only pairs saved at `min_iteration` or later count."""
         counts = np.full(0, -1, np.int64)
         for receipt in self.receipts:
-            ids, pairs = self._part_counts(receipt, min_iteration)
+            table = receipt.image_table()
+            ids, pairs = table.image_ids, table.n_pairs
+            if min_iteration > 0:
+                needed = ("targets/image_id", "pairs/target_row", "pairs/confident")
+                columns = self.read(receipt.part, (*needed, "pairs/iteration"))
+                pairs = count_pairs(columns, min_iteration=min_iteration)
             if len(ids) and ids[-1] >= len(counts):
                 grown = np.full(int(ids[-1]) + 1, -1, np.int64)
                 grown[: len(counts)] = counts
@@ -254,16 +255,6 @@ class Dataset:
             counts[ids] = np.maximum(known, 0, out=known) + pairs
         image_ids = np.flatnonzero(counts >= 0)
         return image_ids, counts[image_ids]
-
-    def _part_counts(
-        self, receipt: Receipt, min_iteration: int
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        table = receipt.image_table()
-        if min_iteration <= 0:
-            return table.image_ids, table.n_pairs
-        needed = ("targets/image_id", "pairs/target_row", "pairs/confident", "pairs/iteration")
-        columns = self.read(receipt.part, needed)
-        return table.image_ids, count_pairs(columns, min_iteration=min_iteration)
 
     def verify(self) -> VerifyReport:
         """Reads every array of every receipt and compares it with its hash; see `VerifyReport`."""
@@ -279,15 +270,14 @@ def create_or_open(
     if encoding not in ENCODINGS:
         raise ValueError(f"encoding={encoding!r}; expected one of {', '.join(ENCODINGS)}")
     place = open_place(root)
-    wanted = json.loads(json_bytes({"manifest": manifest}))
+    wanted = json.loads(json_bytes(manifest))
     if not is_store(place):
         place.make_folders([PARTS_FOLDER, RECEIPTS_FOLDER])
         if not receipt_parts(place.children(RECEIPTS_FOLDER)):
-            create_store_file(place, encoding, wanted["manifest"])
-    found = read_store_file(place)
+            create_store_file(place, encoding, wanted)
+    found_encoding, found = read_store_file(place)
     differences = manifest_differences(
-        found.manifest | {"encoding": found.encoding},
-        wanted["manifest"] | {"encoding": encoding},
+        found | {"encoding": found_encoding}, wanted | {"encoding": encoding}
     )
     if differences:
         raise StoreMismatchError(

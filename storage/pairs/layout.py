@@ -1,6 +1,6 @@
-"""The schema of a store of pairs: which columns there are, with which types and shapes.
+"""The schema of a store of pairs: its columns, their types and shapes, and its `store.json`.
 
-    store.json                     schema, version, manifest (what the store was made from)
+    store.json                     schema, version, manifest (what the store was made from), seal
     receipts/part-000012.json      published last; a part exists when its receipt does
     parts/part-000012-<random>.zarr/{runs,targets,pairs}/<column>
 
@@ -16,11 +16,15 @@ import functools
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
+
+from storage.documents import is_sealed, parse_document, seal_of
+from storage.errors import CorruptPartError, DocumentError, StorageError, StoreMismatchError
+from storage.files import json_bytes, reason_of
+from storage.object_store import Place
 
 SCHEMA = "palimpsest-pairs"
 VERSION = 1
@@ -38,11 +42,16 @@ MAX_PART_BYTES = 2**34
 MAX_IMAGE_ID = 2**26 - 1
 """Images are counted in arrays of this length."""
 
+STORE_FILE = "store.json"
+MIXTURE = "mixture"
+"""Name in the manifest of a store of several experiments: the manifests of each."""
+_SEAL = "store_sha256"
+_FIX = "restore it, or use another folder"
+
 Columns = Mapping[str, npt.NDArray[Any]]
 
 OnPart = Callable[[int, int], None]
 """Called with the parts that are done and all parts."""
-
 
 Encoding = Literal["float16", "float32", "uint8"]
 ENCODINGS: tuple[Encoding, ...] = get_args(Encoding)
@@ -52,8 +61,7 @@ _UINT8_STEPS = 127
 _ROWS_AT_ONCE = 64
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(NamedTuple):
     """One array of a part: `dtype` on disk and the trailing shape, letters being free sizes."""
 
     dtype: str
@@ -99,14 +107,12 @@ _TRAILING_DIMENSIONS = {3: ("channel", "y", "x"), 1: ("parameter",), 0: ()}
 GIVEN_COLUMNS = tuple(name for name in COLUMNS if name != "pairs/scale")
 """What a writer hands over: `pairs/reconstruction` as float32, from which the scale follows."""
 
-_REFERENCES = {
-    "targets/run_row": "runs",
-    "pairs/run_row": "runs",
-    "pairs/target_row": "targets",
-}
-
-
+_REFERENCES = {"targets/run_row": "runs", "pairs/run_row": "runs", "pairs/target_row": "targets"}
 CHECKED_COLUMNS = (*_REFERENCES, "runs/run", "runs/outcome", "targets/image_id")
+
+
+def schema_name() -> str:
+    return f"{SCHEMA}/{VERSION}"
 
 
 def table_of(name: str) -> str:
@@ -227,37 +233,30 @@ def checked_columns(columns: Columns) -> dict[str, npt.NDArray[Any]]:
         )
     sizes: dict[str, int] = {}
     for name in GIVEN_COLUMNS:
-        _check_shape(name, columns[name], sizes)
+        shape, expected = columns[name].shape, (table_of(name), *COLUMNS[name].trailing)
+        if len(shape) != len(expected):
+            raise ValueError(f"{name} has shape {shape}; expected {expected}")
+        for letter, size in zip(expected, shape, strict=True):
+            known = letter if isinstance(letter, int) else sizes.setdefault(letter, size)
+            if size != known:
+                raise ValueError(
+                    f"{name} has shape {shape}; expected {expected} with {letter}={known}, as in "
+                    "the columns before it"
+                )
     check_size_of_part(sizes, tuple(sizes[letter] for letter in PICTURE))
-    reconstruction = np.asarray(columns["pairs/reconstruction"], np.float32)
-    cast = {
-        name: reconstruction if name == "pairs/reconstruction" else _cast(name, columns[name])
-        for name in GIVEN_COLUMNS
-    }
+    cast = {name: _cast(name, columns[name]) for name in GIVEN_COLUMNS}
     check_values(cast, sizes)
     return {name: np.ascontiguousarray(array) for name, array in cast.items()}
 
 
-def _check_shape(name: str, array: npt.NDArray[Any], sizes: dict[str, int]) -> None:
-    expected = (table_of(name), *COLUMNS[name].trailing)
-    if array.ndim != len(expected):
-        raise ValueError(f"{name} has shape {array.shape}; expected {expected}")
-    for letter, size in zip(expected, array.shape, strict=True):
-        known = letter if isinstance(letter, int) else sizes.setdefault(letter, size)
-        if size != known:
-            raise ValueError(
-                f"{name} has shape {array.shape}; expected {expected} with {letter}={known}, as in "
-                "the columns before it"
-            )
-
-
 def _cast(name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """`array` in the dtype on disk, if that loses nothing but floating-point precision."""
+    if name == "pairs/reconstruction":
+        return np.asarray(array, np.float32)
     dtype = np.dtype(COLUMNS[name].dtype)
     if array.dtype == dtype:
         return array
-    kinds = {"f": "f", "i": "iu", "u": "iu", "b": "b"}[dtype.kind]
-    if array.dtype.kind not in kinds:
+    if array.dtype.kind not in {"f": "f", "i": "iu", "u": "iu", "b": "b"}[dtype.kind]:
         raise ValueError(f"{name} has dtype {array.dtype}; expected {dtype}")
     if dtype.kind in "iu" and array.size:
         limits = np.iinfo(dtype)
@@ -269,24 +268,24 @@ def _cast(name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return array.astype(dtype)
 
 
-def limit_of(name: str, n_rows: Mapping[str, int]) -> int | None:
-    """Bound below which the values of a column are, from 0 on, in a part with so many rows in each
-    of `TABLES`; None for measured values. Others are used as row numbers, so readers check them."""
+def check_range(name: str, values: npt.NDArray[Any], n_rows: Mapping[str, int]) -> None:
+    """Raises ValueError if values of a column that are used as row numbers or indices are not, in a
+    part with so many rows in each of `TABLES`; measured values may be anything."""
+    limit = {"runs/outcome": len(OUTCOMES), "targets/image_id": MAX_IMAGE_ID + 1}.get(name)
     if name in _REFERENCES:
-        return n_rows[_REFERENCES[name]]
-    return {"runs/outcome": len(OUTCOMES), "targets/image_id": MAX_IMAGE_ID + 1}.get(name)
+        limit = n_rows[_REFERENCES[name]]
+    if limit is not None and values.size and not 0 <= values.min() <= values.max() < limit:
+        raise ValueError(
+            f"{name} goes from {values.min()} to {values.max()}, expected 0 or more and less than "
+            f"{limit}"
+        )
 
 
 def check_values(cast: Columns, sizes: Mapping[str, int]) -> None:
     """Raises ValueError if columns in the dtypes on disk refer to rows that are not there, or
     contradict each other. Needs those of `CHECKED_COLUMNS`; `sizes` are the rows of each table."""
-    for name, table in _REFERENCES.items():
-        rows, n_rows = cast[name], sizes[table]
-        if rows.size and (rows.min() < 0 or rows.max() >= n_rows):
-            raise ValueError(
-                f"{name} refers to rows {rows.min()} to {rows.max()} but {table} has {n_rows} rows;"
-                " rows are counted within the part"
-            )
+    for name in CHECKED_COLUMNS:
+        check_range(name, cast[name], sizes)
     owner = cast["targets/run_row"][cast["pairs/target_row"]]
     if not np.array_equal(owner, cast["pairs/run_row"]):
         row = int(np.argmax(owner != cast["pairs/run_row"]))
@@ -294,15 +293,66 @@ def check_values(cast: Columns, sizes: Mapping[str, int]) -> None:
             f"pairs row {row} is of run row {cast['pairs/run_row'][row]} but its target is of run "
             f"row {owner[row]}; a pair's target belongs to its own run"
         )
-    if sizes["runs"] and cast["runs/outcome"].max() >= len(OUTCOMES):
-        raise ValueError(
-            f"runs/outcome has {cast['runs/outcome'].max()}; expected an index into {OUTCOMES}"
-        )
-    image_ids = cast["targets/image_id"]
-    if image_ids.size and not 0 <= image_ids.min() <= image_ids.max() <= MAX_IMAGE_ID:
-        raise ValueError(
-            f"targets/image_id goes from {image_ids.min()} to {image_ids.max()}; expected rows of "
-            f"the source, from 0 to {MAX_IMAGE_ID} at most"
-        )
     if len(np.unique(cast["runs/run"])) != sizes["runs"]:
         raise ValueError("runs/run has a run number twice; give each run once")
+
+
+def create_store_file(place: Place, encoding: Encoding, manifest: dict[str, Any]) -> None:
+    """Writes the `store.json` of a new store, unless somebody else has."""
+    body = {"schema": SCHEMA, "version": VERSION, "encoding": encoding, "manifest": manifest}
+    place.create(STORE_FILE, json_bytes(body | {_SEAL: seal_of(body)}))
+
+
+def read_store_file(place: Place) -> tuple[Encoding, dict[str, Any]]:
+    """Encoding and manifest in the `store.json` of the store at `place`. Raises StorageError if
+    there is none, CorruptPartError if it cannot be read or is not what was written,
+    StoreMismatchError for another schema or version."""
+    where = f"{place}/{STORE_FILE}"
+    try:
+        body = parse_document(place.read(STORE_FILE), where, _FIX)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise StorageError(
+            f"{place} is not a store: it has no {STORE_FILE}; generate one first"
+        ) from error
+    except OSError as error:
+        raise CorruptPartError(f"{where} cannot be read ({reason_of(error)}); {_FIX}") from error
+    except DocumentError as error:
+        raise CorruptPartError(str(error)) from error
+    expected = {"schema", "version", "encoding", "manifest", _SEAL}
+    if set(body) != expected:
+        raise CorruptPartError(
+            f"{where} has {', '.join(sorted(body)) or 'nothing'}, expected "
+            f"{', '.join(sorted(expected))}; {_FIX}"
+        )
+    seal = body.pop(_SEAL)
+    schema, version = body["schema"], body["version"]
+    encoding, manifest = body["encoding"], body["manifest"]
+    if schema != SCHEMA or type(version) is not int or version != VERSION:
+        raise StoreMismatchError(
+            f"{where} has schema {schema!r} version {version!r}, this is {SCHEMA!r} version "
+            f"{VERSION}; use the release of palimpsest that wrote it, or another folder"
+        )
+    if encoding not in ENCODINGS or not isinstance(manifest, dict):
+        raise CorruptPartError(
+            f"{where} has encoding {encoding!r}, expected one of {', '.join(ENCODINGS)}, and as "
+            f"manifest a {type(manifest).__name__}, expected an object; {_FIX}"
+        )
+    if not is_sealed(body, seal):
+        raise CorruptPartError(
+            f"{where} is not what was written (its {_SEAL} differs from its content); {_FIX}"
+        )
+    return encoding, manifest
+
+
+def fits(manifest: Mapping[str, Any], fingerprint: str) -> bool | None:
+    """True if a receipt with this fingerprint is of a store with this manifest, or of one of those
+    that it mixes; None if it cannot be told, because its writer's fingerprints are no SHA-256."""
+    if not re.fullmatch("[0-9a-f]{64}", fingerprint):
+        return None
+    return any(fingerprint == seal_of(one) for one in mixed(manifest))
+
+
+def mixed(manifest: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The manifests of a store's experiments: of a mixture several, otherwise its own."""
+    several = manifest.get(MIXTURE)
+    return list(several) if isinstance(several, list) else [manifest]

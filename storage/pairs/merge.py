@@ -14,16 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from storage.errors import CorruptPartError, StoreMismatchError, listed
 from storage.files import reason_of
 from storage.object_store import Location, Place
 from storage.pairs.dataset import Dataset, create_or_open, is_store, manifest_differences
-from storage.pairs.layout import MAX_PART, OnPart
+from storage.pairs.layout import MAX_PART, MIXTURE, OnPart
 from storage.pairs.receipts import PARTS_FOLDER, Receipt, new_group, publish_receipt
 from storage.pairs.shards import crc32c
-from storage.pairs.store_file import MIXTURE
 
 _BATCH_BYTES = 64 * 2**20
 
@@ -38,8 +37,7 @@ class MergeReport:
     dataset: Dataset
 
 
-@dataclass(frozen=True)
-class _Found:
+class _Found(NamedTuple):
     receipt: Receipt
     dataset: Dataset
 
@@ -68,8 +66,17 @@ def merge(
         manifest, parts = _mixture(datasets)
     else:
         everyone = datasets if standing is None else [standing, *datasets]
+        first = everyone[0]
         for other in everyone[1:]:
-            _check_same_settings(everyone[0], other)
+            differences = manifest_differences(first.manifest, other.manifest)
+            if first.encoding != other.encoding:
+                differences.append(f"encoding is {first.encoding} there, {other.encoding} here")
+            if differences:
+                raise StoreMismatchError(
+                    f"{other.root} (here) and {first.root} (there) are of different experiments: "
+                    f"{listed(differences, 3, between='; ')}; merge only stores that were made "
+                    "with the same settings, or mix them (--mix)"
+                )
         manifest, parts = datasets[0].manifest, _union(everyone)
     result = create_or_open(target, manifest, encoding=datasets[0].encoding)
     if mix:
@@ -124,18 +131,6 @@ def _mixture(datasets: Sequence[Dataset]) -> tuple[dict[str, Any], dict[int, _Fo
     return {MIXTURE: manifests} | source, parts
 
 
-def _check_same_settings(first: Dataset, other: Dataset) -> None:
-    differences = manifest_differences(first.manifest, other.manifest)
-    if first.encoding != other.encoding:
-        differences = [*differences, f"encoding is {first.encoding} there, {other.encoding} here"]
-    if differences:
-        raise StoreMismatchError(
-            f"{other.root} (here) and {first.root} (there) are of different experiments: "
-            f"{listed(differences, 3, between='; ')}; merge only stores that were made with the "
-            "same settings, or mix them (--mix)"
-        )
-
-
 def _union(datasets: Sequence[Dataset]) -> dict[int, _Found]:
     parts: dict[int, _Found] = {}
     for dataset in datasets:
@@ -165,46 +160,39 @@ def _check_same_part(first: _Found, other: _Found) -> None:
 
 
 def _copy_part(found: _Found, part: int, place: Place) -> None:
+    receipt, source = found
     with new_group(place, part) as group:
-        for files in _checked_files(found):
+        for names in _batches(receipt):
+            limits = {f"{PARTS_FOLDER}/{receipt.group}/{n}": receipt.files[n][0] for n in names}
+            problem = ""
+            try:
+                files = dict(zip(names, source.place.read_many(limits), strict=True))
+            except (FileNotFoundError, NotADirectoryError) as error:
+                problem = f"a file of {receipt.group} is missing ({error})"
+            except OSError as error:
+                problem = f"a file of {receipt.group} cannot be read ({reason_of(error)})"
+            else:
+                for name, content in files.items():
+                    if (len(content), crc32c(content)) != receipt.files[name]:
+                        problem = f"{receipt.group}/{name} is not what was written"
+            if problem:
+                raise CorruptPartError(
+                    f"part {receipt.part} of {source.root}: {problem}; nothing of this part was "
+                    "copied. Verify that store, remove the part's receipt and generate it again, "
+                    "then merge again: it continues with this part"
+                )
             place.write_tree({f"{PARTS_FOLDER}/{group}/{n}": data for n, data in files.items()})
-        publish_receipt(place, replace(found.receipt, part=part, group=group))
-
-
-def _checked_files(found: _Found) -> Iterator[dict[str, bytes]]:
-    receipt, place = found.receipt, found.dataset.place
-    for names in _batches(receipt):
-        folder = f"{PARTS_FOLDER}/{receipt.group}"
-        limits = {f"{folder}/{name}": receipt.files[name][0] for name in names}
-        try:
-            files = dict(zip(names, place.read_many(limits), strict=True))
-        except (FileNotFoundError, NotADirectoryError) as error:
-            raise _damaged(found, f"a file of {receipt.group} is missing ({error})") from error
-        except OSError as error:
-            what = f"a file of {receipt.group} cannot be read ({reason_of(error)})"
-            raise _damaged(found, what) from error
-        for name, content in files.items():
-            if (len(content), crc32c(content)) != tuple(receipt.files[name]):
-                raise _damaged(found, f"{receipt.group}/{name} is not what was written")
-        yield files
-
-
-def _damaged(found: _Found, what: str) -> CorruptPartError:
-    return CorruptPartError(
-        f"part {found.receipt.part} of {found.dataset.root}: {what}; nothing of this part was "
-        "copied. Verify that store, remove the part's receipt and generate it again, then merge "
-        "again: it continues with this part"
-    )
+        publish_receipt(place, replace(receipt, part=part, group=group))
 
 
 def _batches(receipt: Receipt) -> Iterator[list[str]]:
     batch: list[str] = []
-    held = 0
+    n_bytes = 0
     for name, (size, _crc) in sorted(receipt.files.items()):
-        if batch and held + size > _BATCH_BYTES:
+        if batch and n_bytes + size > _BATCH_BYTES:
             yield batch
-            batch, held = [], 0
+            batch, n_bytes = [], 0
         batch.append(name)
-        held += size
+        n_bytes += size
     if batch:
         yield batch

@@ -1,31 +1,47 @@
 """Writing and reading one part: an immutable Zarr v3 group, made visible by its receipt.
 
 The arrays are encoded and hashed in memory; their files go to `parts/part-000012-<random>.zarr` and
-are synced; then the receipt, by exclusive atomic create. A writer that is killed, or second, leaves
-a group that no receipt names (an orphan). The receipt has a checksum of every file: a bit flip in
-unused bits, and a missing shard, read back silently in zarr.
+are synced; then the receipt, by exclusive atomic create. Casts, zstd and SHA-256 leave the
+interpreter to other threads, so a part is compressed on all cores while files that are complete are
+being written. A writer that is killed, or second, leaves a group that no receipt names (an orphan).
+The receipt has a checksum of every file: a bit flip in unused bits, and a missing shard, read back
+silently in zarr.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import zarr
+from zarr.codecs import ZstdCodec
+from zarr.storage import MemoryStore
 
 from storage.errors import CorruptPartError
+from storage.files import Content
 from storage.object_store import Location, Place, open_place
-from storage.pairs.encoder import GroupEncoder
 from storage.pairs.layout import (
+    CHUNK_ROWS,
     COLUMNS,
     MAX_PART,
+    OFFSETS,
+    OUTCOMES,
+    TABLES,
     Columns,
     Encoding,
+    check_range,
     checked_columns,
+    compress_reconstruction,
+    dimension_names,
     dtype_of,
-    limit_of,
+    read_store_file,
+    schema_name,
     shape_of,
     table_of,
 )
@@ -33,7 +49,9 @@ from storage.pairs.receipts import (
     PARTS_FOLDER,
     Provenance,
     Receipt,
+    array_hash,
     check_same,
+    hash_of_pieces,
     load_receipt,
     make_receipt,
     new_group,
@@ -41,18 +59,21 @@ from storage.pairs.receipts import (
     receipt_path,
 )
 from storage.pairs.shards import (
+    LEVEL,
     Chunks,
     ReadRange,
     ShardError,
     crc32c,
+    encode_chunk,
     read_index,
     read_rows,
     shard_names,
+    shard_pieces,
     shard_rows,
 )
-from storage.pairs.store_file import read_store_file
 
-_OPEN_INDEXES = 8192
+_MAX_THREADS = 8
+_LARGEST = ("pairs/reconstruction", "targets/image")
 
 
 def write_part(
@@ -69,14 +90,16 @@ def write_part(
     if not 0 <= part <= MAX_PART:
         raise ValueError(f"part={part}; expected 0 to {MAX_PART}")
     place = open_place(root)
-    encoding = read_store_file(place).encoding
+    encoding, _manifest = read_store_file(place)
     checked = checked_columns(columns)
     try:
-        return check_same(load_receipt(place, receipt_path(part)), _hashes(checked, encoding))
+        present = load_receipt(place, receipt_path(part))
     except FileNotFoundError:
-        pass  # the part is to be written
-    with new_group(place, part) as group:
-        with GroupEncoder(checked, encoding) as encoder:
+        present = None
+    with _GroupEncoder(checked, encoding) as encoder:
+        if present is not None:
+            return check_same(present, encoder.array_hashes())
+        with new_group(place, part) as group:
             folder = f"{PARTS_FOLDER}/{group}"
             place.write_tree((f"{folder}/{name}", content) for name, content in encoder.files())
             receipt = make_receipt(
@@ -88,12 +111,7 @@ def write_part(
                 array_hashes=encoder.array_hashes(),
                 files=encoder.written,
             )
-        return publish_receipt(place, receipt)
-
-
-def _hashes(checked: Columns, encoding: Encoding) -> dict[str, str]:
-    with GroupEncoder(checked, encoding) as encoder:
-        return encoder.array_hashes()
+            return publish_receipt(place, receipt)
 
 
 def read_column(
@@ -138,13 +156,13 @@ def read_column(
                 f"part {receipt.part}: {place}/{path} {what}; run verify, then remove the part's "
                 "receipt and generate it again"
             ) from error
-    limit = limit_of(name, receipt.n_rows)
-    if limit is not None and out.size and not 0 <= out.min() <= out.max() < limit:
+    try:
+        check_range(name, out, receipt.n_rows)
+    except ValueError as error:
         raise CorruptPartError(
-            f"part {receipt.part} of {place}: {name} goes from {out.min()} to {out.max()}, "
-            f"expected 0 to {limit - 1}; run verify, then remove the part's receipt and generate "
-            "it again"
-        )
+            f"part {receipt.part} of {place}: {error}; run verify, then remove the part's receipt "
+            "and generate it again"
+        ) from error
     return out
 
 
@@ -163,13 +181,9 @@ def decode_column(receipt: Receipt, name: str, contents: Sequence[bytes]) -> npt
     per_shard = shard_rows(n_rows)
     for number, content in enumerate(contents):
         rows = out[number * per_shard : (number + 1) * per_shard]
-        read = _reader(content)
+        read = functools.partial(_slice, content)
         read_rows(read, read_index(read, len(content), n_rows), rows, 0, len(rows))
     return out
-
-
-def _reader(content: bytes) -> ReadRange:
-    return lambda start, stop: content[start:stop]
 
 
 def rows_of(receipt: Receipt, name: str) -> int:
@@ -179,7 +193,7 @@ def rows_of(receipt: Receipt, name: str) -> int:
     return receipt.n_rows[table_of(name)]
 
 
-@functools.lru_cache(maxsize=_OPEN_INDEXES)
+@functools.lru_cache(maxsize=8192)
 def _index(place: Place, path: str, size: int, n_rows: int, checksum: int | None) -> Chunks:
     """Parts are immutable, so an index that was read stays valid, and so does a file that had the
     `checksum` that it is to have (None: any)."""
@@ -188,5 +202,122 @@ def _index(place: Place, path: str, size: int, n_rows: int, checksum: int | None
         content = place.read(path, size)
         if len(content) != size or crc32c(content) != checksum:
             raise ShardError("it is not the file that was written (its checksum differs)")
-        read = _reader(content)
+        read = functools.partial(_slice, content)
     return read_index(read, size, n_rows)
+
+
+def _slice(content: bytes, start: int, stop: int) -> bytes:
+    return content[start:stop]
+
+
+_Chunk = tuple[npt.NDArray[Any], npt.NDArray[np.float32], bytes]
+"""Some rows as stored, the scales of reconstructions, and the encoded rows."""
+
+
+class _GroupEncoder:
+    """The files of a group of `layout.checked_columns`, made by threads while others are being
+    written."""
+
+    def __init__(self, columns: Columns, encoding: Encoding) -> None:
+        self.written: dict[str, tuple[int, int]] = {}
+        self._columns, self._encoding = columns, encoding
+        self._pool = ThreadPoolExecutor(min(_MAX_THREADS, len(os.sched_getaffinity(0))))
+        self._hasher = ThreadPoolExecutor(1)
+        self._names = (*_LARGEST, *(name for name in columns if name not in _LARGEST))
+        self._chunks: dict[str, list[Future[_Chunk]]] = {
+            name: [
+                self._pool.submit(self._chunk, name, at)
+                for at in range(0, len(columns[name]), CHUNK_ROWS)
+            ]
+            for name in self._names
+        }
+        # The reconstructions last, so that their hash follows their encoding.
+        self._hashes = {
+            name: self._hasher.submit(
+                hash_of_pieces,
+                dtype_of(name, encoding),
+                self._shape(name),
+                (future.result()[0] for future in self._chunks[name]),
+            )
+            for name in reversed(self._names)
+        }
+
+    def __enter__(self) -> _GroupEncoder:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+        self._hasher.shutdown(cancel_futures=True)
+
+    def files(self) -> Iterator[tuple[str, Content]]:
+        """Every file of the group by its name in it; ValueError if a pair is not finite."""
+        for name in self._names:
+            encoded = (future.result()[2] for future in self._chunks[name])
+            yield from self._shards(name, self._shape(name), encoded)
+        scale = self._scale()
+        pieces = [scale[at : at + CHUNK_ROWS] for at in range(0, len(scale), CHUNK_ROWS)]
+        yield from self._shards("pairs/scale", scale.shape, map(encode_chunk, pieces))
+        for name, content in self._metadata_files():
+            yield self._noted(name, [content])
+
+    def array_hashes(self) -> dict[str, str]:
+        """`receipts.array_hash` of every column; ValueError if a pair is not finite."""
+        hashes = {name: future.result() for name, future in self._hashes.items()}
+        hashes["pairs/scale"] = array_hash(self._scale())
+        return {name: hashes[name] for name in COLUMNS}
+
+    def _chunk(self, name: str, first_row: int) -> _Chunk:
+        rows = self._columns[name][first_row : first_row + CHUNK_ROWS]
+        scale = np.empty(0, np.float32)
+        if name == "pairs/reconstruction":
+            rows, scale = compress_reconstruction(rows, self._encoding, first_row)
+        return rows, scale, encode_chunk(rows)
+
+    def _scale(self) -> npt.NDArray[np.float32]:
+        scales = [future.result()[1] for future in self._chunks["pairs/reconstruction"]]
+        return np.concatenate([np.empty(0, np.float32), *scales])
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        if name == "pairs/scale":
+            return self._columns["pairs/target_row"].shape
+        return self._columns[name].shape
+
+    def _shards(
+        self, name: str, shape: tuple[int, ...], encoded: Iterator[bytes]
+    ) -> Iterator[tuple[str, Content]]:
+        per_shard = shard_rows(shape[0]) // CHUNK_ROWS
+        for shard in shard_names(shape):
+            chunks = list(itertools.islice(encoded, per_shard))
+            yield self._noted(f"{name}/{shard}", shard_pieces(chunks, shape[0]))
+
+    def _noted(self, name: str, pieces: list[bytes]) -> tuple[str, Content]:
+        self.written[name] = (sum(map(len, pieces)), crc32c(pieces))
+        return name, pieces
+
+    def _metadata_files(self) -> Iterator[tuple[str, bytes]]:
+        """The `zarr.json` files of a group, as zarr writes them. They are for other readers."""
+        memory: dict[str, Any] = {}
+        group = zarr.create_group(MemoryStore(memory), zarr_format=3)
+        group.attrs.update(
+            {
+                "schema": schema_name(),
+                "outcomes": list(OUTCOMES),
+                "encoding": self._encoding,
+                "offset": OFFSETS[self._encoding],
+            }
+        )
+        tables = {table: group.create_group(table) for table in TABLES}
+        for name in COLUMNS:
+            shape = self._shape(name)
+            tables[table_of(name)].create_array(
+                name.partition("/")[2],
+                shape=shape,
+                dtype=dtype_of(name, self._encoding),
+                chunks=(CHUNK_ROWS, *shape[1:]),
+                shards=(shard_rows(shape[0]), *shape[1:]),
+                compressors=ZstdCodec(level=LEVEL, checksum=True),
+                fill_value=0,
+                chunk_key_encoding={"name": "default", "separator": "."},
+                dimension_names=dimension_names(name),
+            )
+        return ((name, buffer.to_bytes()) for name, buffer in memory.items())

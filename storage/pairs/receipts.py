@@ -2,42 +2,73 @@
 
 A part counts as written when `receipts/part-NNNNNN.json` exists. It is created exclusively and
 last, after the arrays are on disk. A receipt carries a hash of every array, a checksum of every
-file, a hash of itself (`receipt_sha256`), and, packed, how often each image came back.
+file, a hash of itself (`receipt_sha256`), and, packed, how often each image came back: planning and
+balancing 60 million pairs must not have to open their arrays.
+
+A receipt's seal does not say who sealed it. Its numbers decide what is allocated, and its names
+what is read or, when stores are merged, written: `Receipt` refuses what no part has.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import functools
 import hashlib
+import math
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
-from typing import Any, TypedDict
+from typing import Annotated, Any, Self, TypedDict
 
 import numpy as np
 import numpy.typing as npt
+import pydantic
+from annotated_types import Interval
+from numcodecs.zstd import Zstd
 
-from storage.documents import parse_document, seal_of
+from storage.documents import first_fault, is_sealed, parse_document, seal_of
 from storage.errors import CorruptPartError, DocumentError, UnsettledError
 from storage.files import json_bytes, reason_of
 from storage.object_store import Place
-from storage.pairs.image_table import ImageTable, image_table, pack_images, unpack_images
 from storage.pairs.layout import (
+    CHUNK_ROWS,
+    COLUMNS,
+    GROUP_PATTERN,
+    MAX_IMAGE_ID,
+    MAX_PART,
+    MAX_PART_BYTES,
     OUTCOMES,
     RECEIPT_PATTERN,
-    SCHEMA,
-    VERSION,
+    SHARD_ROWS,
+    TABLES,
     Columns,
     Encoding,
+    check_size_of_part,
+    dtype_of,
     receipt_name,
+    schema_name,
+    shape_of,
+    table_of,
 )
-from storage.pairs.receipt_check import check_receipt
+from storage.pairs.shards import content_size, largest_shard, shard_names
 
 RECEIPTS_FOLDER = "receipts"
 PARTS_FOLDER = "parts"
 _SEAL = "receipt_sha256"
 _FIX = "restore it, or remove it and generate the part again"
+_ROW_BYTES = 16
+_HEADER_CHARS = 32
+"""Of base64: more than the header of a zstd frame."""
+_METADATA = dict.fromkeys(
+    ["zarr.json", *(f"{name}/zarr.json" for name in (*TABLES, *COLUMNS))], 2**20
+)
+"""The most bytes of the files that are no shards."""
+
+Rows = Annotated[int, Interval(ge=0, le=MAX_PART_BYTES)]
+Pair = Annotated[tuple[Rows, Annotated[int, Interval(ge=0, lt=2**32)]], pydantic.Strict(False)]
+Picture = Annotated[tuple[Rows, Rows, Rows], pydantic.Strict(False)]
 
 
 class Provenance(TypedDict):
@@ -54,33 +85,87 @@ class Provenance(TypedDict):
     seconds: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, eq=False)
+class ImageTable:
+    """Record of the distinct images among a part's targets, int64 (n,) each, ids ascending.
+    `n_runs`: runs that trained on the image; `n_back`: those of them in which a confident pair of
+    it came back; `n_pairs`: confident pairs."""
+
+    image_ids: npt.NDArray[np.int64]
+    n_runs: npt.NDArray[np.int64]
+    n_back: npt.NDArray[np.int64]
+    n_pairs: npt.NDArray[np.int64]
+
+
+@pydantic.dataclasses.dataclass(
+    frozen=True, kw_only=True, config=pydantic.ConfigDict(strict=True, extra="forbid")
+)
 class Receipt:
     """One part: where it is, how it came about, what is in it. `array_hashes` maps each column to
     its `array_hash`, `files` the name of each file of the group to its size and CRC-32C. `picture`
-    is (c, h, w). `images` is the part's `image_table`, packed."""
+    is (c, h, w). `images` is the part's `image_table`, packed. Raises pydantic's ValidationError
+    for a value of another type or out of range, or a name that no part of these columns and rows
+    has."""
 
     schema: str
-    part: int
+    part: Annotated[int, Interval(ge=0, le=MAX_PART)]
     group: str
     encoding: Encoding
-    picture: tuple[int, int, int]
-    run_first: int
-    n_runs: int
-    n_targets: int
-    n_pairs: int
+    picture: Picture
+    run_first: Annotated[int, Interval(ge=0, lt=2**63)]
+    n_runs: Rows
+    n_targets: Rows
+    n_pairs: Rows
     fingerprint: str
     plan_hash: str
     source_hash: str
     code_version: str
     torch_version: str
     device: str
-    threads: int
-    seconds: float
+    threads: Annotated[int, Interval(ge=0, lt=2**31)]
+    seconds: Annotated[float, Interval(ge=0), pydantic.AllowInfNan(False)]
     array_hashes: dict[str, str]
-    files: dict[str, tuple[int, int]]
-    outcomes: dict[str, int]
+    files: dict[str, Pair]
+    outcomes: dict[str, Rows]
     images: str
+
+    @pydantic.model_validator(mode="after")
+    def _is_of_a_part(self) -> Self:
+        start = receipt_name(self.part).removesuffix(".json")
+        if not GROUP_PATTERN.fullmatch(self.group) or not self.group.startswith(f"{start}-"):
+            raise ValueError(
+                f"group is {self.group[:80]!r}, expected {start}- and eight hexadecimal digits and "
+                ".zarr"
+            )
+        check_size_of_part(self.n_rows, self.picture)
+        most = max(self.outcomes.values(), default=0)
+        if not set(self.outcomes) <= set(OUTCOMES) or most > self.n_runs:
+            raise ValueError(
+                f"outcomes are {str(self.outcomes)[:80]}, expected how many of {self.n_runs} runs "
+                f"are {', '.join(OUTCOMES)}"
+            )
+        if wrong := self.array_hashes.keys() ^ COLUMNS.keys():
+            raise ValueError(f"array_hashes lack or have too much: {', '.join(sorted(wrong))[:80]}")
+        self._check_files()
+        frame = base64.b64decode(self.images[:_HEADER_CHARS], validate=True)
+        _n_images(frame, self.n_targets)
+        return self
+
+    def _check_files(self) -> None:
+        n_shards = sum(-(-self.n_rows[table_of(name)] // SHARD_ROWS) for name in COLUMNS)
+        if n_shards > len(self.files):
+            raise ValueError(f"{len(self.files)} files, too few for its rows: {n_shards:,} shards")
+        limits = dict(_METADATA)
+        for table, n_rows in self.n_rows.items():
+            whole = -(-n_rows // CHUNK_ROWS) * CHUNK_ROWS
+            limits |= _shards_of(table, whole, self.picture, self.encoding)
+        if missing := limits.keys() - _METADATA.keys() - self.files.keys():
+            raise ValueError(f"files lack {min(missing)!r}")
+        for name, (size, _checksum) in self.files.items():
+            if name not in limits:
+                raise ValueError(f"files have {name[:80]!r}, which no part has")
+            if size > limits[name]:
+                raise ValueError(f"file {name} has {size} bytes, expected at most {limits[name]}")
 
     @property
     def n_rows(self) -> dict[str, int]:
@@ -100,8 +185,20 @@ class Receipt:
         return json_bytes(body | {_SEAL: seal_of(body)})
 
 
-def schema_name() -> str:
-    return f"{SCHEMA}/{VERSION}"
+@functools.lru_cache(maxsize=1024)
+def _shards_of(
+    table: str, n_rows: int, picture: tuple[int, ...], encoding: Encoding
+) -> dict[str, int]:
+    """The shard files of the columns of a table of `n_rows` rows, which is whole chunks, and the
+    most bytes that each may have; not to be changed."""
+    limits: dict[str, int] = {}
+    for name in COLUMNS:
+        if table_of(name) == table:
+            shape = shape_of(name, n_rows, picture)
+            row = math.prod(shape[1:]) * dtype_of(name, encoding).itemsize
+            shards = [f"{name}/{shard}" for shard in shard_names(shape)]
+            limits |= dict.fromkeys(shards, largest_shard(n_rows, row))
+    return limits
 
 
 def array_hash(array: npt.NDArray[Any]) -> str:
@@ -169,29 +266,24 @@ def publish_receipt(place: Place, receipt: Receipt) -> Receipt:
 @contextlib.contextmanager
 def new_group(place: Place, part: int) -> Iterator[str]:
     """A name for the group of a part that is written here and then published; removed if it is not,
-    unless it is unsettled: then the receipt may yet appear, and vacuum will know."""
+    unless it is unsettled: then the receipt may yet appear, and vacuum will know. The receipt and
+    not how far the writer came decides, as an interrupt may hit just after publishing."""
     group = f"part-{part:06d}-{secrets.token_hex(4)}.zarr"
-    unsettled = False
+    kept = False
     try:
         yield group
     except UnsettledError:
-        unsettled = True
+        kept = True
         raise
     finally:
-        if not unsettled and not is_published(place, part, group):
+        try:
+            kept = kept or load_receipt(place, receipt_path(part)).group == group
+        except FileNotFoundError:
+            kept = False
+        except CorruptPartError:  # nobody can tell
+            kept = True
+        if not kept:
             place.remove(f"{PARTS_FOLDER}/{group}")
-
-
-def is_published(place: Place, part: int, group: str) -> bool:
-    """True if the receipt of `part` names `group`, also if it cannot be read and nobody can tell.
-    Whoever tidies up asks this and not how far it came: an interrupt may hit just after
-    publishing."""
-    try:
-        return load_receipt(place, receipt_path(part)).group == group
-    except FileNotFoundError:
-        return False
-    except CorruptPartError:
-        return True
 
 
 def check_same(standing: Receipt, array_hashes: dict[str, str]) -> Receipt:
@@ -257,26 +349,20 @@ def parse_receipt(content: bytes, where: str) -> Receipt:
     if schema is None or seal is None:
         missing = "schema" if schema is None else _SEAL
         raise CorruptPartError(f"{where} is not a receipt (it has no {missing}); {_FIX}")
-    try:
-        intact = seal == seal_of(body)
-    except ValueError:  # infinity, which no writer seals
-        intact = False
-    if not intact:
+    if not is_sealed(body, seal):
         raise CorruptPartError(f"{where} was edited after it was written; {_FIX}")
-    if schema != schema_name() or set(body) != _FIELDS:
+    n_fields = len(fields(Receipt))
+    if schema != schema_name() or set(body) != {field.name for field in fields(Receipt)}:
         raise CorruptPartError(
             f"{where} has schema {schema!r} and {len(body)} fields, expected {schema_name()!r} and "
-            f"{len(_FIELDS)}; read it with the version of palimpsest that wrote it"
+            f"{n_fields}; read it with the version of palimpsest that wrote it"
         )
     try:
-        check_receipt(body)
-    except ValueError as error:
+        receipt = Receipt(**body)
+    except pydantic.ValidationError as error:
         raise CorruptPartError(
-            f"{where} is not a receipt of this schema: {error}; {_FIX}"
+            f"{where} is not a receipt of this schema: {first_fault(error)}; {_FIX}"
         ) from error
-    body["picture"] = tuple(body["picture"])
-    body["files"] = {name: (size, crc) for name, (size, crc) in body["files"].items()}
-    receipt = Receipt(**body)
     if where.rpartition("/")[2] != receipt_name(receipt.part):
         raise CorruptPartError(f"{where} is the receipt of part {receipt.part}; {_FIX}")
     return receipt
@@ -288,4 +374,60 @@ def receipt_parts(names: Iterable[str]) -> list[int]:
     return sorted(int(match[1]) for match in matches if match)
 
 
-_FIELDS = {field.name for field in fields(Receipt)}
+def image_table(columns: Columns) -> ImageTable:
+    """Record of a part's images, from targets/image_id, targets/run_row, pairs/target_row,
+    pairs/confident."""
+    image_ids, position = np.unique(columns["targets/image_id"], return_inverse=True)
+    confident = columns["pairs/target_row"][columns["pairs/confident"]]
+    target_pairs = np.bincount(confident, minlength=len(position))
+    n_images = len(image_ids)
+    of_run = columns["targets/run_row"].astype(np.int64) * n_images + position
+    trained, back = np.unique(of_run), np.unique(of_run[target_pairs > 0])
+    return ImageTable(
+        image_ids=image_ids.astype(np.int64),
+        n_runs=np.bincount(trained % max(1, n_images), minlength=n_images),
+        n_back=np.bincount(back % max(1, n_images), minlength=n_images),
+        n_pairs=np.bincount(position[confident], minlength=n_images),
+    )
+
+
+def pack_images(table: ImageTable) -> str:
+    """A table of images as text: base64 of zstd of four rows of little-endian int32, the first the
+    differences of the ids (from 0)."""
+    ids = np.diff(table.image_ids, prepend=0)
+    rows = np.stack([ids, table.n_runs, table.n_back, table.n_pairs]).astype("<i4")
+    return base64.b64encode(Zstd(level=1, checksum=True).encode(rows)).decode()
+
+
+def unpack_images(packed: str, n_targets: int) -> ImageTable:
+    """The inverse of `pack_images`; ValueError if it is no table of at most `n_targets` images."""
+    frame = base64.b64decode(packed, validate=True)
+    rows = np.zeros((4, _n_images(frame, n_targets)), "<i4")
+    try:
+        Zstd().decode(frame, rows.reshape(-1).view(np.uint8))
+    except RuntimeError as error:
+        raise ValueError(f"its images do not decode ({error})") from error
+    ids, n_runs, n_back, n_pairs = rows.astype(np.int64)
+    np.cumsum(ids, out=ids)
+    if rows.min(initial=0) < 0 or (rows[0, 1:] == 0).any() or ids.max(initial=0) > MAX_IMAGE_ID:
+        raise ValueError(f"its images are not numbered from 0 to {MAX_IMAGE_ID} at most, ascending")
+    return ImageTable(ids, n_runs, n_back, n_pairs)
+
+
+def count_pairs(columns: Columns, *, min_iteration: int) -> npt.NDArray[np.int64]:
+    """Confident pairs, saved at `min_iteration` or later, of each distinct image of the targets;
+    also needs pairs/iteration."""
+    image_ids, position = np.unique(columns["targets/image_id"], return_inverse=True)
+    counted = columns["pairs/confident"] & (columns["pairs/iteration"] >= min_iteration)
+    return np.bincount(position[columns["pairs/target_row"][counted]], minlength=len(image_ids))
+
+
+def _n_images(frame: bytes, n_targets: int) -> int:
+    size = content_size(frame)
+    if size is None or size % _ROW_BYTES or size > _ROW_BYTES * n_targets:
+        shown = "an unknown number of" if size is None else f"{size:,}"
+        raise ValueError(
+            f"its images are {shown} bytes, expected {_ROW_BYTES} for each image among "
+            f"{n_targets:,} targets"
+        )
+    return size // _ROW_BYTES

@@ -13,9 +13,8 @@ import numpy.typing as npt
 
 from storage.documents import seal_of
 from storage.pairs.dataset import Dataset
-from storage.pairs.layout import OUTCOMES, OnPart
+from storage.pairs.layout import OUTCOMES, OnPart, mixed
 from storage.pairs.receipts import Receipt
-from storage.pairs.store_file import mixed
 
 _THREADS = 4
 _MEASURED = ("pairs/iteration", "pairs/ssim_best", "pairs/confident")

@@ -1,9 +1,10 @@
 """Training examples in shuffled order from one sequential pass over a dataset.
 
-An epoch is read in *blocks* of a few inner chunks. Parts are visited in random order, `interleave`
-of them side by side, each giving its blocks in random order. Blocks are gathered into *windows* of
-`window_rows` rows, of which all occurrences are given in one random order. With several readers
-(ranks, workers) every reader takes each n-th block of the same order.
+An epoch is read in *blocks* of a few inner chunks of one part. Parts are visited in random order,
+`interleave` of them side by side, each giving its blocks in random order. Blocks are gathered into
+*windows* of `window_rows` rows, read whole and one ahead of need, of which all occurrences are
+given in one random order. With several readers (ranks, workers) every reader takes each n-th block
+of the same order.
 
 An epoch is therefore a sequence of examples that depends on (dataset, repeats, seed, epoch, share,
 interleave, window_rows) only, and a stream resumes after any number of examples, with batches of
@@ -18,23 +19,198 @@ each, stored as float16.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Generator, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from storage.errors import StoreMismatchError
 from storage.pairs.dataset import Dataset
-from storage.pairs.windows import (
-    BLOCK_ROWS,
-    Arrays,
-    Repeats,
-    Window,
-    WindowReader,
-    WindowsInTurn,
-    block_order,
-)
+from storage.pairs.layout import CHUNK_ROWS, dtype_of, shape_of
+
+Arrays = dict[str, npt.NDArray[Any]]
+Repeats = Callable[[int, Arrays], npt.NDArray[np.int64]]
+Map = Callable[..., Iterable[Any]]
+
+BLOCK_ROWS = 2 * CHUNK_ROWS
+"""Rows that are read at a time. More are read a little faster, fewer mix more parts."""
+
+N_THREADS = 2
+"""Threads that decode side by side. More help where reading waits for a network."""
+
+_ORDER, _WINDOW = 1, 2
+"""Keep the random streams of the block order and of the windows apart."""
+
+_PER_PAIR = ("iteration", "ssim_best", "confident", "target_row", "run_row", "scale")
+_COLUMNS = {
+    "reconstruction": "pairs/reconstruction",
+    "scale": "pairs/scale",
+    "target": "targets/image",
+    "augment": "targets/augment",
+    "iteration": "pairs/iteration",
+    "ssim_best": "pairs/ssim_best",
+}
+
+
+class Block(NamedTuple):
+    """Rows [start, stop) of the pairs of `part`."""
+
+    part: int
+    start: int
+    stop: int
+
+
+class OpenPart(NamedTuple):
+    """The small columns of a part, how often each of its pairs occurs, its runs' mean images."""
+
+    pairs: Arrays
+    counts: npt.NDArray[np.int64]
+    means: npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """Rows that occur, as columns; the mean images that their `mean_row` refers to; the row of each
+    example."""
+
+    columns: Arrays
+    means: npt.NDArray[np.float32]
+    order: npt.NDArray[np.int64]
+
+
+def block_order(dataset: Dataset, seed: int, epoch: int, interleave: int) -> list[Block]:
+    """All blocks: parts shuffled, `interleave` of them active, each giving a block per round. The
+    order within a round is random too, or each n-th block would be of the same few parts."""
+    rng = np.random.default_rng((seed, epoch, _ORDER))
+    receipts = [dataset.receipts[index] for index in rng.permutation(len(dataset.receipts))]
+    waiting = iter([receipt for receipt in receipts if receipt.n_pairs])
+    active: list[list[Block]] = []
+    order: list[Block] = []
+    while True:
+        while len(active) < interleave and (receipt := next(waiting, None)) is not None:
+            starts = rng.permutation(np.arange(0, receipt.n_pairs, BLOCK_ROWS)).tolist()
+            ends = [min(start + BLOCK_ROWS, receipt.n_pairs) for start in starts]
+            active.append([Block(receipt.part, *span) for span in zip(starts, ends, strict=True)])
+        if not active:
+            return order
+        order.extend(active[index].pop() for index in rng.permutation(len(active)))
+        active = [blocks for blocks in active if blocks]
+
+
+class WindowReader:
+    """Reads the windows of `n_per_window` of the `blocks` each; `seeds` are those of the orders."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        repeats: Repeats | None,
+        blocks: Sequence[Block],
+        *,
+        n_per_window: int,
+        seeds: tuple[int, ...],
+    ) -> None:
+        self._dataset, self._repeats, self._blocks = dataset, repeats, blocks
+        self._n_per_window, self._seeds = n_per_window, seeds
+        self.n_windows = -(-len(blocks) // n_per_window)
+
+    def open(self, part: int) -> OpenPart:
+        """The small columns of `part`, and what `repeats` makes of them."""
+        pairs = {name: self._dataset.stored(part, f"pairs/{name}") for name in _PER_PAIR}
+        image_ids = self._dataset.stored(part, "targets/image_id")
+        pairs["image_id"] = image_ids[pairs["target_row"]].astype(np.int64)
+        means = self._dataset.stored(part, "runs/mean_image")
+        n_pairs = len(pairs["image_id"])
+        if self._repeats is None:
+            return OpenPart(pairs, np.ones(n_pairs, np.int64), means)
+        shown = ("image_id", "iteration", "ssim_best", "confident")
+        counts = np.asarray(self._repeats(part, {name: pairs[name] for name in shown}))
+        if counts.shape != (n_pairs,) or counts.dtype.kind not in "iu" or (counts < 0).any():
+            raise ValueError(
+                f"repeats gave {counts.dtype} {counts.shape} for part {part}; expected "
+                f"{n_pairs} integers, 0 or more"
+            )
+        return OpenPart(pairs, counts.astype(np.int64, copy=False), means)
+
+    def read(self, number: int, opened: dict[int, OpenPart], spread: Map = map) -> Window:
+        """Window `number`, its blocks read by `spread`: `map`, or that of a pool of threads.
+        `opened` has the open parts and is left with those of this window and the next one."""
+        first = number * self._n_per_window
+        blocks = self._blocks[first : first + self._n_per_window]
+        parts = sorted({block.part for block in blocks})
+        new = [part for part in parts if part not in opened]
+        opened.update(zip(new, spread(self.open, new), strict=True))
+
+        counts = [opened[block.part].counts[block.start : block.stop] for block in blocks]
+        rows = [block.start + np.flatnonzero(n) for block, n in zip(blocks, counts, strict=True)]
+        ends = np.cumsum([len(chosen) for chosen in rows])
+        receipt = self._dataset.receipt(blocks[0].part)
+        columns: Arrays = {
+            name: np.empty(
+                shape_of(column, int(ends[-1]), receipt.picture),
+                dtype_of(column, receipt.encoding),
+            )
+            for name, column in _COLUMNS.items()
+        }
+        columns |= {name: np.empty(ends[-1], np.int64) for name in ("image_id", "mean_row")}
+        n_means = np.cumsum([0, *(len(opened[part].means) for part in parts)])
+        first_mean = dict(zip(parts, n_means.tolist(), strict=False))
+
+        def fill(block: Block, chosen: npt.NDArray[np.int64], end: int) -> None:
+            if len(chosen):
+                place = slice(end - len(chosen), end)
+                into = {name: values[place] for name, values in columns.items()}
+                self._fill(into, opened[block.part], block.part, chosen)
+                into["mean_row"] += first_mean[block.part]
+
+        for _ in spread(fill, blocks, rows, ends.tolist()):
+            pass
+        times = np.concatenate(counts)
+        order = np.repeat(np.arange(ends[-1]), times[times > 0])
+        np.random.default_rng((*self._seeds, number, _WINDOW)).shuffle(order)
+        means = np.concatenate([opened[part].means for part in parts])
+        soon = {block.part for block in self._blocks[first : first + 2 * self._n_per_window]}
+        for part in opened.keys() - soon:
+            del opened[part]
+        return Window(columns, means, order)
+
+    def _fill(self, into: Arrays, opened: OpenPart, part: int, rows: npt.NDArray[np.int64]) -> None:
+        """Reads `rows`, ascending and of one block, of a part; pictures are copied only once."""
+        targets = opened.pairs["target_row"][rows].astype(np.int64)
+        for name, chosen in (("reconstruction", rows), ("target", targets), ("augment", targets)):
+            first, last = int(chosen.min()), int(chosen.max())
+            stored = self._dataset.stored(part, _COLUMNS[name], slice(first, last + 1))
+            np.take(stored, chosen - first, axis=0, out=into[name], mode="clip")
+        for name in ("scale", "iteration", "ssim_best", "image_id"):
+            into[name][...] = opened.pairs[name][rows]
+        into["mean_row"][...] = opened.pairs["run_row"][rows]
+
+
+def windows_in_turn(
+    reader: WindowReader, first: int, *, ahead: bool
+) -> Generator[Window, None, None]:
+    """Windows from `first` on. With `ahead` the next one is read, by threads that end with the
+    generator, while the last one is used. The window before should be released by then."""
+    opened: dict[int, OpenPart] = {}
+    if not ahead or first >= reader.n_windows:
+        for number in range(first, reader.n_windows):
+            yield reader.read(number, opened)
+        return
+    pool, coordinator = ThreadPoolExecutor(N_THREADS), ThreadPoolExecutor(1)
+    try:
+        waiting = coordinator.submit(reader.read, first, opened, pool.map)
+        for number in range(first + 1, reader.n_windows):
+            window = waiting.result()
+            waiting = coordinator.submit(reader.read, number, opened, pool.map)
+            yield window
+        yield waiting.result()
+    finally:
+        # The pool goes first: what the coordinator waits for is then cancelled.
+        for executor in (pool, coordinator):
+            executor.shutdown(wait=True, cancel_futures=True)
 
 
 class PairStream:
@@ -105,14 +281,14 @@ class PairStream:
         wanted_sizes = itertools.repeat(sizes) if isinstance(sizes, int) else sizes
         number, given = self._window, self._given
         window: Window | None = None
-        with WindowsInTurn(self._reader, number, ahead=self._prefetch) as windows:
+        with closing(windows_in_turn(self._reader, number, ahead=self._prefetch)) as windows:
             for size in wanted_sizes:
                 if size < 1:
                     raise ValueError(f"a batch of {size} examples; expected 1 or more")
                 pieces: list[Arrays] = []
                 missing = size
                 while missing:
-                    if window is None and (window := windows.take()) is None:
+                    if window is None and (window := next(windows, None)) is None:
                         break
                     if given < len(window.order):
                         chosen = window.order[given : given + missing]
@@ -127,7 +303,11 @@ class PairStream:
                     raise RuntimeError("another iteration of this stream has begun; use that one")
                 self._window, self._given = number, given
                 self._total += size - missing
-                yield _joined(pieces)
+                yield (
+                    pieces[0]
+                    if len(pieces) == 1
+                    else {n: np.concatenate([piece[n] for piece in pieces]) for n in pieces[0]}
+                )
 
     def state_dict(self) -> dict[str, Any]:
         """State of the stream after the batch given last: JSON numbers and strings."""
@@ -149,7 +329,8 @@ class PairStream:
         batch = {name: _rows(values, chosen) for name, values in window.columns.items()}
         stored, scale = batch.pop("reconstruction"), batch.pop("scale")
         means = _rows(window.means, batch.pop("mean_row"))
-        scaled = scaled or _any_is_zero(means)
+        maybe = means[means[:, 0, 0, 0] == 0]
+        scaled = scaled or not maybe.any(axis=(1, 2, 3)).all()  # a mean image of 0 everywhere
         if scaled or stored.dtype.kind != "f":
             stored = self._dataset.expand(stored, scale if scaled else np.ones_like(scale))
         return {"reconstruction": stored, "mean_image": means} | batch
@@ -169,14 +350,3 @@ def _rows(values: npt.NDArray[Any], chosen: npt.NDArray[np.int64]) -> npt.NDArra
     """`values[chosen]`; `take` copies whole rows, and does not check what cannot be wrong."""
     out = np.empty((len(chosen), *values.shape[1:]), values.dtype)
     return np.take(values, chosen, axis=0, out=out, mode="clip")
-
-
-def _any_is_zero(means: npt.NDArray[Any]) -> bool:
-    maybe = means[means[:, 0, 0, 0] == 0]
-    return bool(len(maybe)) and not bool(maybe.any(axis=(1, 2, 3)).all())
-
-
-def _joined(pieces: list[Arrays]) -> Arrays:
-    if len(pieces) == 1:
-        return pieces[0]
-    return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}

@@ -19,15 +19,17 @@ import numpy.typing as npt
 from storage.errors import CorruptPartError
 from storage.files import TEMPORARY_PREFIX, FileInfo, reason_of
 from storage.object_store import Location, Place, open_place
-from storage.pairs.image_table import image_table, pack_images
 from storage.pairs.layout import (
     CHECKED_COLUMNS,
     COLUMNS,
     GROUP_PATTERN,
     OUTCOMES,
     RECEIPT_PATTERN,
+    STORE_FILE,
     OnPart,
     check_values,
+    fits,
+    read_store_file,
     receipt_name,
 )
 from storage.pairs.parts import decode_column, files_of
@@ -36,12 +38,13 @@ from storage.pairs.receipts import (
     RECEIPTS_FOLDER,
     Receipt,
     array_hash,
+    image_table,
     load_receipts,
+    pack_images,
     receipt_parts,
     receipt_path,
 )
 from storage.pairs.shards import ShardError, crc32c
-from storage.pairs.store_file import STORE_FILE, StoreFile, fits, read_store_file
 
 _MAX_PARTS = 4
 GRACE_SECONDS = 86400.0
@@ -92,7 +95,21 @@ def verify_store(
         except CorruptPartError as error:
             problems.append(str(error))
     if store is not None:
-        problems.extend(_of_other_settings(place, store, receipts))
+        encoding, manifest = store
+        problems += [
+            f"part {r.part} is in encoding {r.encoding}, the store in {encoding}; restore "
+            f"{STORE_FILE}, or remove the part's receipt and generate it again"
+            for r in receipts
+            if r.encoding != encoding
+        ]
+        others = [r.part for r in receipts if fits(manifest, r.fingerprint) is False]
+        if others:
+            were = f"{len(others):,} parts were" if len(others) > 1 else f"part {others[0]} was"
+            problems.append(
+                f"{place}/{STORE_FILE} has not the settings that {were} made with (the fingerprint "
+                f"of part {others[0]} is of another manifest); restore it, or remove those "
+                "receipts and generate the parts again"
+            )
     with ThreadPoolExecutor(min(_MAX_PARTS, len(os.sched_getaffinity(0)))) as pool:
         found = pool.map(lambda receipt: list(_part_problems(place, receipt)), receipts)
         for done, of_part in enumerate(found, 1):
@@ -106,27 +123,6 @@ def verify_store(
         gaps=tuple(sorted(set(range(max(named, default=-1) + 1)) - set(parts))),
         n_checked=len(receipts),
     )
-
-
-def _of_other_settings(place: Place, store: StoreFile, receipts: list[Receipt]) -> Iterator[str]:
-    for receipt in receipts:
-        if receipt.encoding != store.encoding:
-            yield (
-                f"part {receipt.part} is in encoding {receipt.encoding}, the store in "
-                f"{store.encoding}; restore {STORE_FILE}, or remove the part's receipt and "
-                "generate it again"
-            )
-    others = [r.part for r in receipts if fits(store.manifest, r.fingerprint) is False]
-    if others:
-        yield (
-            f"{place}/{STORE_FILE} has not the settings that {_count(others)} made with (the "
-            f"fingerprint of part {others[0]} is of another manifest); restore it, or remove those "
-            "receipts and generate the parts again"
-        )
-
-
-def _count(parts: list[int]) -> str:
-    return f"part {parts[0]} was" if len(parts) == 1 else f"{len(parts):,} parts were"
 
 
 def vacuum(
@@ -157,9 +153,11 @@ def vacuum(
     removed = []
     for orphan in _strangers(place, groups)[1]:
         try:
-            if time.time() - _last_touched(place, orphan) < older_than_s:
-                continue
+            times = [info.modified for info in orphan_files(place, orphan)]
+            touched = max(times) if times else place.modified(orphan)
         except FileNotFoundError:  # its writer has just finished with it
+            continue
+        if time.time() - touched < older_than_s:
             continue
         if not dry_run:
             place.remove(orphan)
@@ -174,78 +172,64 @@ def orphan_files(place: Place, orphan: str) -> list[FileInfo]:
     return inside or [info for info in place.files(folder) if info.name == orphan]
 
 
-def _last_touched(place: Place, orphan: str) -> float:
-    newest = max((info.modified for info in orphan_files(place, orphan)), default=None)
-    return place.modified(orphan) if newest is None else newest
-
-
 def _part_problems(place: Place, receipt: Receipt) -> Iterator[str]:
-    group = f"{PARTS_FOLDER}/{receipt.group}"
+    what, group = f"part {receipt.part}", f"{PARTS_FOLDER}/{receipt.group}"
     present = {info.name for info in place.files(group)}
     if not present:
-        yield f"part {receipt.part}: {place}/{group} is missing; {_FIX}"
+        yield f"{what}: {place}/{group} is missing; {_FIX}"
         return
     for path in sorted(present - {f"{group}/{name}" for name in receipt.files}):
-        yield f"part {receipt.part}: {place}/{path} does not belong there; remove it"
+        yield f"{what}: {place}/{path} does not belong there; remove it"
+    problems: list[str] = []
+
+    def content_of(file: str) -> bytes | None:
+        """The file's content; None, and a problem, if it is not what was written."""
+        size, checksum = receipt.files[file]
+        try:
+            content = place.read(f"{group}/{file}", size)
+            if len(content) == size and crc32c(content) == checksum:
+                return content
+            damaged = "is damaged (its checksum differs)"
+            problem = damaged if len(content) == size else f"has {len(content)} bytes, not {size}"
+        except FileNotFoundError:
+            problem = "is missing"
+        except OSError as error:
+            problem = f"cannot be read ({reason_of(error)})"
+        problems.append(f"{what}: {place}/{group}/{file} {problem}; {_FIX}")
+        return None
+
     columns: dict[str, npt.NDArray[Any]] = {}
-    intact = True
+    others = set(receipt.files)
     for name in COLUMNS:
-        problems, column = _check_column(place, receipt, name)
-        yield from problems
-        intact = intact and column is not None
-        if column is not None and name in _COUNTED:
+        files = files_of(receipt, name)
+        others -= set(files)
+        contents = [content for file in files if (content := content_of(file)) is not None]
+        if len(contents) < len(files):
+            continue
+        try:
+            column = decode_column(receipt, name, contents)
+        except ShardError as error:
+            problems.append(f"{what}: {name} does not decode: {error}; {_FIX}")
+            continue
+        if array_hash(column) != receipt.array_hashes[name]:
+            problems.append(f"{what}: {name} is not what was written (hash differs); {_FIX}")
+        elif name in _COUNTED:
             columns[name] = column
-    of_columns = {file for name in COLUMNS for file in files_of(receipt, name)}
-    for file in sorted(set(receipt.files) - of_columns):
-        yield from _check_file(place, receipt, file)[0]
-    if not intact:
+    n_problems = len(problems)
+    for file in sorted(others):
+        content_of(file)
+    yield from problems
+    if n_problems:
         return
     try:
         check_values(columns, receipt.n_rows)
     except ValueError as error:
-        yield f"part {receipt.part}: {error}; {_FIX}"
+        yield f"{what}: {error}; {_FIX}"
         return
     counts = np.bincount(columns["runs/outcome"], minlength=len(OUTCOMES)).tolist()
-    outcomes = {name: receipt.outcomes.get(name, 0) for name in OUTCOMES}
-    if pack_images(image_table(columns)) != receipt.images or counts != list(outcomes.values()):
-        yield f"part {receipt.part}: the counts in its receipt are not those of its arrays; {_FIX}"
-
-
-def _check_column(
-    place: Place, receipt: Receipt, name: str
-) -> tuple[list[str], npt.NDArray[Any] | None]:
-    checked = [_check_file(place, receipt, file) for file in files_of(receipt, name)]
-    problems = [problem for found, _content in checked for problem in found]
-    if problems:
-        return problems, None
-    try:
-        column = decode_column(receipt, name, [content for _found, content in checked])
-    except ShardError as error:
-        return [f"part {receipt.part}: {name} does not decode: {error}; {_FIX}"], None
-    if array_hash(column) != receipt.array_hashes[name]:
-        problem = f"part {receipt.part}: {name} is not what was written (hash differs); {_FIX}"
-        return [problem], None
-    return [], column
-
-
-def _check_file(place: Place, receipt: Receipt, file: str) -> tuple[list[str], bytes]:
-    path = f"{PARTS_FOLDER}/{receipt.group}/{file}"
-    size, checksum = receipt.files[file]
-    content = b""
-    try:
-        content = place.read(path, size)
-    except FileNotFoundError:
-        problem = "is missing"
-    except OSError as error:
-        problem = f"cannot be read ({reason_of(error)})"
-    else:
-        if len(content) != size:
-            problem = f"has {len(content)} bytes, not {size}"
-        elif crc32c(content) != checksum:
-            problem = "is damaged (its checksum differs)"
-        else:
-            return [], content
-    return [f"part {receipt.part}: {place}/{path} {problem}; {_FIX}"], content
+    outcomes = [receipt.outcomes.get(name, 0) for name in OUTCOMES]
+    if pack_images(image_table(columns)) != receipt.images or counts != outcomes:
+        yield f"{what}: the counts in its receipt are not those of its arrays; {_FIX}"
 
 
 def _strangers(place: Place, groups: set[str]) -> tuple[list[str], list[str]]:

@@ -23,8 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from recon_core.sampling import Sampling
-from storage.pairs.image_table import ImageTable, pack_images
-from storage.pairs.receipts import Receipt
+from storage.pairs.receipts import ImageTable, Receipt, pack_images
 
 MAX_KILLS = 3
 """Workers that a part may take with it."""

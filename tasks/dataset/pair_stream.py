@@ -38,8 +38,7 @@ from recon_core.restore.examples import (
 from recon_core.types import N_AUGMENT, seeded_generator
 from storage.errors import StorageError
 from storage.pairs.dataset import Dataset
-from storage.pairs.stream import PairStream, check_settings
-from storage.pairs.windows import Arrays
+from storage.pairs.stream import Arrays, PairStream, check_settings
 
 ORDER = 2
 """Which sequence of examples this is: to be raised when the code gives another one."""

@@ -16,8 +16,7 @@ import torch
 from recon_core.experiments import FAMILIES
 from recon_core.types import RunSpec, seeded_generator
 from storage.pairs.dataset import Dataset
-from storage.pairs.layout import OUTCOMES
-from storage.pairs.store_file import mixed
+from storage.pairs.layout import OUTCOMES, mixed
 from storage.sources.load import ImageSet
 from tasks.campaign.plan import Plan
 

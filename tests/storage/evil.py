@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from storage.documents import seal_of
 from storage.object_store import Location, open_place
+from storage.pairs.layout import STORE_FILE
 from storage.pairs.receipts import PARTS_FOLDER, array_hash, load_receipt, receipt_path
 from storage.pairs.shards import crc32c, encode_chunk, shard_pieces
-from storage.pairs.store_file import STORE_FILE
 
 Body = dict[str, Any]
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from storage.arrays import read_array
+from storage.documents import read_array
 from storage.errors import SourceError
 from storage.files import open_regular
 

@@ -24,7 +24,7 @@ from recon_core.victims.network import (
     Parameters,
     parse_architecture,
 )
-from storage.arrays import read_array
+from storage.documents import read_array
 from storage.errors import SourceError
 from storage.foreign_weights import INPUT_MEAN, INPUT_STD, only_named
 from storage.layers import Layers, find_layers

@@ -18,12 +18,11 @@ from hypothesis import strategies as st
 
 from recon_core.balance import Curation, curated_repeats, occurrences
 from storage.errors import CorruptPartError, StoreMismatchError
-from storage.pairs import windows
+from storage.pairs import stream as streams
 from storage.pairs.dataset import Dataset, create_or_open
 from storage.pairs.layout import Encoding
 from storage.pairs.parts import write_part
-from storage.pairs.stream import PairStream
-from storage.pairs.windows import BLOCK_ROWS
+from storage.pairs.stream import BLOCK_ROWS, PairStream
 from tests.storage.stores import MANIFEST, columns, provenance, store
 
 Batch = dict[str, np.ndarray[Any, Any]]
@@ -241,19 +240,19 @@ def test_resuming_reads_one_window(dataset: Dataset, monkeypatch: pytest.MonkeyP
 
 def watch_windows(
     monkeypatch: pytest.MonkeyPatch,
-) -> tuple[list[int], list[weakref.ref[windows.Window]]]:
+) -> tuple[list[int], list[weakref.ref[streams.Window]]]:
     """The numbers of the windows that are read from now on, and the windows."""
     numbers: list[int] = []
-    read_windows: list[weakref.ref[windows.Window]] = []
-    read = windows.WindowReader.read
+    read_windows: list[weakref.ref[streams.Window]] = []
+    read = streams.WindowReader.read
 
-    def watched(self: Any, number: int, *arguments: Any) -> windows.Window:
+    def watched(self: Any, number: int, *arguments: Any) -> streams.Window:
         numbers.append(number)
         window = read(self, number, *arguments)
         read_windows.append(weakref.ref(window))
         return window
 
-    monkeypatch.setattr(windows.WindowReader, "read", watched)
+    monkeypatch.setattr(streams.WindowReader, "read", watched)
     return numbers, read_windows
 
 

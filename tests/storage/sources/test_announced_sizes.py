@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from storage.arrays import read_array
 from storage.challenge import read_challenge
+from storage.documents import read_array
 from storage.errors import SourceError
 from storage.sources import cifar, svhn, tiny_imagenet
 from storage.sources.load import load_images

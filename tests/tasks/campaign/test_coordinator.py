@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from recon_core.sampling import Phase
-from storage.pairs.image_table import ImageTable, pack_images
 from storage.pairs.receipts import (
+    ImageTable,
     Receipt,
+    pack_images,
 )
 from tasks.campaign.coordinator import Coordinator, KnownCounts
 from tasks.campaign.plan import Plan

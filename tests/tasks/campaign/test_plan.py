@@ -18,7 +18,7 @@ from recon_core.victims.separability import MixCon, UniCon
 from recon_core.victims.split_training import SplitTraining
 from recon_core.victims.training import Training
 from storage.errors import CorruptPartError, StoreMismatchError
-from storage.pairs.image_table import ImageTable
+from storage.pairs.receipts import ImageTable
 from storage.sources.load import ImageSet
 from tasks.campaign.coordinator import Coordinator
 from tasks.campaign.plan import Campaign, Plan, made_with, open_store, version_of

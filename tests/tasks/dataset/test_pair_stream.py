@@ -26,7 +26,7 @@ from recon_core.balance import Curation, curated_repeats, occurrences
 from recon_core.matching import fit_to_range
 from storage.errors import CorruptPartError, StorageError, StoreMismatchError
 from storage.pairs.dataset import Dataset
-from storage.pairs.windows import BLOCK_ROWS
+from storage.pairs.stream import BLOCK_ROWS
 from tasks.dataset.pair_stream import PairExamples, made_up_before
 from tests.storage.stores import store
 
