@@ -21,8 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from storage.arrays import read_array
-from storage.documents import read_document
+from storage.documents import read_array, read_document
 from storage.errors import DocumentError, SourceError
 from storage.export.folder import whole_folder
 from storage.files import write_file, write_json
