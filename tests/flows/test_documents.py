@@ -232,8 +232,7 @@ DOCUMENTS: dict[str, Document] = {
     "recovery": _page(recovery_records.PAGES, lambda: recovery_records.recovery(
         victims=2, masks=("random",), methods=("iteration",), levels=(1e-4,), n=4, n_groups=0)),
     "inversion": _page(inversions.PAGES, lambda: inversions.inversion(
-        sources=1, lams=(0.1, 1.0), betas=(1e-2,), n=4, n_shown=2, layers=False, unicon=False,
-        synthetic=False)),
+        sources=1, lams=(0.1, 1.0), betas=(1e-2,), n=4, n_shown=2, layers=False, unicon=False)),
 }  # fmt: skip
 
 

@@ -17,8 +17,6 @@ from tasks.families.inversion.study.settings import (
     Chain,
     InversionSource,
     InversionStudy,
-    Setting,
-    Synthetic,
 )
 
 CPU_CHAIN = Chain(
@@ -111,24 +109,8 @@ def cpu() -> InversionStudy:
         strong=StrongInversion(n_steps=200),
         n_tuning=10,
         chain=CPU_CHAIN,
-        synthetic=CPU_SYNTHETIC,
         victims_at_once=4,
     )
-
-
-CPU_SYNTHETIC = Synthetic(
-    start="torch",
-    eps=1e-2,
-    training=SplitTraining(lr=0.02),
-    settings=(
-        Setting(),
-        Setting(lam=0.1, beta=0.01),
-        Setting(lam=0.1, beta=0.0),
-        Setting(lam=1.0, beta=0.0),
-    ),
-)
-"""From the start that the paper describes the two features die in the first epochs, and without a
-larger eps MixCon throws so small a network out: see docs/inversion-study.md."""
 
 
 def tiny() -> InversionStudy:
@@ -162,22 +144,6 @@ def tiny() -> InversionStudy:
         chain=Chain(
             restorer=BFDnCNN(depth=2, n_channels=4),
             training=Training(n_steps=3, batch_size=8, warmup_images=8),
-        ),
-        synthetic=Synthetic(
-            n_train=40,
-            n_tests=20,
-            start="torch",
-            eps=1e-2,
-            training=SplitTraining(epochs=2, lr=0.02, per_class=10),
-            attack=GradientInversion(
-                norm="l1",
-                scale="sum",
-                zeta=0.0,
-                lr=0.01,
-                start="zeros",
-                value_range=None,
-                n_steps=10,
-            ),
         ),
         n_shown=3,
     )

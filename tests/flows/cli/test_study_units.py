@@ -136,7 +136,7 @@ def test_a_victim_that_fails_is_said_after_the_others_are_shown(
 def test_scores_that_fail_are_said_and_networks_are_trained_and_tested(
     tmp_path: Path, prefect_server: None
 ) -> None:
-    store, more = tmp_path / "study", ("perceptual=vgg16:none.pth", "synthetic=null", "chain=null")
+    store, more = tmp_path / "study", ("perceptual=vgg16:none.pth", "chain=null")
     settings = [word for one in (*more, "source.cuts=2") for word in ("--set", one)]
     done = RUN.invoke(app, words("inversion", store, *settings))
     assert isinstance(done.exception, UnitsFailedError)

@@ -30,7 +30,7 @@ def small(pages: StudyPages) -> Made:
     if pages is recoveries.PAGES:
         return recoveries.recovery(victims=1, masks=("half",), levels=(1e-4, 1e-8), n=8, n_groups=0)
     return inversions.inversion(sources=1, lams=(0.1, 1.0), betas=(1e-2, 1e-4), n=6, n_shown=3,
-                                layers=False, unicon=False, synthetic=False)  # fmt: skip
+                                layers=False, unicon=False)  # fmt: skip
 
 
 @pytest.mark.parametrize(

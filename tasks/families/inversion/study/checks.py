@@ -35,15 +35,8 @@ RANKS = 0.3
 UNLIKELY = 0.025
 """At most so many shuffles may give as strong a trend."""
 SIMILAR = 0.05
-CHANCE = 0.6
-"""Accuracy on two classes up to which it is hardly better than guessing."""
-MIXCON = "mixcon 0.1 0.01"
-"""MixCon of the synthetic experiment."""
 JUDGE = "tuned"
 """The paper's attack, at the rate that is best for each victim."""
-STARTS = {
-    "torch": "torch's own start (theirs normal weights of variance 1, from which none trains here)"
-}
 Found = list[Verdict]
 Check = Callable[[InversionResults], Verdict]
 
@@ -229,82 +222,3 @@ def restorer_adds(r: InversionResults) -> Verdict:
                 yield f", {cell['title']}", r.within(cell, score("restored"), score("strong"))
 
     return _by_source(r, compare)
-
-
-def at_our_setting(check: Callable[[InversionResults], Verdict]) -> Check:
-    """A check of the synthetic experiment that says at which rate, from which start and with which
-    threshold of distances the networks were trained."""
-
-    def checked(r: InversionResults) -> Verdict:
-        text, holds = check(r)
-        settings = r.record["synthetic"]["settings"]
-        return (
-            f"{text}; rate {settings['training']['lr']:g} (theirs .1), "
-            f"{STARTS.get(settings['start'], settings['start'])}, eps {settings['eps']:g} (theirs "
-            "not given)"
-        ), holds
-
-    return checked
-
-
-def synthetic_learns(r: InversionResults) -> Verdict:
-    plain, mixcon = r.synthetic("vanilla"), r.synthetic(MIXCON)
-    means = [cell["test_accuracy"]["mean"] for cell in (plain, mixcon)]
-    if means[0] is None or means[1] is None or means[0] <= CHANCE:
-        raise NotTestableError("the synthetic network without defence did not learn")
-    return f"{means[0]:.1%} to {means[1]:.1%}", means[0] - means[1] <= SIMILAR
-
-
-def synthetic_collapses(r: InversionResults) -> Verdict:
-    cells = [r.synthetic("mixcon 0.1 0", server) for server in ("default", "deeper", "wider")]
-    means = [float(cell["test_accuracy"]["mean"]) for cell in cells]
-    texts = [
-        f"{c['title']}, {c['server']}: {mean:.1%}" for c, mean in zip(cells, means, strict=True)
-    ]
-    return "; ".join(texts), max(means) <= CHANCE
-
-
-def servers_help(r: InversionResults) -> Verdict:
-    plain, servers = r.synthetic(MIXCON), ("deeper", "wider")
-    found = ((s, _of_values(r.synthetic(MIXCON, s), plain, "test_accuracy")) for s in servers)
-    return decided_by(found, each)
-
-
-def synthetic_distance(r: InversionResults) -> Verdict:
-    d = _of_values(r.synthetic("vanilla"), r.synthetic(MIXCON), "distance")
-    return str(d), d.holds_for_each
-
-
-def table_2(r: InversionResults, *, of: str, rises: bool) -> Verdict:
-    """Squared errors (`se`) rise with MixCon, cosines (`cs`) fall."""
-    plain, mixcon = _recovered(r)
-    cells = (plain[of], mixcon[of])
-    d = _of_values(*(cells[::-1] if rises else cells), "mean")
-    means = [cell["mean"]["mean"] for cell in cells]
-    return f"{means[0]:.3g} to {means[1]:.3g}: {d}", d.holds_for_each
-
-
-def _recovered(r: InversionResults) -> list[Record]:
-    cells = [r.synthetic(name) for name in ("vanilla", MIXCON)]
-    if any(cell["se"] is None or cell["cs"] is None for cell in cells):
-        raise NotTestableError("the synthetic vectors were not recovered")
-    return cells
-
-
-def table_2_worst(r: InversionResults) -> Verdict:
-    cells = _recovered(r)
-    errors, cosines = ([float(cell[name]["worst"]) for cell in cells] for name in ("se", "cs"))
-    harder = {errors[1] > errors[0], cosines[1] < cosines[0]}
-    text = (
-        f"squared error {errors[0]:.3g} to {errors[1]:.3g}, cosine {cosines[0]:.3g} to "
-        f"{cosines[1]:.3g}; of all seeds together, no interval"
-    )
-    return text, harder.pop() if len(harder) == 1 else None
-
-
-def _of_values(one: Record, other: Record, name: str) -> Difference:
-    pairs = zip(one[name]["values"], other[name]["values"], strict=True)
-    known = [(float(a), float(b)) for a, b in pairs if a is not None and b is not None]
-    if not np.isfinite(known).all():
-        raise NotTestableError(f"{name} is not finite for every seed")
-    return difference(known)

@@ -155,60 +155,6 @@ STATEMENTS: tuple[Statement[InversionResults], ...] = (
         rule="the same, no defence minus MixCon at the setting of the study, at every cut",
         check=checks.every_cut,
     ),
-    Statement(
-        claim="Synthetic: MixCon with beta > 0 still learns",
-        where="section 4.2, table 1",
-        theirs="88.0 % against 91.5 %",
-        rule=f"test accuracy at most {checks.SIMILAR:.0%} below that without defence, in the mean",
-        check=checks.at_our_setting(checks.synthetic_learns),
-    ),
-    Statement(
-        claim="Synthetic: with beta = 0 nothing is learnt, whatever the server",
-        where="section 4.2, table 1",
-        theirs="50.0 % for all three servers",
-        rule=f"mean test accuracy at most {checks.CHANCE:.0%} for every server, at the paper's "
-        "lambda of .1",
-        check=checks.at_our_setting(checks.synthetic_collapses),
-    ),
-    Statement(
-        claim="Synthetic: a deeper or wider server makes up for MixCon",
-        where="section 4.2, table 1",
-        theirs="88.0 to 88.5 and 90.5 %",
-        rule="test accuracy with both, minus that of the default server: above 0 with the interval",
-        check=checks.at_our_setting(checks.servers_help),
-    ),
-    Statement(
-        claim="Synthetic: MixCon draws the features together",
-        where="section 4.2, figure 2",
-        theirs="shown",
-        rule="mean distance (features not of norm 1), no defence minus MixCon: above 0 with the "
-        "interval and for every seed",
-        check=checks.at_our_setting(checks.synthetic_distance),
-    ),
-    Statement(
-        claim="Synthetic: vectors are harder to recover with MixCon",
-        where="section 4.2, table 2",
-        theirs="squared error 1.92 to 2.08",
-        rule="mean squared error, MixCon minus no defence: above 0 with the interval and for every "
-        "seed",
-        check=checks.at_our_setting(partial(checks.table_2, of="se", rises=True)),
-    ),
-    Statement(
-        claim="Synthetic: ... and point elsewhere",
-        where="section 4.2, table 2",
-        theirs="cosine similarity .169 to .118",
-        rule="mean cosine similarity, no defence minus MixCon: above 0 with the interval and for "
-        "every seed",
-        check=checks.at_our_setting(partial(checks.table_2, of="cs", rises=False)),
-    ),
-    Statement(
-        claim="Synthetic: ... and so is the vector that is recovered best",
-        where="section 4.2, table 2, worst case in parentheses",
-        theirs="squared error .31 to .37, cosine similarity .960 to .939",
-        rule="the smallest squared error of all seeds rises and the largest cosine similarity "
-        "falls; false if neither, undecided if one of them: a record has no interval of extremes",
-        check=checks.at_our_setting(checks.table_2_worst),
-    ),
     _of_ours(
         claim="Ours: a better attacker gets more, with and without a defence",
         rule="SSIM of our attack minus that of the paper's descent at its best rate: above 0 with "

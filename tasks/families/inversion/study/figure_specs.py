@@ -77,14 +77,6 @@ WORDS: dict[str, FigureWords] = {
         "first table.",
         ONE_NETWORK,
     ),
-    "synthetic": (
-        "Points that can be drawn",
-        f"{PAPER}, tables 1 and 2, figure 2",
-        "A small network on synthetic points, whose features have two dimensions. SE: squared "
-        "error of what comes back, lower means that more leaks; CS: cosine similarity, higher "
-        "means so; in parentheses the point that came back best.",
-        "How it is with images: these networks are small and their inputs are points.",
-    ),
 }
 """By kind of figure, in the order of the page: title, where in the paper, caption, what it does not
 show."""
@@ -107,7 +99,6 @@ def describe_figures(record: Record) -> list[dict[str, Any]]:
         ),
         "layers": any(layer_groups(record, source) for source in sources),
         "table4": any(compared(record, source) for source in sources),
-        "synthetic": bool(record["synthetic"] and record["synthetic"]["cells"]),
     }
     return [figure_spec(kind, kind, words) for kind, words in WORDS.items() if shown[kind]]
 

@@ -24,14 +24,11 @@ from tasks.families.inversion.study.figure_specs import (
 )
 from tasks.families.inversion.study.image_grids import examples_figure
 from tasks.families.inversion.study.panels import heat_rows, layer_rows, pareto_rows
-from tasks.families.inversion.study.planes import plane_rows
 from tasks.families.inversion.study.tables import (
-    features_table,
     heatmaps_table,
     layers_table,
     pareto_table,
     scores_table,
-    settings_table,
 )
 from tasks.page.files import Arrays, Record
 from tasks.page.study_page import Draw, Figure
@@ -150,28 +147,6 @@ def layers_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
     return Figure(figure, [table], rows, legend)
 
 
-def synthetic_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
-    """Accuracy, inversion and features of synthetic points (MixCon paper, tables 1 and 2)."""
-    cells, name = (record["synthetic"] or {"cells": []})["cells"], figure["name"]
-    tables = [settings_table(name, cells), features_table(f"{name}-features", cells)]
-    rows, notes = plane_rows(cells)
-    more = {"settings": [_setting(cell) for cell in cells]}
-    return Figure(figure, tables, rows, notes=notes, more=more)
-
-
-def _setting(cell: Record) -> dict[str, Any]:
-    row = {key: cell[key] for key in ("name", "title", "server", "start")}
-    for value in ("train_accuracy", "test_accuracy", "distance"):
-        row[value] = (measure(value, cell[value]["mean"]), ends(value, cell[value]))
-    for value in ("se", "cs"):
-        mean = cell[value]["mean"] if cell[value] else {"mean": None, "low": None, "high": None}
-        worst = cell[value]["worst"] if cell[value] else None
-        text = measure("ssim", mean["mean"])
-        text += f" ({measure('ssim', worst)})" if worst is not None else ""
-        row[value] = (text, ends("ssim", mean))
-    return row
-
-
 def _keys(record: Record) -> dict[str, Any]:
     keys = []
     for source in record["sources"]:
@@ -190,5 +165,4 @@ KINDS: dict[str, Draw] = {
     "pareto": pareto_figure,
     "layers": layers_figure,
     "table4": table4_figure,
-    "synthetic": synthetic_figure,
 }

@@ -131,7 +131,6 @@ INVERSION_PAGE = StudyPage(
         "train": "to train the networks",
         "invert": "to invert them",
         "restore": "to restore",
-        "synthetic": "for synthetic points",
     },
     most_inline=300_000,
 )

@@ -23,7 +23,6 @@ from tasks.families.inversion.study.settings import (
     defence_json,
     defence_name,
 )
-from tasks.families.inversion.study.synthetic import SyntheticJob
 from tasks.families.inversion.study.units import InvertJob, TrainJob, VictimId
 from tasks.study.executor import Unit
 from tasks.study.products import Folder, hash_of, write_weights
@@ -48,16 +47,11 @@ class InversionPlan:
         self.confirmed: set[Cell] = set()
 
     def first_units(self) -> list[Unit]:
-        """All trainings of the first round, and the synthetic experiment."""
+        """All trainings of the first round."""
         maps = [self._training((v,)) for v in map(self.maps_of, self.study.sources) if v]
-        seeds = range(self.study.n_seeds) if self.study.synthetic is not None else ()
         return [
             *(Unit(self._classifier(job.victims[0].source), TrainJob.run, job) for job in maps),
             *self.trainings(self.study.cells),
-            *(
-                Unit(f"synthetic, seed {seed}", SyntheticJob.run, self.synthetic(seed))
-                for seed in seeds
-            ),
         ]
 
     def more_units(self, unit: Unit, given: Mapping[str, Any]) -> Iterable[Unit]:
@@ -181,18 +175,6 @@ class InversionPlan:
             inverting=self.inverting(self.victim(cell, seed)),
             chain=self.study.chain,
             public=self.images[cell.source].public.after(self.study.n_tuning),
-        )
-
-    def synthetic(self, seed: int) -> SyntheticJob:
-        """Raises ValueError for a study without it."""
-        if self.study.synthetic is None:
-            raise ValueError("the study has synthetic=null")
-        return SyntheticJob(
-            root=self.root,
-            synthetic=self.study.synthetic,
-            seed=seed,
-            root_seed=self.study.root_seed,
-            device="cpu",
         )
 
     def write_victims(self, cells: Iterable[Cell]) -> list[Path]:

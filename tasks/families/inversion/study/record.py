@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,6 @@ from recon_core.victims.split_training import Defence
 from tasks.attack_file.record import six_digits
 from tasks.families.inversion.study.plan import InversionPlan
 from tasks.families.inversion.study.settings import Cell, defence_json, defence_name
-from tasks.families.inversion.study.synthetic import DEFAULT
 from tasks.page.formats import power
 from tasks.study.products import Arrays, npz_of
 
@@ -130,7 +129,7 @@ def role_cells(plan: InversionPlan, sweet: Mapping[tuple[str, str], Cell]) -> di
 def describe_inversion(
     plan: InversionPlan, failed: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Sources, attacks, cells, sweet spots and the synthetic experiment, of what is there."""
+    """Sources, attacks, cells and sweet spots, of what is there."""
     study, sweet = plan.study, sweet_spots(plan)
     roles = role_cells(plan, sweet)
     cells = [_cell(plan, cell, roles.get(cell, [])) for cell in study.cells]
@@ -150,7 +149,6 @@ def describe_inversion(
         "sweet_spots": [
             _sweet(described, source, attack, cell) for (source, attack), cell in sweet.items()
         ],
-        "synthetic": _synthetic(plan),
         "seconds": _seconds(plan),
         "failed": [{"unit": unit, "why": why} for unit, why in sorted((failed or {}).items())],
     }
@@ -252,59 +250,6 @@ def defence_title(defence: Defence) -> str:
     return f"UniCon ({defence.lam:g})" if isinstance(defence, UniCon) else "no defence"
 
 
-def _synthetic(plan: InversionPlan) -> dict[str, Any] | None:
-    own = plan.study.synthetic
-    if own is None:
-        return None
-    products = {s: plan.folder.product(plan.synthetic(s).key) for s in range(plan.study.n_seeds)}
-    there = {seed: product[0] for seed, product in products.items() if product is not None}
-    cells, arrays = [], list(there.values())
-    for k, setting in enumerate(own.settings):
-        defence = own.defence(setting)
-        for server in own.servers:
-            of_default = arrays if server == DEFAULT else []
-            cells.append(
-                {
-                    "name": defence_name(defence),
-                    "title": defence_title(defence),
-                    "defence": defence_json(defence),
-                    "server": server,
-                    "start": own.start,
-                    **{
-                        ours: estimate([float(a[f"{server}/{name}"][k]) for a in arrays])
-                        for ours, name in (
-                            ("train_accuracy", "train_accuracy"),
-                            ("test_accuracy", "accuracy"),
-                            ("distance", "distance"),
-                        )
-                    },
-                    **_recovered(of_default, k),
-                    "features": _features(of_default[0], k) if of_default else None,
-                }
-            )
-    return {"seeds": list(there), "settings": asdict(own), "cells": cells}
-
-
-def _recovered(arrays: Sequence[Arrays], k: int) -> dict[str, Any]:
-    """Table 2: squared error and cosine, mean and worst (least error, largest cosine)."""
-    found: dict[str, Any] = {"se": None, "cs": None}
-    for name in found:
-        values = [a[f"inverted {k}/{name}"] for a in arrays if f"inverted {k}/{name}" in a]
-        if values:
-            every = np.concatenate(values)
-            worst = every.min() if name == "se" else every.max()
-            found[name] = {
-                "mean": estimate([float(v.mean()) for v in values]),
-                "worst": float(worst),
-            }
-    return found
-
-
-def _features(arrays: Arrays, k: int) -> dict[str, Any]:
-    drawn = {at: arrays[f"features/{at}"][k].astype(float).tolist() for at in ("start", "end")}
-    return {**drawn, "labels": arrays["labels"].tolist()}
-
-
 def _perceptual(plan: InversionPlan) -> str:
     if plan.study.perceptual == "own":
         return (
@@ -322,9 +267,7 @@ def _seconds(plan: InversionPlan) -> dict[str, float]:
             keys += [("train", victim.key), ("invert", plan.inverting(victim).key)]
             if study.chain is not None:
                 keys.append(("restore", plan.restoring(cell, seed).key))
-    for seed in range(study.n_seeds if study.synthetic is not None else 0):
-        keys.append(("synthetic", plan.synthetic(seed).key))
-    spent = dict.fromkeys(("train", "invert", "restore", "synthetic"), 0.0)
+    spent = dict.fromkeys(("train", "invert", "restore"), 0.0)
     for stage, key in keys:
         if (product := plan.folder.product(key)) is not None:
             seconds = product[1]["seconds"]

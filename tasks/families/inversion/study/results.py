@@ -99,19 +99,6 @@ class InversionResults:
             raise NotTestableError(f"the grid of {source['title']} has {len(cells)} cells")
         return cells
 
-    def synthetic(self, name: str, server: str = "default") -> Record:
-        """A cell of the synthetic experiment, by the start of its name."""
-        found = self.record["synthetic"]
-        cells = [] if found is None else found["cells"]
-        for cell in cells:
-            if (
-                cell["name"] == name
-                and cell["server"] == server
-                and cell["test_accuracy"]["values"]
-            ):
-                return dict(cell)
-        raise NotTestableError(f"the synthetic experiment has no {name!r} with the {server} server")
-
 
 def accuracy(seed: Record) -> float:
     return float(seed["accuracy"])

@@ -13,11 +13,11 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from recon_core.attacks.inversion.feature_matching import MNIST, SYNTHETIC, UNIT, GradientInversion
+from recon_core.attacks.inversion.feature_matching import MNIST, UNIT, GradientInversion
 from recon_core.attacks.inversion.strong_inversion import ZETAS, StrongInversion
 from recon_core.restore import BFDnCNN, Training
 from recon_core.victims.separability import EPS, MixCon, UniCon
-from recon_core.victims.split import LENET_CUTS, LeNet5, SplitMLP
+from recon_core.victims.split import LENET_CUTS, LeNet5
 from recon_core.victims.split_training import Defence, SplitTraining
 
 FORBID = {"extra": "forbid"}
@@ -143,71 +143,6 @@ class Cell:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
-    """One of the synthetic experiment: (lambda, beta), or a network without defence, 0 and 0."""
-
-    lam: float = 0.0
-    beta: float = 0.0
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
-
-
-@dataclass(frozen=True, kw_only=True)
-class Synthetic:
-    """MixCon paper, section 4.2: two Gaussian classes in 10 dimensions and a network of two
-    features.
-
-    `start` is that of `SplitMLP`. `normalise` and `eps` as in `MixCon`: with features of norm 1 in
-    the plane nothing could collapse to (0, 0), as figure 2 has it. `flipped`: the share of training
-    labels that are exchanged. `servers`: hidden widths of g by name.
-    """
-
-    n_train: int = 800
-    n_tests: int = 200
-    dimension: int = 10
-    flipped: float = 0.05
-    start: Literal["paper", "torch"] = "paper"
-    alpha: float = 0.01
-    training: SplitTraining = field(default_factory=lambda: SplitTraining(lr=0.1))
-    normalise: bool = False
-    eps: float = EPS
-    settings: tuple[Setting, ...] = (
-        Setting(),
-        Setting(lam=0.1, beta=0.01),
-        Setting(lam=0.1, beta=0.0),
-    )
-    servers: dict[str, tuple[int, ...]] = field(
-        default_factory=lambda: {"default": (100,), "deeper": (100, 100, 100), "wider": (2048,)}
-    )
-    attack: GradientInversion = SYNTHETIC
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
-
-    def __post_init__(self) -> None:
-        if min(self.n_train, self.n_tests) < 4 or self.n_train % 2 or self.n_tests % 2:
-            raise ValueError(
-                f"synthetic: n_train={self.n_train} and n_tests={self.n_tests} must be even, 4 or "
-                "more: half of each class"
-            )
-        if not 0 <= self.flipped < 0.5:
-            raise ValueError(f"synthetic.flipped={self.flipped} is outside [0, .5)")
-        if not self.settings or not self.servers:
-            raise ValueError("synthetic needs at least one of settings and of servers")
-        for setting in self.settings:
-            self.defence(setting)
-        for server in self.servers:
-            self.network(server)
-
-    def network(self, server: str) -> SplitMLP:
-        """10-500-2-..., cut at the two features."""
-        widths = (500, 2, *self.servers[server])
-        return SplitMLP(widths=widths, cut=2, init=self.start, alpha=self.alpha)
-
-    def defence(self, setting: Setting) -> Defence:
-        if setting.lam == 0:
-            return None
-        return MixCon(lam=setting.lam, beta=setting.beta, eps=self.eps, normalise=self.normalise)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Chain:
     """A restorer that learns what images look like from what the attack makes of public ones.
 
@@ -246,7 +181,6 @@ class InversionStudy:
     strong: StrongInversion = field(default_factory=StrongInversion)
     zetas: tuple[float, ...] = ZETAS
     n_tuning: int = 20
-    synthetic: Synthetic | None = field(default_factory=Synthetic)
     chain: Chain | None = field(default_factory=Chain)
     accuracy_loss: float = 0.01
     perceptual: str = "own"
@@ -256,8 +190,8 @@ class InversionStudy:
 
     def __post_init__(self) -> None:
         names = [source.name for source in self.sources]
-        if not names and self.synthetic is None:
-            raise ValueError("sources=() and synthetic=null leave nothing to study")
+        if not names:
+            raise ValueError("sources=() leaves nothing to study")
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise ValueError(f"two sources are named {twice!r}; every one needs its own name")

@@ -176,37 +176,6 @@ def examples_table(name: str, record: Record, pictures: Arrays) -> Table:
     return table_of(name, rows, keys)
 
 
-def settings_table(name: str, cells: Sequence[Record]) -> Table:
-    """One row per setting on synthetic points."""
-    rows: list[Row] = []
-    for cell in cells:
-        row: Row = {key: cell[key] for key in ("name", "title", "server", "start")}
-        row |= {key: cell["defence"][key] for key in ("kind", "lam", "beta")}
-        for value in ("train_accuracy", "test_accuracy", "distance"):
-            row |= _estimate(value, cell[value])
-        for value in ("se", "cs"):
-            if cell[value]:
-                row |= _estimate(value, cell[value]["mean"])
-                row[f"{value} worst"] = cell[value]["worst"]
-        rows.append(row)
-    return table_of(name, rows, ("name", "title", "server", "start", "se", "cs"))
-
-
-def features_table(name: str, cells: Sequence[Record]) -> Table:
-    """One row per point whose features are drawn, at the start and at the end of training."""
-    rows: list[Row] = [
-        {"name": cell["name"], "start": cell["start"], "moment": moment, "point": k}
-        | {"label": label, "x": x, "y": y}
-        for cell in cells
-        if cell["features"]
-        for moment in ("start", "end")
-        for k, ((x, y), label) in enumerate(
-            zip(cell["features"][moment], cell["features"]["labels"], strict=True)
-        )
-    ]
-    return table_of(name, rows, ("name", "start", "moment", "point", "label", "x", "y"))
-
-
 def cells_table(record: Record) -> Table:
     """One row per cell: every number of it but those of single seeds and images."""
     rows: list[Row] = []

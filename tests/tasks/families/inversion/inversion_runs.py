@@ -17,8 +17,8 @@ from tasks.study.executor import Unit
 
 
 def small(**changes: Any) -> InversionStudy:
-    """The preset `tiny` without the synthetic experiment and restorers, unless they are given."""
-    return replace(tiny(), **{"synthetic": None, "chain": None, **changes})
+    """The preset `tiny` without restorers, unless they are given."""
+    return replace(tiny(), **{"chain": None, **changes})
 
 
 def plan_of(study: InversionStudy, root: Path) -> InversionPlan:

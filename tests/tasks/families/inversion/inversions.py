@@ -43,7 +43,6 @@ def inversion(
     size: int = 8,
     layers: bool = True,
     unicon: bool = True,
-    synthetic: bool = True,
     sweet_spots: bool = True,
     seed: int = 0,
 ) -> Made:
@@ -66,7 +65,7 @@ def inversion(
             study.cell("mixcon", 1.0, 1e-4, cut=cut)
         if sweet_spots:
             study.spots()
-    record = study.record(synthetic)
+    record = study.record()
     record["figures"] = describe_figures(record)
     return record, study.pictures(record, n_shown, size)
 
@@ -216,49 +215,18 @@ class _Study:
                  "accuracy_loss": _six(loss), "leakage": leakage, "vanilla_leakage": before}
             )  # fmt: skip
 
-    def record(self, synthetic: bool) -> dict[str, Any]:
+    def record(self) -> dict[str, Any]:
         return {
             **header("inversion", "inversion", "003"),
             "settings": {"training": {"epochs": 20}, "seed": 42},
-            "seconds": {"train": 2000.0, "invert": 300.0, "restore": None, "synthetic": 41.0},
+            "seconds": {"train": 2000.0, "invert": 300.0, "restore": None},
             "perceptual": "those of a network trained on public images",
             "thresholds": {"accuracy_loss": 0.01}, "sources": self.sources,
             "attacks": [{"name": name, "title": title, "ours": ours}
                         for name, title, ours in ATTACKS if name in self.attacks],
             "cells": self.cells, "sweet_spots": self.sweet_spots,
-            "synthetic": self._synthetic() if synthetic else None,
             "figures": [], "claims": claims("table 3", "ours", "D.2"),
         }  # fmt: skip
-
-    def _synthetic(self) -> dict[str, Any]:
-        settings = (("vanilla", "vanilla", "none", 0.0, None, 1.0),
-                    ("mixcon 0.1 0.01", "MixCon (0.1, 0.01)", "mixcon", 0.1, 0.01, 0.05),
-                    ("mixcon 0.1 0", "MixCon (0.1, 0)", "mixcon", 0.1, 0.0, 1e-9))  # fmt: skip
-        cells = []
-        for name, title, kind, lam, beta, size in settings:
-            for server in ("default", "deeper") if kind == "mixcon" else ("default",):
-                drawn = server == "default"
-                accuracy = [0.5] * 3 if beta == 0 else [0.9, 0.91, 0.88]
-                scores = [1.9 + lam, 1.7, 1.8] if drawn else []
-                cells.append(
-                    {
-                        "name": name, "title": title, "server": server, "start": "paper",
-                        "defence": {"kind": kind, "lam": lam, "beta": beta},
-                        "train_accuracy": estimate(accuracy), "test_accuracy": estimate(accuracy),
-                        "distance": estimate([size, 1.1 * size, 1.2 * size]),
-                        "se": {"mean": estimate(scores), "worst": 0.3} if drawn else None,
-                        "cs": {"mean": estimate([0.17, 0.11, 0.2]), "worst": 0.9}
-                        if drawn else None,
-                        "features": self._features(size) if drawn else None,
-                    }
-                )  # fmt: skip
-        return {"seeds": [0, 1, 2], "cells": cells}
-
-    def _features(self, size: float) -> dict[str, Any]:
-        labels = [k % 2 for k in range(40)]
-        start = np.abs(self.rng.normal(0, 0.2, (40, 2)))
-        end = size * (np.abs(self.rng.normal(0, 0.2, (40, 2))) + np.array(labels)[:, None])
-        return {"start": np.round(start, 6).tolist(), "end": end.tolist(), "labels": labels}
 
     def pictures(self, record: dict[str, Any], n_shown: int, size: int) -> Arrays:
         found: Arrays = {}

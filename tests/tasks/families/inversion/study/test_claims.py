@@ -45,10 +45,6 @@ def record() -> Record:
         "n_seeds": SEEDS,
         "n_grid_seeds": 1,
         "cells": cells,
-        "synthetic": {
-            "cells": _synthetic(),
-            "settings": {"training": {"lr": 0.02}, "start": "torch", "eps": 0.01},
-        },
     }  # fmt: skip
 
 
@@ -88,28 +84,6 @@ def _cell(name: str, cut: int) -> Record:
         for attack, value in scores.items()
     }  # fmt: skip
     return cell
-
-
-def _synthetic() -> list[Record]:
-    at = {("vanilla", "default"): 0.91, ("mixcon 0.1 0.01", "default"): 0.88,
-          ("mixcon 0.1 0.01", "deeper"): 0.9, ("mixcon 0.1 0.01", "wider"): 0.905,
-          **{("mixcon 0.1 0", s): 0.5 for s in ("default", "deeper", "wider")}}  # fmt: skip
-    return [
-        {
-            "name": name, "title": name, "server": server,
-            "defence": {"lam": 0.1 if "mixcon" in name else 0.0,
-                        "beta": 0.0 if name.endswith(" 0") else 0.01},
-            "test_accuracy": estimate([accuracy + 1e-3 * s for s in range(SEEDS)]),
-            "distance": estimate([2.0 if name == "vanilla" else 1.0] * SEEDS),
-            "se": {"mean": estimate([(1.9 if name == "vanilla" else 2.1) + 0.01 * s
-                                     for s in range(SEEDS)]),
-                   "worst": 0.3 if name == "vanilla" else 0.4},
-            "cs": {"mean": estimate([(0.2 if name == "vanilla" else 0.1) + 0.01 * s
-                                     for s in range(SEEDS)]),
-                   "worst": 0.96 if name == "vanilla" else 0.9},
-        }
-        for (name, server), accuracy in at.items()
-    ]  # fmt: skip
 
 
 READ = {"holds": True, "does not hold": False, "undecided": None}
@@ -155,20 +129,6 @@ def of_cells(key: str, by_name: dict[str, float]) -> Callable[[Record], None]:
     return change
 
 
-def synthetic(name: str, server: str, **values: float) -> Callable[[Record], None]:
-    def change(found: Record) -> None:
-        for cell in found["synthetic"]["cells"]:
-            if (cell["name"], cell["server"]) == (name, server):
-                for key, value in values.items():
-                    made = estimate([value + 1e-3 * s for s in range(SEEDS)])
-                    if key in ("se", "cs"):
-                        cell[key] |= {"mean": made, "worst": value}
-                    else:
-                        cell[key] = made
-
-    return change
-
-
 REVERSED = {name: 0.7 + 0.04 * j + 0.005 * k for (j, k), name in GRID.items()}
 
 
@@ -203,19 +163,6 @@ AGAINST: list[tuple[str, Callable[[Record], None]]] = [
     ("The earlier the cut, the easier the inversion", attacked("tuned", "vanilla", 0.3, cut=3)),
     ("MixCon can be put at any cut and hides something there",
      attacked("tuned", "mixcon 0.1 0.01", 0.3, cut=3)),
-    ("Synthetic: MixCon with beta > 0 still learns",
-     synthetic("mixcon 0.1 0.01", "default", test_accuracy=0.5)),
-    ("Synthetic: with beta = 0 nothing is learnt, whatever the server",
-     synthetic("mixcon 0.1 0", "wider", test_accuracy=0.8)),
-    ("Synthetic: a deeper or wider server makes up for MixCon",
-     synthetic("mixcon 0.1 0.01", "wider", test_accuracy=0.7)),
-    ("Synthetic: MixCon draws the features together",
-     synthetic("mixcon 0.1 0.01", "default", distance=3.0)),
-    ("Synthetic: vectors are harder to recover with MixCon",
-     synthetic("mixcon 0.1 0.01", "default", se=1.0)),
-    ("Synthetic: ... and point elsewhere", synthetic("mixcon 0.1 0.01", "default", cs=0.5)),
-    ("Synthetic: ... and so is the vector that is recovered best",
-     synthetic("mixcon 0.1 0.01", "default", se=0.1, cs=0.99)),
     ("Ours: a better attacker gets more, with and without a defence",
      attacked("strong", "vanilla", -0.5)),
     ("Ours: ... and undoes the defence: it gets from the sweet spot at least what the paper's "
@@ -274,14 +221,6 @@ def test_what_the_seeds_do_not_decide_is_neither_true_nor_false(
     assert [said[claim] for claim in claims] == [None] * len(claims)
 
 
-def test_cosines_that_the_seeds_do_not_decide() -> None:
-    found = record()
-    for cell in found["synthetic"]["cells"]:
-        if cell["name"] == "vanilla":
-            cell["cs"]["mean"] = estimate([0.5, -0.5, 0.2])
-    assert verdicts(found)["Synthetic: ... and point elsewhere"] is None
-
-
 def test_a_sweet_spot_is_judged_by_the_seeds_that_did_not_choose_it() -> None:
     found = record()
     for cell in found["cells"]:
@@ -294,7 +233,6 @@ def test_a_sweet_spot_is_judged_by_the_seeds_that_did_not_choose_it() -> None:
     ("change", "reason"),
     [
         (lambda r: r.update(sources=[]), "the study has no images"),
-        (lambda r: r.update(synthetic=None), "the synthetic experiment has no"),
         (lambda r: [c.update(roles=[]) for c in r["cells"]], "has no cell that is the"),
         (
             lambda r: [c.update(seeds=c["seeds"][:1]) for c in r["cells"]],
@@ -354,20 +292,6 @@ def test_one_row_of_three_is_too_short_for_a_trend() -> None:
     assert said["With the same beta, a larger lambda gives worse recoveries"] == "not testable"
 
 
-def test_the_collapse_is_judged_at_the_papers_lambda() -> None:
-    """Another lambda at which nothing is learnt says nothing of the paper's."""
-    claim = "Synthetic: with beta = 0 nothing is learnt, whatever the server"
-    found = record()
-    cells = found["synthetic"]["cells"]
-    for cell in [cell for cell in cells if cell["name"] == "mixcon 0.1 0"]:
-        at = {**cell, "name": "mixcon 1 0", "defence": {"lam": 1.0, "beta": 0.0}}
-        cells.append(copy.deepcopy(at))
-        cell["test_accuracy"] = estimate([0.8] * SEEDS)
-    assert verdicts(found)[claim] is False
-    found["synthetic"]["cells"] = [cell for cell in cells if cell["name"] != "mixcon 0.1 0"]
-    assert verdicts(found)[claim] == "not testable"
-
-
 def test_unicon_without_a_match_in_accuracy_is_not_testable() -> None:
     found = record()
     of_cells("accuracy", {"unicon 1": 0.2})(found)
@@ -386,19 +310,6 @@ def test_the_best_recovered_image_has_verdicts_of_its_own() -> None:
     assert said["At matched accuracy MixCon lowers SSIM"] is True
     assert said["... and the SSIM of the image that is recovered best"] is False
     assert score("tuned", best=True)(found["cells"][0]["seeds"][0]) == pytest.approx(0.9 + 1e-4)
-
-
-def test_one_of_two_worst_cases_leaves_the_claim_open() -> None:
-    found = record()
-    synthetic("mixcon 0.1 0.01", "default", se=0.1)(found)
-    claim = "Synthetic: ... and so is the vector that is recovered best"
-    assert verdicts(found)[claim] is None
-
-
-def test_rows_of_the_synthetic_experiment_say_how_it_was_trained() -> None:
-    rows = [c["ours"] for c in check_inversion(record()) if c["claim"].startswith("Synthetic")]
-    assert len(rows) == 7
-    assert all("rate 0.02 (theirs .1), torch's own start" in ours for ours in rows)
 
 
 @pytest.mark.parametrize(("lost", "n_tests", "holds"), [(0.005, 330, None), (0.02, 10**5, False)])

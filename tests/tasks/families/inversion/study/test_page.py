@@ -8,7 +8,6 @@ import re
 from pathlib import Path
 
 import numpy as np
-import pytest
 from PIL import Image
 
 from tasks.families.inversion.study.figure_specs import (
@@ -16,7 +15,6 @@ from tasks.families.inversion.study.figure_specs import (
     describe_figures,
     layer_groups,
 )
-from tasks.families.inversion.study.planes import plane
 from tasks.families.inversion.study.tables import front
 from tests.tasks.families.inversion.inversions import (
     BETAS,
@@ -30,7 +28,7 @@ from tests.tasks.families.inversion.inversions import (
 from tests.tasks.page.study_pages import Made, written
 from tests.tasks.pages import Page
 
-FIGURES = ("table3", "plates", "heatmaps", "pareto", "layers", "table4", "synthetic")
+FIGURES = ("table3", "plates", "heatmaps", "pareto", "layers", "table4")
 MEASURES = ("ssim", "psim", "psnr")
 
 
@@ -39,7 +37,7 @@ made, folder = written(PAGES, inversion)
 
 def test_figures_are_those_the_record_has_numbers_for(made: Made) -> None:
     assert tuple(figure["kind"] for figure in describe_figures(made[0])) == FIGURES
-    bare = inversion(layers=False, unicon=False, synthetic=False)[0]
+    bare = inversion(layers=False, unicon=False)[0]
     kinds = [figure["kind"] for figure in describe_figures(bare)]
     assert kinds == ["table3", "plates", "heatmaps", "pareto"]
     for cell in bare["cells"]:
@@ -158,29 +156,6 @@ def test_plates_show_each_picture_with_its_ssim(folder: Path, made: Made) -> Non
     np.testing.assert_array_equal(picture[..., 0], pictures[f"{k}/paper"][3])
     row = next(r for r in rows_of(folder, "plates") if (r["cell"], r["image"]) == (f"{k}", "3"))
     assert float(row["ssim"]) == ssim
-
-
-def test_synthetic_points_are_drawn_on_common_scales_and_their_own(
-    folder: Path, made: Made
-) -> None:
-    cells = made[0]["synthetic"]["cells"]
-    assert len(rows_of(folder, "synthetic")) == len(cells) == 5
-    assert len(rows_of(folder, "synthetic-features")) == 3 * 2 * 40
-    texts = Page(folder / "inversion.html").rows["synthetic mixcon 0.1 0 default paper"]
-    assert texts[4].startswith("50.0 %")
-    assert texts[6].startswith("1.833 (0.300)")
-
-
-def test_a_plane_holds_what_is_tiny_far_off_or_one_point() -> None:
-    tiny = plane([(0.0, 1e-12), (3e-12, 2e-12)])
-    assert (tiny.exponent, tiny.offset) == (-12, (0.0, 0.0))
-    far = plane([(5.0, 2.0), (5.0 + 1e-6, 2.0)])
-    assert far.exponent == -6
-    assert "drawn around (5, 2)" in far.said
-    assert far.place((5.0 + 1e-6, 2.0))[0] == pytest.approx(0.5, rel=1e-3)
-    for points in ([], [(0.0, 0.0)], [(2.0, 3.0)], [(float("nan"), 1.0)]):
-        axes = plane(points).axes
-        assert all(axis.high > axis.low for axis in axes)
 
 
 def test_all_cells_and_claims_are_in_the_page(folder: Path, made: Made) -> None:

@@ -14,7 +14,6 @@ from tasks.families.inversion.study.figure_specs import describe_figures
 from tests.tasks.families.inversion.inversions import (
     PAGES,
     estimate,
-    figure_of,
     find,
     inversion,
     page_of,
@@ -28,7 +27,7 @@ edges = Edges()
 def small(**changes: Any) -> Made:
     """One source, a grid of three by two, nothing else; anything may be asked for otherwise."""
     asked = {"sources": 1, "lams": (0.1, 1.0, 5.0), "betas": (1e-2, 1e-4), "n": 6, "n_shown": 3,
-             "layers": False, "unicon": False, "synthetic": False}  # fmt: skip
+             "layers": False, "unicon": False}  # fmt: skip
     return inversion(**(asked | changes))
 
 
@@ -78,7 +77,7 @@ def a_setting_of_the_paper_that_diverged(record: Record, pictures: Arrays) -> No
     assert (cell["roles"], cell["diverged"]) == (["paper"], 3)
 
 
-@edges.says("training diverged with every seed", synthetic=True)
+@edges.says("training diverged with every seed")
 def everything_diverged(record: Record, pictures: Arrays) -> None:
     keys = ("accuracy", "train_accuracy", "distance", "min_distance")
     for cell in record["cells"]:
@@ -104,12 +103,6 @@ def nothing(record: Record, pictures: Arrays) -> None:
     record |= {"claims": [], "settings": {}}
 
 
-@edges.says("No features were kept to be drawn.", synthetic=True)
-def synthetic_points_without_features_or_scores(record: Record, pictures: Arrays) -> None:
-    for cell in record["synthetic"]["cells"]:
-        cell |= {"se": None, "cs": None, "features": None, "distance": estimate([])}
-
-
 @edges.says("Without pictures here: vanilla, layer 3; MixCon (1, 10⁻⁴), layer 3.", layers=True)
 def pictures_of_a_layer_that_were_left_out(record: Record, pictures: Arrays) -> None:
     for k, cell in enumerate(record["cells"]):
@@ -133,15 +126,6 @@ def test_a_study_with_little_in_it_has_a_page(edge: Edge, tmp_path: Path) -> Non
     record["figures"] = describe_figures(record)
     prose = page_of(tmp_path, (record, pictures)).prose
     assert [said for said in edge.said if said not in prose] == []
-
-
-def test_features_that_are_no_numbers_are_not_drawn(tmp_path: Path) -> None:
-    record, pictures = small(synthetic=True)
-    features = record["synthetic"]["cells"][0]["features"]
-    features["end"] = [[None, None]] * 39 + [[0.25, 0.5]]
-    page_of(tmp_path, (record, pictures))
-    figure = figure_of(tmp_path, "synthetic")
-    assert "h₁ from 0.25 to 0.25, h₂ from 0.5 to 0.5" in figure
 
 
 def test_many_pictures_are_cut_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,8 +25,7 @@ from tasks.families.inversion.study.record import (
     pictures_of,
     sweet_spots,
 )
-from tasks.families.inversion.study.settings import Cell, Synthetic
-from tasks.families.inversion.study.synthetic import gaussians
+from tasks.families.inversion.study.settings import Cell
 from tasks.families.inversion.study.units import Victim
 from tests.tasks.families.inversion.inversion_runs import plan_of, run, run_all, small
 
@@ -267,32 +266,6 @@ def test_an_estimate_is_a_t_interval() -> None:
         "mean": None, "low": None, "high": None, "values": [1.0, None]}  # fmt: skip
 
 
-def test_the_synthetic_data_are_the_papers() -> None:
-    """MixCon paper, section 4.2: N(0, I) and N(-1, I), 5 % of the training labels exchanged."""
-    own = Synthetic(n_train=4000, n_tests=4000)
-    x, labels, noisy = gaussians(own, torch.Generator().manual_seed(0))
-    x = x.flatten(1)
-    for label, mean in ((0, 0.0), (1, -1.0)):
-        assert (x[labels == label].mean(0) - mean).abs().max() < 0.1
-        assert (x[labels == label].var(0) - 1).abs().max() < 0.1
-    assert int((labels != noisy)[:4000].sum()) == 200
-    assert torch.equal(labels[4000:], noisy[4000:])
-
-
-def test_the_synthetic_experiment_has_every_setting_and_server(tmp_path: Path) -> None:
-    plan = plan_of(small(synthetic=tiny().synthetic, n_seeds=2), tmp_path)
-    for seed in range(2):
-        plan.synthetic(seed).run()
-    record = describe_inversion(plan)["synthetic"]
-    assert len(record["cells"]) == 9
-    assert {c["server"] for c in record["cells"]} == {"default", "deeper", "wider"}
-    plain = [c for c in record["cells"] if c["name"] == "vanilla"]
-    assert len(plain[0]["test_accuracy"]["values"]) == 2
-    assert np.array(plain[0]["features"]["end"]).shape == (20, 2)
-    assert plain[0]["se"]["worst"] <= plain[0]["se"]["mean"]["mean"]
-    assert plain[1]["se"] is None  # only the default server's features are inverted
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -315,7 +288,7 @@ def test_settings_that_make_no_study_are_refused(changes: dict[str, Any], messag
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sources": ()}, "leave nothing to study"),
+        ({"sources": ()}, "leaves nothing to study"),
         ({"n_grid_seeds": 5}, "n_grid_seeds=5 must be from 1 to n_seeds=2"),
         ({"zetas": ()}, r"zetas=\(\) must name at least one"),
         ({"rates": (0.0,)}, r"rates=\(0.0,\) must name at least one, all above 0"),
