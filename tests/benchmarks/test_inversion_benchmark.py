@@ -145,7 +145,7 @@ HARDER = {"distance": [1.0, 1.1], "se": [2.0, 2.1], "cs": [0.1, 0.12]}
     ("collapsed", "mixed", "worst"),
     [
         (0.5, HARDER | {"se worst": 0.4, "cs worst": 0.9}, "holds"),
-        (0.8, {"distance": [3.0, 3.1], "se": [1.0, 1.1], "cs": [0.5, 0.6]}
+        (0.8, {"distance": [3.0, 3.1], "se": [1.0, 1.1], "cs": [0.5, 0.52]}
          | {"se worst": 0.1, "cs worst": 0.99}, "does not hold"),
         (0.5, HARDER | {"se worst": 0.1, "cs worst": 0.9}, "undecided"),
     ],
