@@ -143,7 +143,7 @@ def learn(
     for n in range(card.n_steps):
         turn = (1 + math.cos(math.pi * n / card.n_steps)) / 2
         y, shown, wanted, scale = mixtures.draw(batch)
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+        with torch.autocast(device.type, torch.bfloat16, enabled=card.uses_bfloat16(device.type)):
             answer = learned.answer(net, y, shown)
         loss = ((answer - wanted) / scale).square().mean()
         net.zero_grad()

@@ -88,6 +88,11 @@ class Card(Strict):
         nearest = min(self.separated, key=lambda row: abs(row[0] - n), default=(n, 0, 0))
         return nearest[1] > nearest[2]
 
+    def uses_bfloat16(self, device: str) -> bool:
+        """True if bfloat16 is faster: on a GPU, and for a large network on a CPU that has it."""
+        large = not self.widths
+        return device == "cuda" or (large and torch.cpu._is_avx512_bf16_supported())
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -204,11 +209,11 @@ class Separator:
     ) -> Float[Tensor, "n d"]:
         """The interference in the metric, of pictures of energy 1 there (`whitened`); in bfloat16
         on a GPU and, unless `exact`, by a large network where the processor has it."""
-        device, is_large = whitened.device.type, not self.card.widths
-        hardware = is_large and not exact and torch.cpu._is_avx512_bf16_supported()
-        n, found = AT_ONCE_ON_GPU if device == "cuda" else AT_ONCE, []
+        device, found = whitened.device.type, []
+        half = self.card.uses_bfloat16(device) and not (exact and device == "cpu")
+        n = AT_ONCE_ON_GPU if device == "cuda" else AT_ONCE
         for seen, shown in zip(whitened.split(n), pictures.split(n), strict=True):
-            with torch.autocast(device, torch.bfloat16, enabled=device == "cuda" or hardware):
+            with torch.autocast(device, torch.bfloat16, enabled=half):
                 found.append(self.answer(self.network, seen.float(), shown.float()))
         return torch.cat(found).to(whitened)
 

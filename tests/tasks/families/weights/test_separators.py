@@ -117,4 +117,9 @@ def test_a_large_network_is_edms_and_learns_from_more_mixtures() -> None:
     )
     assert isinstance(build_network(small), CompactUNet)
     assert isinstance(build_network(large), UNet)
-    assert (separators._batch(small), separators._batch(large)) == (96, 512)
+    assert [separators._batch(card, at) for card in (small, large) for at in ("cpu", "cuda:0")] == [
+        96,
+        96,
+        96,
+        512,
+    ]
