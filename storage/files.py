@@ -124,7 +124,7 @@ def json_bytes(value: Any) -> bytes:
 
 
 def text_bytes(text: str) -> bytes:
-    """`text` as UTF-8; what has no place there, bytes of files' names that are not, with `\\u`."""
+    r"""`text` as UTF-8; bytes of file names that are not UTF-8 are escaped with `\u`."""
     return text.encode("utf-8", "backslashreplace")
 
 

@@ -137,8 +137,8 @@ def _members(path: Path, edition: _Edition, names: list[str]) -> dict[str, bytes
 
 
 class _Unpacked(io.RawIOBase):
-    """A .tar.gz or .tar unpacked, up to `MAX_ARCHIVE` bytes; SourceError beyond. (tarfile's own
-    unpacking would read whatever length a header announces.)"""
+    """A .tar.gz or .tar unpacked, up to `MAX_ARCHIVE` bytes; SourceError beyond. The module
+    tarfile's own unpacking would read whatever length a header announces."""
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
         self._path = path

@@ -176,8 +176,10 @@ def one_output(
 def test_two_classes_are_one_output_split_by_the_root_of_two(
     bias: Bias, conv: Conv | None, form: Form
 ) -> None:
-    """Rows -b W and +b W make phi_1 - phi_0 = 2 b phi, so multipliers c / 2b leave the gradients
-    below the last layer as they are. That layer W has S = sum_i c_i a_i and contributes
+    """Two outputs of rows -b W and +b W have the KKT conditions of one only if 2 b^2 = 1.
+
+    They make phi_1 - phi_0 = 2 b phi, so multipliers c / 2b leave the gradients below the last
+    layer as they are. That layer W has S = sum_i c_i a_i and contributes
 
         2 b^2 || W - S / 2b^2 ||^2    instead of    || W - S ||^2,
 

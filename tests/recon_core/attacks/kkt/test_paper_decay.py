@@ -199,7 +199,7 @@ def test_a_convolutions_planted_point_has_no_residual_and_is_found(
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_kernel_of_the_images_size_is_a_dense_layer(form: Form) -> None:
-    """ "Essentially an MLP" (KKT paper, appendix F): the same value and gradients."""
+    """The KKT paper calls it "essentially an MLP" (appendix F): the same value and gradients."""
     planted = decayed_convolution(5)
     dense = Network(widths=(4, 5), **LEAKY).on((1, 5, 5))
     attack = dataclasses.replace(attack_on(planted), form=form, alpha=20.0)
