@@ -15,17 +15,13 @@ from flows.study_kind import UnitStudy
 from recon_core.victims.network import Conv
 from recon_core.victims.separability import MixCon
 from storage.files import text_bytes, write_file
-from tasks.audit.cost import costs_of
-from tasks.audit.documents import junit, model_card
-from tasks.audit.exposure import pictures_of
-from tasks.audit.figures import describe_figures
 from tasks.audit.given import GivenPlan
-from tasks.audit.images import read_images, resolved
-from tasks.audit.page import AUDIT_PAGE
-from tasks.audit.plan import AuditPlan
+from tasks.audit.page import AUDIT_PAGE, describe_figures
+from tasks.audit.plan import AuditPlan, costs_of, read_images, resolved
 from tasks.audit.recipe import AutoencoderRecipe
-from tasks.audit.record import describe_audit
+from tasks.audit.record import describe_audit, pictures_of
 from tasks.audit.settings import Audit, GivenWeights
+from tasks.audit.verdict import junit, model_card
 from tasks.campaign.state import CONTROL_FILE
 from tasks.cluster.batch_systems import read_yaml
 from tasks.study.executor import Outcome

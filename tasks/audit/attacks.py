@@ -12,9 +12,7 @@ than to decoys whatever the network gives away.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,20 +25,24 @@ from recon_core.attacks.autoencoder.many_starts import NoiseAware
 from recon_core.attacks.inversion.strong_inversion import StrongInversion, whiten
 from recon_core.attacks.kkt.attacks import Victim, attack_stack
 from recon_core.attacks.kkt.settings import Attack
+from recon_core.attacks.plug_and_play import Degraded
 from recon_core.attacks.span.attack import SpanAttack
 from recon_core.attacks.span.rows import SpanRows, weight_rows
+from recon_core.degradation import degrade, mask_pattern
 from recon_core.matching import best_per_target, fit_to_range, identified, scaled_to_range
 from recon_core.metrics import ssim_matrix, ssim_pairs
 from recon_core.restore.precision import float32_arithmetic
 from recon_core.threads import share_of
 from recon_core.types import Progress, seeded_generator
-from tasks.audit.autoencoders import recovered
-from tasks.audit.images import Pictures
+from recon_core.victims.network import Architecture, Parameters
 from tasks.audit.recipe import VictimRecipe
 from tasks.audit.victims import (
+    ROWS,
+    Pictures,
     VictimsJob,
     first_layer,
     numbered,
+    on,
     sent_features,
     shape_of,
     under,
@@ -78,40 +80,54 @@ class AttackJob(Job):
             {"mask": self.mask} if isinstance(self.attack, NoiseAware) else {}
         )
         body = [self.victims_key, self.victim, attack, self.keeps_pictures, self.mean_unknown]
-        return key_of(["audit attack on the pool's mean", *body])
+        return key_of(["audit attack", *body])
 
     @classmethod
     def on(
         cls, job: VictimsJob, attack: AnyAttack, *, mask: str = "random", keeps_pictures: bool
     ) -> list[AttackJob]:
         """The attack on each of a cell's victims."""
-        key, made = job.key, partial(cls, root=job.root, device=job.device, recipe=job.recipe)
-        made = partial(made, pool=job.pool, std=job.std, seed=job.seed, victims_key=key)
-        made = partial(made, attack=attack, mask=mask, keeps_pictures=keeps_pictures)
-        made = partial(made, mean_unknown=job.given is not None and not job.given.mean_known)
-        return [made(victim=victim, learned=own) for victim, own in enumerate(job.members)]
+        unknown = job.given is not None and not job.given.mean_known
+        key = job.key
+        return [
+            cls(
+                root=job.root, device=job.device, victims_key=key, recipe=job.recipe,
+                pool=job.pool, std=job.std, seed=job.seed, victim=victim, learned=own,
+                attack=attack, mask=mask, keeps_pictures=keeps_pictures, mean_unknown=unknown,
+            )
+            for victim, own in enumerate(job.members)
+        ]  # fmt: skip
 
     def make(self, progress: Progress) -> tuple[Arrays, dict[str, Any]]:
-        """Scores against the whole pool: members and decoys. Raises ValueError if the victim is not
-        there."""
-        started, device = time.perf_counter(), torch.device(self.device)
+        """Scores against the whole pool. Raises ValueError if the victims are missing."""
         made = self.folder.product(self.victims_key)
         if made is None:
             raise ValueError("the victims are not there; run the audit again")
+        return self.scored(made[0], progress)
+
+    def scored(self, victims: Arrays, progress: Progress) -> tuple[Arrays, dict[str, Any]]:
+        """Scores of members and decoys of such victims, and the seconds that it takes."""
+        started, device = time.perf_counter(), torch.device(self.device)
         pool = unit_pictures(self.pool)
         with float32_arithmetic("float32", device):
-            pictures, row, scores = self._pictures(made[0], pool, device, progress)
-        member = torch.from_numpy(self.learned)
+            pictures, row, scores = self._pictures(victims, pool, device, progress)
+        here, n = row >= 0, len(pictures)
+        own = torch.zeros(len(row))
+        if len(scores):
+            own = scores[row.clamp_min(0), torch.arange(len(row))].where(here, 0.0).clamp_min(0.0)
         mean = pool.mean(0).expand_as(pool)
         found: Arrays = {
-            "ssim": _own(scores, row).numpy().astype(np.float32),
-            "identified": identified(scores, row, member).numpy(),
+            "ssim": own.numpy().astype(np.float32),
+            "identified": identified(scores, row, torch.from_numpy(self.learned)).numpy(),
             "control": ssim_pairs(mean, pool).clamp_min(0.0).numpy().astype(np.float32),
         }
-        if self.keeps_pictures:
-            found["pictures"] = _kept(pictures, row)
-        seconds = round(time.perf_counter() - started, 3)
-        return found, {"seconds": seconds, "n_pictures": len(pictures)}
+        if self.keeps_pictures and not n:
+            found["pictures"] = np.zeros((len(row), 0), np.uint8)
+        elif self.keeps_pictures:  # mirrored pictures follow the others; black where there is none
+            kept = torch.cat([pictures, pictures.flip(3)])[row.clamp_min(0)]
+            kept = kept * here[:, None, None, None]
+            found["pictures"] = np.asarray((kept * 255).round().to(torch.uint8))
+        return found, {"seconds": round(time.perf_counter() - started, 3), "n_pictures": n}
 
     def _pictures(
         self,
@@ -122,46 +138,61 @@ class AttackJob(Job):
     ) -> tuple[Float[Tensor, "p c h w"], Tensor, Tensor]:
         """(pictures, each image's row in them or -1, SSIM of pictures with images)."""
         if isinstance(self.attack, NoiseAware):  # whose pictures are each of an image
-            pictures = self._recovered(arrays, pool.to(device)).cpu()
+            pictures = self._recovered(arrays, pool.to(device), self.attack).cpu()
             return pictures, torch.arange(len(pool)), ssim_matrix(pictures, pool)
         if isinstance(self.attack, StrongInversion):
-            pictures = self._inverted(arrays, pool, device).cpu()
+            pictures = self._inverted(arrays, pool, device, self.attack).cpu()
         else:
-            x = self._candidates(arrays, device, share_of(progress, 0.0, 0.9))
+            x = self._candidates(arrays, device, self.attack, share_of(progress, 0.0, 0.9))
             x = x.cpu().float().unflatten(1, shape_of(self.pool)) * self.std
-            mean = torch.from_numpy(arrays["mean"][self.victim].copy())
+            mean = on("cpu", arrays["mean"][self.victim])
             pictures = pictures_on(pool, x, mean, as_they_are=self.mean_unknown)
         pictures = pictures[pictures.isfinite().flatten(1).all(1)]
         return pictures, *best_matches(pictures, pool, mirrored=self.recipe.views > 1)
 
+    def _tensors(self, arrays: Arrays, name: str, device: torch.device) -> list[Tensor]:
+        """The victim's own of NAME/0, NAME/1, ..."""
+        one = slice(self.victim, self.victim + 1)
+        return [on(device, a[one]) for a in numbered(arrays, name)]
+
+    def _parameters(self, arrays: Arrays, device: torch.device) -> tuple[Architecture, Parameters]:
+        architecture = self.recipe.architecture(shape_of(self.pool))
+        like = architecture.initial([torch.Generator()], dtype=torch.float32)
+        return architecture, like.like(self._tensors(arrays, "weights", device))
+
     def _recovered(
-        self, arrays: Arrays, pool: Float[Tensor, "n c h w"]
+        self, arrays: Arrays, pool: Float[Tensor, "n c h w"], method: NoiseAware
     ) -> Float[Tensor, "n c h w"]:
-        recipe = self.recipe.autoencoder
-        assert recipe is not None
-        assert isinstance(self.attack, NoiseAware)
-        own = {n: torch.from_numpy(a[self.victim : self.victim + 1].copy()).to(pool.device)
-               for n, a in arrays.items() if n.startswith("weights/")}  # fmt: skip
+        """Every picture of the pool, recovered from what the mask leaves of it (autoencoder paper,
+        section 3)."""
+        assert self.recipe.autoencoder is not None
+        one = slice(self.victim, self.victim + 1)
+        model = self.recipe.autoencoder.network.on(shape_of(pool))
+        weights = {n: on(pool.device, a[one]) for n, a in under(arrays, "weights/").items()}
+
+        def f(x: Tensor) -> Tensor:
+            return torch.cat([model.forward(weights, part[None])[0] for part in x.split(ROWS)])
+
         generator = seeded_generator(self.seed, self.victim, "audit mask")
-        return recovered(
-            recipe, under(own, "weights/"), pool, mask=self.mask, method=self.attack,
-            generator=generator,
-        )  # fmt: skip
+        kept = mask_pattern(self.mask, *pool.shape[2:], generator=generator).to(pool.device)
+        with torch.set_grad_enabled(method.descent_steps > 0):
+            return method.recover(f, Degraded(y=degrade(pool, kept), sigma=0.0)).x.detach()
 
     def _inverted(
-        self, arrays: Arrays, pool: Float[Tensor, "n c h w"], device: torch.device
+        self,
+        arrays: Arrays,
+        pool: Float[Tensor, "n c h w"],
+        device: torch.device,
+        attack: StrongInversion,
     ) -> Float[Tensor, "m c h w"]:
         """Images with the features that clients send of what the victim learned. They are measured
         by their spread over all that are sent, which the server sees."""
-        cut, architecture = self.recipe.cut, self.recipe.architecture(shape_of(self.pool))
+        cut, (architecture, parameters) = self.recipe.cut, self._parameters(arrays, device)
         assert cut is not None
-        assert isinstance(self.attack, StrongInversion)
-        like = architecture.initial([torch.Generator()], dtype=torch.float32)
-        parameters = like.like(_tensors(arrays, "weights", self.victim, device))
         own = pool[torch.from_numpy(self.learned)].to(device)
         if not bool(parameters.isfinite()):
             return own[:0]
-        mean = torch.from_numpy(arrays["mean"][self.victim].copy()).to(device)
+        mean = on(device, arrays["mean"][self.victim])
         std = self.std.to(device) if isinstance(self.std, Tensor) else self.std
 
         def h(x: Tensor) -> Tensor:
@@ -170,38 +201,35 @@ class AttackJob(Job):
         drawn = seeded_generator(self.seed, self.victim, "audit sent members")
         with torch.no_grad():
             z = sent_features(h(own)[None], self.recipe, [drawn])[0]
-        starts = [
-            seeded_generator(self.seed, k, f"audit start {self.victim}") for k in range(len(z))
-        ]
-        return self.attack.invert(
+        purpose = f"audit start {self.victim}"
+        starts = [seeded_generator(self.seed, k, purpose) for k in range(len(z))]
+        return attack.invert(
             h, z, shape=shape_of(self.pool), generators=starts, whitening=whiten(z)
         ).x
 
     def _candidates(
-        self, arrays: Arrays, device: torch.device, progress: Progress
+        self, arrays: Arrays, device: torch.device, attack: Attack, progress: Progress
     ) -> Float[Tensor, "m d"]:
-        assert not isinstance(self.attack, StrongInversion | NoiseAware)
-        span = self.attack if isinstance(self.attack, SpanAttack) else None
-        architecture = self.recipe.architecture(shape_of(self.pool))
-        like = architecture.initial([torch.Generator()], dtype=torch.float32)
-        parameters = like.like(_tensors(arrays, "weights", self.victim, device))
+        """Inputs in the victim's own scale, of which a KKT or span attack thinks that it learned
+        them."""
+        architecture, parameters = self._parameters(arrays, device)
         if not bool(parameters.isfinite()):
             return torch.empty(0, architecture.d)
-        inputs = torch.empty(1, 0, architecture.d, device=device)
         taken: tuple[SpanRows, ...] = ()
-        if span is not None and span.start == "known":
-            start = first_layer(like).like(_tensors(arrays, "start", self.victim, device))
+        if isinstance(attack, SpanAttack) and attack.start == "known":
+            start = first_layer(parameters).like(self._tensors(arrays, "start", device))
             taken = (weight_rows(parameters, start),)
-        elif span is not None and span.source != "weights":
-            rows, *begun = (t[0] for t in _tensors(arrays, "rows", self.victim, device))
+        elif isinstance(attack, SpanAttack) and attack.source != "weights":
+            rows, *begun = (t[0] for t in self._tensors(arrays, "rows", device))
             n_joined = len(rows) // self.recipe.victim.widths[0]
-            taken = (SpanRows(rows, begun[0] if begun else None, span.source, n_joined),)
+            taken = (SpanRows(rows, begun[0] if begun else None, attack.source, n_joined),)
+        inputs = torch.empty(1, 0, architecture.d, device=device)
         victim = Victim(architecture, parameters, inputs, taken)
         drawn = seeded_generator(self.seed, self.victim, "audit attack")
-        given = given_separator(span)
+        given = given_separator(attack)
         separator = None if given is None else given[0].to(device)
-        (left,) = attack_stack(self.attack, victim, [drawn], progress, separator=separator)
-        return left.x[-1]
+        (output,) = attack_stack(attack, victim, [drawn], progress, separator=separator)
+        return output.x[-1]
 
 
 def pictures_on(
@@ -239,25 +267,3 @@ def best_matches(
         return torch.full((len(pool),), -1), torch.zeros(0, len(pool))
     scores = ssim_matrix(pictures, pool)
     return best_per_target(scores)[0], scores
-
-
-def _own(scores: Float[Tensor, "q n"], row: Tensor) -> Float[Tensor, " n"]:
-    """The SSIM of each image with its own picture, at least 0; 0 without one."""
-    if not len(scores):
-        return torch.zeros(len(row))
-    own = scores[row.clamp_min(0), torch.arange(len(row))]
-    return own.where(row >= 0, 0.0).clamp_min(0.0)
-
-
-def _tensors(arrays: Arrays, name: str, victim: int, device: torch.device) -> Sequence[Tensor]:
-    found = numbered(arrays, name)
-    return [torch.from_numpy(a[victim : victim + 1].copy()).to(device) for a in found]
-
-
-def _kept(pictures: Float[Tensor, "p c h w"], row: Tensor) -> npt.NDArray[np.uint8]:
-    """The best picture of each image, uint8; black where there is none."""
-    if not len(pictures):
-        return np.zeros((len(row), 0), np.uint8)
-    every = torch.cat([pictures, pictures.flip(3)])
-    kept = every[row.clamp_min(0)] * (row >= 0)[:, None, None, None]
-    return np.asarray((kept * 255).round().to(torch.uint8))

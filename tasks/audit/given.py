@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
 
-from recon_core.attacks.span.rows import Source
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.victims.losses import Loss
 from storage.sources.load import ImageSet, Split
 from tasks.attack_file.pictures import Named
 from tasks.attack_file.record import check_std
-from tasks.audit.images import AuditImages, Pictures
-from tasks.audit.plan import ALONE, AuditPlan
+from tasks.audit.plan import ALONE, AuditImages, AuditPlan
 from tasks.audit.recipe import VictimRecipe
-from tasks.audit.settings import AttackName, Audit, Cell, Defence, GivenWeights
-from tasks.audit.victims import Given, VictimsJob
+from tasks.audit.settings import AttackName, Audit, Cell, Defence
+from tasks.audit.victims import Given, Pictures, VictimsJob
 from tasks.families.weights.inputs import (
-    Victim,
     binary_signs,
     order_said,
     read_pictures,
@@ -46,7 +42,13 @@ class GivenPlan(AuditPlan):
         assert study.weights is not None
         weights = study.weights
         check_std(weights.std or ())
-        self.victim = read_given(weights, study.data)
+        self.victim = read_victim(
+            Path(weights.file), arch=weights.arch, shape=weights.shape, leak=weights.leak,
+            activation=weights.activation, dtype="float32", pictures=study.data,
+            initial=None if weights.initial is None else Path(weights.initial),
+            gradients=[Path(path) for path in weights.gradients],
+            order=order_said(weights.pixel_order, weights.channel_order),
+        )  # fmt: skip
         shape = self.victim.architecture.shape
         skip = study.skip_corrupt
         self.truth = read_pictures(study.data, shape, skip_corrupt=skip)
@@ -71,14 +73,13 @@ class GivenPlan(AuditPlan):
         elif study.recipe.cut is not None:
             study = replace(study, defences=_about("features", study))
         images = AuditImages(_image_set(self.truth, "train"), _image_set(self.decoys, "heldout"))
-        network, n_outputs = self.victim.architecture.network, self.victim.architecture.n_outputs
+        n_outputs = self.victim.architecture.n_outputs
+        loss = Loss(kind="ce" if n_outputs > 1 else "bce")
         recipe = replace(
             study.recipe,
-            victim=network,
+            victim=self.victim.architecture.network,
             n_classes=max(2, n_outputs),
-            training=replace(
-                study.recipe.training, loss=Loss(kind="ce" if n_outputs > 1 else "bce")
-            ),
+            training=replace(study.recipe.training, loss=loss),
             n_images=len(self.truth),
         )
         super().__init__(replace(study, recipe=recipe), images, root, device=device)
@@ -104,25 +105,27 @@ class GivenPlan(AuditPlan):
             raise ValueError(f"the file holds no optimiser's state of use{why}")
 
     def _job(self, cell: Cell) -> VictimsJob:
-        pool, others = self._pictures
-        everyone = Pictures(
-            np.concatenate([pool.images, others.images]),
-            np.concatenate([pool.labels, others.labels]),
-            np.concatenate([pool.rows, others.rows]),
+        pool, others = (
+            Pictures(images.images, np.array(labels, np.int64), np.arange(len(images)))
+            for images, labels in zip(
+                (self.images.pool, self.images.others), self.labels, strict=True
+            )
         )
+        everyone = Pictures(
+            *(np.concatenate([getattr(some, name) for some in (pool, others)])
+              for name in ("images", "labels", "rows"))
+        )  # fmt: skip
         begun = self.victim.start
-        asked = self.has_labels and not self.gives_gradients
-        source: Source = "gradients" if self.gives_gradients else "state"
-        taken = self.victim.sources.get(source)
+        taken = self.victim.sources.get("gradients" if self.gives_gradients else "state")
         parts = () if taken is None else (taken.rows, taken.start)
-        tests = others if asked else others.some(np.zeros(0, np.int64))
+        is_asked = self.has_labels and not self.gives_gradients
         return VictimsJob(
             root=self.root,
             device=self.device,
             recipe=cell.recipe,
             pool=everyone,
             members=(np.arange(len(everyone)) < len(pool))[None],
-            tests=tests,
+            tests=others if is_asked else others.some(np.zeros(0, np.int64)),
             public=None,
             noise_multiplier=0.0,
             seed=self.study.seed,
@@ -144,14 +147,6 @@ class GivenPlan(AuditPlan):
     @property
     def sides(self) -> tuple[str, str]:
         return "training images", "decoys"
-
-    @cached_property
-    def _pictures(self) -> tuple[Pictures, Pictures]:
-        found = []
-        for images, labels in zip((self.images.pool, self.images.others), self.labels, strict=True):
-            rows = np.arange(len(images))
-            found.append(Pictures(images.images, np.array(labels, np.int64), rows))
-        return found[0], found[1]
 
     def _labels(self) -> tuple[bool, tuple[list[int], list[int]]]:
         """Labels as the network has them, of its images and of the decoys; zeros where the folders
@@ -176,22 +171,10 @@ class GivenPlan(AuditPlan):
 def _about(what: str, study: Audit) -> tuple[Defence, ...]:
     """Releases of weights, in words on what is given away in their place."""
 
-    def said(text: str) -> str:
+    def changed(text: str) -> str:
         return text.replace("weights", what).replace("Weights", what.capitalize())
 
-    return tuple(replace(d, name=said(d.name), about=said(d.about)) for d in study.defences)
-
-
-def read_given(weights: GivenWeights, data: str) -> Victim:
-    """The network in a file that learned the images of `data`. Raises WeightsError for one that
-    cannot be used."""
-    return read_victim(
-        Path(weights.file), arch=weights.arch, shape=weights.shape, activation=weights.activation,
-        leak=weights.leak, dtype="float32",
-        initial=None if weights.initial is None else Path(weights.initial),
-        gradients=[Path(path) for path in weights.gradients],
-        order=order_said(weights.pixel_order, weights.channel_order), pictures=data,
-    )  # fmt: skip
+    return tuple(replace(d, name=changed(d.name), about=changed(d.about)) for d in study.defences)
 
 
 def _image_set(some: Named, split: Split) -> ImageSet:

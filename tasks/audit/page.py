@@ -1,15 +1,19 @@
 """The page of an audit: audit.json and its pictures as one HTML file (docs/pages.md).
 
 The answer stands first: the verdict, the numbers that it rests on, and the images that leak most
-beside the decoys that came nearest.
+beside the decoys that came nearest. Figures: leak against accuracy, shares by false positive rate,
+and by epsilon. `describe_figures` says which of them a record has numbers for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from html import escape
+from itertools import groupby
 from typing import Any
 
-from tasks.audit.figures import KINDS
+import numpy as np
+
 from tasks.audit.tables import (
     EXPOSED,
     NUMBERS,
@@ -17,43 +21,71 @@ from tasks.audit.tables import (
     Estimated,
     accuracy,
     attacked,
-    base_of,
     change,
+    epsilon_table,
     estimated,
+    front_table,
     headline,
     key_of,
     membership,
     own_tables,
     points,
-    price_of,
     rate_text,
+    rates_table,
     share,
     side_of,
+    with_ends,
 )
 from tasks.audit.verdict import does
-from tasks.page.charts import letter
+from tasks.page.axes import BOTTOM, LEFT, TOP, Axis, category_axis, round_axis, values_axis
+from tasks.page.charts import (
+    Estimate,
+    Panel,
+    Style,
+    estimates,
+    letter,
+    marker,
+    rule,
+    styles_of,
+    words,
+)
 from tasks.page.files import Arrays, Record
-from tasks.page.formats import brackets, fixed, plural
+from tasks.page.formats import brackets, fixed, number, plural
 from tasks.page.pictures import data_uri
-from tasks.page.study_page import StudyPage, Tables
+from tasks.page.study_page import Drawing, Figure, Row, StudyPage, Tables, figure_spec
 
 N_FIRST, N_NEAR = 8, 4
 """Most exposed images, and nearest decoys, on the first screen."""
 N_LISTED = 8
 """Most exposed images whose reasons are not folded away."""
+GROUPS = {"reconstruction": "Come back as pictures", "membership": "Told from images it never saw"}
+COLOURS = {"span": 2, "span_known": 3, "span_state": 10, "kkt": 5, "loss": 4, "likelihood_ratio": 6}
+OTHERS = (11, 8, 7, 9)
+BASE, FRONT, OTHER = Style(20, 4, 3), Style(21, 2, 0), Style(22, 1, 1)
+LEAK, MEMBERSHIP, ACCURACY = Style(30, 2, 0), Style(31, 6, 4), Style(32, 3, 1)
+PERCENTS = [(k / 4, f"{25 * k}") for k in range(5)]
+LETTER_WIDTH, LETTER_HEIGHT, MARKER_BOX = 8.5, 12.0, 9.0
+NEAR = (18.0, 12.0)
+"""Distances, across and up, below which marks share a label."""
+GAPS = (2.0, 6.0, 12.0, 20.0, 30.0, 42.0)
+"""Distances of a label from its marks, of which the nearest that is free is taken."""
+BESIDE = ((1, 0), (0, -1), (-1, 0), (0, 1), (1, -1), (-1, -1), (1, 1), (-1, 1))
+"""Directions of a label from its marks."""
 
-IDENTIFIED = ("identified", "identified_decoys")
 
-Pair = dict[str, Any]
-
-
-def words(record: Record, pictures: Arrays, _tables: Tables) -> dict[str, Any]:
+def page_words(record: Record, pictures: Arrays, _tables: Tables) -> dict[str, Any]:
     """Values that only this page shows."""
-    exposed, decoys = _exposed(record, pictures), _decoys(record, pictures)
-    grid, reasons = _grid(record)
-    stats = (_leak(record), _told(record), _defence(record))
+    exposed = _pairs(pictures, "exposed", record["exposed"], "mean_ssim", record["good_threshold"])
+    decoys = _pairs(pictures, "decoys", record["decoys_shown"], "ssim", record["good_threshold"])
+    groups = [
+        {"title": title, "attacks": [a for a in record["attacks"] if a["kind"] == kind]}
+        for kind, title in GROUPS.items()
+    ]
+    groups = [group for group in groups if group["attacks"]]
+    grid, reasons = _grid(record, [attack for group in groups for attack in group["attacks"]])
     return {
-        "stats": [stat | {"what": stat["what"].replace(" %", "\u00a0%")} for stat in stats if stat],
+        "stats": [stat | {"what": stat["what"].replace(" %", "\u00a0%")}
+                  for stat in _stats(record)],
         "n_failing": sum(check["outcome"] == "fails" for check in record["checks"]),
         "rate": rate_text(record["rate"]),
         "threshold": f"{record['good_threshold']:g}",
@@ -61,7 +93,7 @@ def words(record: Record, pictures: Arrays, _tables: Tables) -> dict[str, Any]:
         "first": exposed[:N_FIRST],
         "near": decoys[:N_NEAR],
         "exposed": {"shown": exposed[:N_LISTED], "folded": exposed[N_LISTED:]},
-        "groups": _groups(record),
+        "groups": groups,
         "has_accuracy": any(accuracy(cell)[0] is not None for cell in record["cells"]),
         "has_change": any(change(cell)[0] is not None for cell in record["cells"]),
         "grid": grid,
@@ -70,164 +102,105 @@ def words(record: Record, pictures: Arrays, _tables: Tables) -> dict[str, Any]:
         "titles": {attack["name"]: attack["title"] for attack in record["attacks"]},
         "run": [("networks per defence", record["n_victims"]),
                 ("training images of each", record["n_images"]),
-                (f"images that {price_of(record)} is measured on", record["n_tests"])],
-        "price": price_of(record),
+                (f"images that {record['price']} is measured on", record["n_tests"])],
+        "price": record["price"],
     }  # fmt: skip
 
 
-def shown(found: Estimated) -> dict[str, str]:
-    """A share as text, and its interval in brackets."""
+def shown(found: Estimated, show: Callable[[float | None], str] = share) -> dict[str, str]:
+    """A value as text, and its interval in brackets."""
     value, low, high = found
-    return {"value": share(value), "ends": brackets(share, low, high)}
+    return {"value": show(value), "ends": brackets(show, low, high)}
 
 
-def changed(found: Estimated) -> dict[str, str]:
-    """A change of accuracy in points, and its interval in brackets."""
-    value, low, high = found
-    return {"value": points(value), "ends": brackets(points, low, high)}
-
-
-def _leak(record: Record) -> dict[str, str] | None:
-    leak = base_of(record)["leak"]
-    if leak is None:
-        return None
-    attack = next(a for a in record["attacks"] if a["name"] == leak["attack"])
-    at = rate_text(record["rate"])
-    what = "of the training images come back well enough to recognise, from nothing but "
-    return {
-        **shown(estimated(leak)),
-        "kind": "leak",
-        "what": f"{what}{attack['knows']}, at {at} false positives ({attack['title']})",
-    }
-
-
-def _told(record: Record) -> dict[str, str] | None:
-    title, found = membership(record, base_of(record))
-    if found[0] is None:
-        return None
-    at = rate_text(record["rate"])
-    what = f"are told from images that the network never saw, at {at} false positives"
-    return {**shown(found), "kind": "membership", "what": f"{what}; guessing gets {at} ({title})"}
-
-
-def _defence(record: Record) -> dict[str, str] | None:
-    """The defence that the verdict names, or that there is none."""
-    base, name = base_of(record), record["verdict"].get("defence")
+def _stats(record: Record) -> list[dict[str, str]]:
+    """The leak, the best membership attack, and the defence that the verdict names, or the one that
+    leaves least."""
+    base, at, stats = record["cells"][0], rate_text(record["rate"]), []
+    if (leak := base["leak"]) is not None:
+        attack = next(a for a in record["attacks"] if a["name"] == leak["attack"])
+        what = "of the training images come back well enough to recognise, from nothing but "
+        what += f"{attack['knows']}, at {at} false positives ({attack['title']})"
+        stats.append({**shown(estimated(leak)), "kind": "leak", "what": what})
+    title, found = membership(record, base)
+    if found[0] is not None:
+        what = f"are told from images that the network never saw, at {at} false positives; "
+        what += f"guessing gets {at} ({title})"
+        stats.append({**shown(found), "kind": "membership", "what": what})
     others = [
         c for c in record["cells"] if c["kind"] == "defence" and c["leak"] and not c["failed"]
     ]
-    if base["leak"] is None or not base["leak"]["mean"] or not others:
-        return None
-    for cell in others:
-        if cell["name"] == name:
-            what = f"are left with {name}, the cheapest defence that {does(cell)}: "
-            if record["no_price"]:
-                what = f"are left with {name}, the defence that leaves least: "
-            return _left(cell, what + price(record, cell))
-    least = min(others, key=lambda cell: float(cell["leak"]["mean"]))
-    among = plural(len(others), "defence", "defences")
-    what = f"are left with {least['name']}, which leaks least of {among}; "
-    return _left(least, what + price(record, least))
-
-
-def _left(cell: Record, what: str) -> dict[str, str]:
-    return {**shown(estimated(cell["leak"])), "kind": "defence", "what": what}
-
-
-def price(record: Record, cell: Record) -> str:
-    """The change of accuracy, or of what else is paid with, that a defence comes with."""
-    found, of = changed(change(cell)), price_of(record)
+    if leak is None or not leak["mean"] or not others:
+        return stats
+    cell = next((c for c in others if c["name"] == record["verdict"].get("defence")), None)
+    if cell is None:
+        cell = min(others, key=lambda cell: float(cell["leak"]["mean"]))
+        about = f"which leaks least of {plural(len(others), 'defence', 'defences')}; "
+    elif record["no_price"]:
+        about = "the defence that leaves least: "
+    else:
+        about = f"the cheapest defence that {does(cell)}: "
+    cost = shown(change(cell), points)
+    price = f"{record['price']} {cost['value']} points {cost['ends']}".rstrip()
     if change(cell)[0] is None:
-        return f"its price in {of} is {record['no_price'] or 'not known'}"
-    return f"{of} {found['value']} points {found['ends']}".rstrip()
+        price = f"its price in {record['price']} is {record['no_price'] or 'not known'}"
+    what = f"are left with {cell['name']}, {about}{price}"
+    return [*stats, {**shown(estimated(cell["leak"])), "kind": "defence", "what": what}]
 
 
-def _exposed(record: Record, pictures: Arrays) -> list[Pair]:
-    """The most exposed images with what came back of each."""
-    rows, good = record["exposed"], record["good_threshold"]
-    pairs = _pairs(pictures, "exposed", len(rows), [f"{entry['image_id']}" for entry in rows])
-    return [
-        pair
-        | {key: entry.get(key) for key in EXPOSED}
-        | {"score": fixed(entry["mean_ssim"], 2), "good": (entry["mean_ssim"] or 0.0) > good}
-        for pair, entry in zip(pairs, rows, strict=True)
-    ]
+def _pairs(
+    pictures: Arrays, side: str, rows: Sequence[Record], score: str, good: float
+) -> list[dict[str, Any]]:
+    """Images with what came back of each as URLs, "" for a black picture, which is none.
 
-
-def _decoys(record: Record, pictures: Arrays) -> list[Pair]:
-    """The decoys that came nearest, with the picture that is nearest to each."""
-    rows, good = record["decoys_shown"], record["good_threshold"]
-    pairs = _pairs(pictures, "decoys", len(rows), [f"{entry['image_id']}" for entry in rows])
-    return [
-        pair | {"score": fixed(entry["ssim"], 2), "good": (entry["ssim"] or 0.0) > good}
-        for pair, entry in zip(pairs, rows, strict=True)
-    ]
-
-
-def _pairs(pictures: Arrays, side: str, n: int, names: Sequence[str]) -> list[Pair]:
-    """Originals and what came back as URLs, "" for a black picture, which is none.
-
-    Raises ValueError if there are not as many as the record says.
+    Raises ValueError if there are not as many pictures as the record says.
     """
     both = [pictures.get(f"{side}/{kind}", ()) for kind in ("original", "reconstruction")]
-    if not len(both[0]) == len(both[1]) == n:
+    if not len(both[0]) == len(both[1]) == len(rows):
         raise ValueError(
-            f"the record shows {n} images of {side}, but the pictures hold {len(both[0])} "
+            f"the record shows {len(rows)} images of {side}, but the pictures hold {len(both[0])} "
             f"originals and {len(both[1])} reconstructions; make the record again"
         )
     return [
-        {
+        {key: entry.get(key) for key in EXPOSED}
+        | {
             "original": data_uri(original),
             "uri": data_uri(found) if found.any() else "",
-            "alt": f"{'Training image' if side == 'exposed' else 'Decoy'} {name}",
+            "alt": f"{'Training image' if side == 'exposed' else 'Decoy'} {entry['image_id']}",
+            "score": fixed(entry[score], 2),
+            "good": (entry[score] or 0.0) > good,
         }
-        for original, found, name in zip(*both, names, strict=True)
+        for original, found, entry in zip(*both, rows, strict=True)
     ]
 
 
-def _groups(record: Record) -> list[dict[str, Any]]:
-    """Attacks by what they give, those that give pictures first."""
-    titles = {
-        "reconstruction": "Come back as pictures",
-        "membership": "Told from images it never saw",
-    }
-    found = [
-        {"title": title, "attacks": [a for a in record["attacks"] if a["kind"] == kind]}
-        for kind, title in titles.items()
-    ]
-    return [group for group in found if group["attacks"]]
-
-
-def _grid(record: Record) -> tuple[list[dict[str, Any]], list[str]]:
+def _grid(record: Record, attacks: Sequence[Record]) -> tuple[list[dict[str, Any]], list[str]]:
     """Rows of the table of defences and attacks, and the reasons why numbers are missing."""
     reasons: dict[str, int] = {}
-    attacks = [attack for group in _groups(record) for attack in group["attacks"]]
     rows = []
     for cell in record["cells"]:
-        ran = any(attacked(cell, attack["name"]) for attack in attacks)
+        squares: list[dict[str, Any]] = []
+        for attack in attacks:
+            found = headline(record, cell, attack)
+            if found[0] is not None:
+                shade = f"{min(1.0, max(0.0, found[0])):.4f}"
+                squares.append({**shown(found), "share": shade})
+                continue
+            why = (cell["attacks"].get(attack["name"]) or {}).get("why") or "it was not run"
+            reason = None if cell["failed"] else reasons.setdefault(str(why), len(reasons) + 1)
+            squares.append({"share": None, "reason": reason})
         rows.append(
             {
                 "cell": cell,
                 "letter": letter(cell["number"]),
                 "accuracy": shown(accuracy(cell)),
-                "change": changed(change(cell)),
-                "squares": [_square(record, cell, attack, reasons) for attack in attacks],
-                "empty": bool(cell["failed"]) and not ran,
+                "change": shown(change(cell), points),
+                "squares": squares,
+                "empty": bool(cell["failed"])
+                and not any(attacked(cell, attack["name"]) for attack in attacks),
             }
         )
     return rows, list(reasons)
-
-
-def _square(
-    record: Record, cell: Record, attack: Record, reasons: dict[str, int]
-) -> dict[str, Any]:
-    found = headline(record, cell, attack)
-    if found[0] is not None:
-        return {**shown(found), "share": f"{min(1.0, max(0.0, found[0])):.4f}"}
-    why = (cell["attacks"].get(attack["name"]) or {}).get("why") or "it was not run"
-    if cell["failed"]:
-        return {"share": None, "reason": None}
-    return {"share": None, "reason": reasons.setdefault(str(why), len(reasons) + 1)}
 
 
 def _numbers(record: Record) -> list[dict[str, Any]]:
@@ -235,28 +208,272 @@ def _numbers(record: Record) -> list[dict[str, Any]]:
     rows = []
     for cell in record["cells"]:
         for attack in record["attacks"]:
-            ran = attacked(cell, attack["name"])
-            if ran is None:
+            if (ran := attacked(cell, attack["name"])) is None:
                 continue
-            shares = {
-                side: [
-                    shown(estimated((ran[key] or {}).get(key_of(rate)))) for rate in record["rates"]
-                ]
-                for side, key in SIDES
-            }
-            counts = {key: ran[key] for key in (*NUMBERS, "seconds")}
-            counts |= {key: shown(estimated(ran[key])) for key in IDENTIFIED}
-            rows.append({"cell": cell, "attack": attack, **shares, **counts})
+            row = {"cell": cell, "attack": attack}
+            for side, key in SIDES:
+                of_rates = [(ran[key] or {}).get(key_of(rate)) for rate in record["rates"]]
+                row[side] = [shown(estimated(found)) for found in of_rates]
+            row |= {key: ran[key] for key in (*NUMBERS, "seconds")}
+            for key in ("identified", "identified_decoys"):
+                row[key] = shown(estimated(ran[key]))
+            rows.append(row)
     return rows
+
+
+def describe_figures(record: Record) -> list[dict[str, Any]]:
+    """The figures that the record has numbers for, as they stand in it."""
+    figures = []
+    at, base = rate_text(record["rate"]), record["cells"][0]
+    over = "networks" if record["n_victims"] > 1 else "images of the one network"
+    whiskers = f"Whiskers are 95 % intervals over {over}."
+
+    def add(kind: str, title: str, caption: str, cannot: str) -> None:
+        figures.append(figure_spec(kind, kind, (title, "", f"{caption} {whiskers}", cannot)))
+
+    if front_table("front", record).n_rows > 1:
+        add(
+            "front",
+            "What each defence costs, and what it saves",
+            "Up: the share of the training images that the best reconstruction attack brings back "
+            f"at {at} false positives. To the right: {record['price']} on images that no network "
+            "saw. Low and right is good. The line joins the defences that no other beats in both.",
+            "that a defence beyond these is worse, or that an attack made against a defence would "
+            "not get more. The line is chosen from the numbers that it is drawn of, so it looks a "
+            "little better than it is.",
+        )
+    if any(attacked(base, attack["name"]) for attack in record["attacks"]):
+        add(
+            "rates",
+            "How sure an attacker can be",
+            "The network without a defence. The further left, the fewer decoys may be taken for "
+            "training images; at 0 not one. Left: images that also come back well enough to "
+            "recognise. Right: images that are told from others, with or without a picture of "
+            "them; grey is what guessing gets.",
+            "how many decoys there would be for an attacker. A rate of 0 is 0 among the decoys of "
+            "this audit.",
+        )
+    private = [cell for cell in record["cells"] if cell["epsilon"] is not None]
+    if sum(accuracy(c)[0] is not None or c["leak"] is not None for c in private) > 1:
+        add(
+            "epsilon",
+            "The price of differential privacy",
+            f"Leak at {at} false positives, and accuracy on images that no network saw, by the "
+            "epsilon of DP-SGD: the smaller, the more is promised. Dotted: without a defence.",
+            "the promise itself. Epsilon bounds every attack there can be; these points are what "
+            "some attacks got.",
+        )
+    return figures
+
+
+def front_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
+    """Leak against accuracy: a mark per defence with its letter, those on the front joined."""
+    table, price = front_table(figure["name"], record), record["price"]
+    rows = list(table.rows())
+    others = [cell for cell in record["cells"] if cell["number"] not in table.columns["cell"]]
+    absent = [cell["name"] for cell in others if cell["kind"] != "variant"]
+    notes = [f"Without both numbers, so not drawn: {'; '.join(absent)}."] if absent else []
+    across, up = ([100 * end for row in rows for end in _known(row, key)]
+                  for key in ("accuracy", "leak"))  # fmt: skip
+    panel = Panel(
+        "images that come back, %",
+        round_axis(f"test {price}, %", across),
+        round_axis("", up, from_zero=True),
+    )
+    kept = sorted(panel.at(_place(row)) for row in rows if row["on_front"])
+    parts = [_grey_line(f"s{FRONT.number} m{FRONT.colour}", kept)] if kept else []
+    about = {row["cell"]: f"{row['name']}: leak {_said(row, 'leak')}, {price} "
+             f"{_said(row, 'accuracy')}" for row in rows}  # fmt: skip
+    for row in sorted(rows, key=lambda row: -_style(row).number):  # the base on top
+        style, (x, y) = _style(row), panel.at(_place(row))
+        path = ""
+        if row["leak low"] is not None:
+            low, high = (panel.at((0, 100 * row[f"leak {end}"]))[1] for end in ("low", "high"))
+            path += f"M{x:.1f} {low:.1f}V{high:.1f}"
+        if row["accuracy low"] is not None:
+            low, high = (panel.at((100 * row[f"accuracy {end}"], 0))[0] for end in ("low", "high"))
+            path += f"M{low:.1f} {y:.1f}H{high:.1f}"
+        whisker = f'<path class="whisker" d="{path}"/>' if path else ""
+        parts.append(
+            f'<g class="s{style.number} m{style.colour}"><title>{escape(about[row["cell"]])}'
+            f"</title>{whisker}{marker(style.marker, x, y)}</g>"
+        )
+    svg = panel.svg([*parts, *_letters(panel, rows)],
+                    f"Leak against {price}. {'; '.join(about.values())}")  # fmt: skip
+    titles = ((BASE, "without a defence"), (FRONT, "on the front"), (OTHER, "beaten by another"))
+    used = [_style(row) for row in rows]
+    letters = [
+        (
+            row["letter"],
+            row["name"],
+            f"{share(row['leak'])} back, {price} {share(row['accuracy'])}",
+            row["on_front"],
+        )
+        for row in rows
+    ]
+    legend = [(style, title) for style, title in titles if style in used]
+    drawings = [Row("", "", [Drawing(svg)])]
+    return Figure(figure, [table], drawings, legend, notes, {"letters": letters})
+
+
+def _known(row: Record, key: str) -> list[float]:
+    ends = (row[key], row[f"{key} low"], row[f"{key} high"])
+    return [float(end) for end in ends if end is not None]
+
+
+def _style(row: Record) -> Style:
+    if row["base"]:
+        return BASE
+    return FRONT if row["on_front"] else OTHER
+
+
+def _place(row: Record) -> tuple[float, float]:
+    return 100 * row["accuracy"], 100 * row["leak"]
+
+
+def _said(row: Record, key: str) -> str:
+    return with_ends(share, (row[key], row[f"{key} low"], row[f"{key} high"]))
+
+
+def _grey_line(look: str, at: Sequence[tuple[float, float]]) -> str:
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in at)
+    return f'<g class="{look}"><polyline class="curve thin" points="{path}"/></g>'
+
+
+def _letters(panel: Panel, rows: Sequence[Record]) -> list[str]:
+    """Letters beside their marks, on no other letter and on no mark; marks that lie too close for a
+    letter each share a label, as `A–D G`. A box is (left, top, right, bottom)."""
+    marks = np.array([panel.at(_place(row)) for row in rows])
+    is_near = (np.abs(marks[:, None] - marks) < NEAR).all(2)
+    group = (np.linalg.matrix_power(is_near.astype(float), len(rows)) > 0).argmax(1)
+    taken = np.hstack([marks - MARKER_BOX / 2, marks + MARKER_BOX / 2])
+    parts = []
+    for first in np.unique(group):
+        own = np.flatnonzero(group == first)
+        numbers = [rows[k]["cell"] for k in own]
+        runs = [[n for _k, n in run] for _step, run in
+                groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]  # fmt: skip
+        text = " ".join(
+            f"{letter(run[0])}–{letter(run[-1])}" if len(run) > 2 else " ".join(map(letter, run))
+            for run in runs
+        )
+        low, high = taken[own, :2].min(0), taken[own, 2:].max(0)
+        half = np.array([LETTER_WIDTH * len(text) + 2, LETTER_HEIGHT]) / 2
+        middles = np.array([
+            (low + high) / 2 + np.array(step) * ((high - low) / 2 + gap + half)
+            for gap in GAPS for step in BESIDE
+        ])  # fmt: skip
+        boxes = np.hstack([middles - half, middles + half])
+        is_inside = (boxes[:, :2] >= (LEFT, TOP)).all(1)
+        is_inside &= (boxes[:, 2:] <= (panel.width - 2, panel.height - BOTTOM)).all(1)
+        boxes = boxes[is_inside] if is_inside.any() else boxes
+        shared = np.minimum(boxes[:, None, 2:], taken[:, 2:])
+        shared = shared - np.maximum(boxes[:, None, :2], taken[:, :2])
+        box = boxes[shared.clip(0).prod(2).sum(1).argmin()]
+        taken = np.vstack([taken, box])
+        middle = (box[:2] + box[2:]) / 2
+        mark = middle.clip(low, high)
+        end = mark.clip(box[:2], box[2:])
+        is_far = np.hypot(*(end - mark)) > GAPS[1]
+        lead = rule("tick", *map(float, (*mark, *end))) if is_far else ""
+        style = min(_style(rows[k]).number for k in own)
+        named = words(text, float(middle[0]), float(box[3]) - 2, "axis letter halo", at="middle")
+        parts.append(f'<g class="s{style}">{lead}{named}</g>')
+    return parts
+
+
+def rates_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
+    """Shares of the base by false positive rate: good ones, and those told from others."""
+    table, rates = rates_table(figure["name"], record), record["rates"]
+    titles = {attack["name"]: attack["title"] for attack in record["attacks"]}
+    styles = styles_of(titles, COLOURS, OTHERS)
+    ran = list(dict.fromkeys(str(name) for name in table.columns["attack"]))
+    across = category_axis("false positives", [rate_text(rate) for rate in rates])
+    panel = Panel("share of the training images, %", across, Axis(0.0, 1.0, PERCENTS, ""))
+    panels = []
+    for side, title in (
+        ("good", "come back as pictures"),
+        ("found", "told from images it never saw"),
+    ):
+        series = [
+            (styles[name], [
+                _estimate(row, side, rates.index(row["rate"]),
+                          f"{titles[name]}, {rate_text(row['rate'])}")
+                for row in table.where("attack", name).rows() if row[side] is not None
+            ])
+            for name in ran
+        ]  # fmt: skip
+        guess = [_grey_line("m1", [panel.at(point) for point in enumerate(rates)])]
+        panels.append(_drawn(panel, series, f"Images that {title}", guess * (side == "found")))
+        panels[-1] = Drawing(panels[-1].svg, title)
+    legend = [(styles[name], titles[name]) for name in ran]
+    return Figure(figure, [table], [Row("", "", panels)], legend, more={"guess": True})
+
+
+def _estimate(row: Record, key: str, x: float, about: str) -> Estimate:
+    ends = row[f"{key} low"], row[f"{key} high"]
+    return Estimate(x, row[key], *ends, f"{about}: {_said(row, key)}")
+
+
+def _drawn(
+    panel: Panel,
+    series: Sequence[tuple[Style, Sequence[Estimate]]],
+    title: str,
+    lines: Sequence[str],
+    more: Sequence[str] = (),
+) -> Drawing:
+    """Lines of estimates over others; empty where no estimate is known."""
+    known = [(style, run) for style, run in series if any(point.y is not None for point in run)]
+    if not known:
+        return Drawing("")
+    said = [point.about for _style, run in known for point in run]
+    about = f"{title}. {'; '.join([*said, *more])}"
+    return Drawing(panel.svg([*lines, *estimates(panel, known)], about))
+
+
+def epsilon_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
+    """Leak and accuracy by the epsilon of DP-SGD, beside the base."""
+    table = epsilon_table(figure["name"], record)
+    rows, base = list(table.where("base", False).rows()), next(table.where("base", True).rows())
+    leaks = [(LEAK, "leak", "come back as pictures")]
+    if any(row["membership"] is not None for row in rows):
+        leaks.append((MEMBERSHIP, "membership", "told from images it never saw"))
+    priced = [(ACCURACY, "accuracy", "test accuracy")]
+    ends = [100 * end for row in (*rows, base) for end in _known(row, "accuracy")]
+    around = round_axis("", ends)
+    ticks = [(value / 100, label) for value, label in around.ticks]
+    epsilons = list(dict.fromkeys(float(row["epsilon"]) for row in rows))
+    across = values_axis("epsilon", epsilons, [number(at) for at in epsilons], log=True)
+    panels = []
+    for title, up, drawn in (
+        ("share of the training images, %", Axis(0.0, 1.0, PERCENTS, ""), leaks),
+        ("test accuracy, %", Axis(around.low / 100, around.high / 100, ticks, ""), priced),
+    ):
+        panel, levels, said = Panel(title, across, up), [], []
+        series = [
+            (style, [_estimate(row, key, float(row["epsilon"]),
+                               f"epsilon {number(row['epsilon'])}, {name}") for row in rows])
+            for style, key, name in drawn
+        ]  # fmt: skip
+        for style, key, name in drawn:
+            if base[key] is not None:
+                line = panel.horizontal(base[key], "without")
+                levels.append(f'<g class="s{style.number} m{style.colour}">{line}</g>')
+                said.append(f"without a defence, {name}: {_said(base, key)}")
+        panels.append(_drawn(panel, series, title, levels, said))
+    legend = [(style, name) for style, _key, name in (*leaks, *priced)]
+    found = dict.fromkeys(row["delta"] for row in rows if row["delta"] is not None)
+    notes = [f"Delta is {number(list(found))}."] if found else []
+    return Figure(figure, [table], [Row("", "", panels)], legend, notes, {"dotted": True})
 
 
 AUDIT_PAGE = StudyPage(
     name="audit",
     version=1,
     command="palimpsest audit",
-    kinds=KINDS,
+    kinds={"front": front_figure, "rates": rates_figure, "epsilon": epsilon_figure},
     tables=own_tables,
-    words=words,
+    words=page_words,
     stages={
         "train": "to train the networks",
         "attack": "to attack them",

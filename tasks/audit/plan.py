@@ -1,26 +1,41 @@
-"""Plan of an audit: what is trained, what is attacked, and what cannot be, with the reason."""
+"""Plan of an audit: who learns which images, what is trained and attacked, what cannot be and why,
+and what it all costs.
+
+Victims come in pairs. Both have the same pool of 2n images, of which one learns a random half and
+the other the rest; so every image is in half of the victims, and beside every training image stands
+a decoy that is a training image elsewhere. If nothing leaks the two cannot be told apart.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
-from functools import cached_property
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 
 from recon_core.attacks.autoencoder.many_starts import NoiseAware
 from recon_core.attacks.inversion.strong_inversion import StrongInversion
 from recon_core.attacks.kkt.attacks import check_pictures
+from recon_core.attacks.kkt.objective import KKTAttack
+from recon_core.attacks.kkt.settings import Attack
 from recon_core.attacks.span.attack import SpanAttack, check_victim
+from recon_core.experiments import KKT, bytes_per_run
+from recon_core.membership import complementary_halves
+from recon_core.types import no_progress, seeded_generator
+from recon_core.victims.autoencoder import n_parameters
+from storage.sources.load import ImageSet, held_images
 from tasks.audit.attacks import AnyAttack, AttackJob
-from tasks.audit.images import AuditImages, members_of, pool_of, public_of, tests_of
-from tasks.audit.privacy import noise_multiplier_of
-from tasks.audit.recipe import VictimRecipe
-from tasks.audit.settings import RECONSTRUCTION, AttackName, Audit, Cell
-from tasks.audit.victims import VictimsJob, shape_of
+from tasks.audit.recipe import VictimRecipe, noise_multiplier_of
+from tasks.audit.settings import FEWEST, RECONSTRUCTION, AttackName, Audit, Cell
+from tasks.audit.victims import Pictures, VictimsJob
+from tasks.study.cost import Cost, seconds_of
 from tasks.study.executor import Unit
+from tasks.study.images import content_of
 from tasks.study.products import Arrays, Folder
 
 PUBLIC_PER_IMAGE = 2
@@ -32,12 +47,10 @@ NEEDS = {
 NO_STATE = "its optimiser keeps no average of gradients, as Adam and SGD with momentum do"
 ALONE = "weights are given away alone, without the optimiser's state"
 TRAINING = "train "
+BYTES = 4
+TIMED_S = 0.2
+"""Seconds that are timed of a training or an attack, at least."""
 NO_CLASSIFIER = "it is an attack on classifiers, and this is an autoencoder"
-
-
-def training_name(cell: Cell) -> str:
-    """The unit that makes a cell's victims."""
-    return TRAINING + cell.name
 
 
 def attack_name(cell: Cell, name: AttackName, victim: int) -> str:
@@ -45,9 +58,95 @@ def attack_name(cell: Cell, name: AttackName, victim: int) -> str:
     return f"attack {cell.name}, {name}, victim {victim}"
 
 
+@dataclass(frozen=True, eq=False)
+class AuditImages:
+    """Images of both splits of a source: `pool` is what victims learn from, `others` what none
+    sees: tests first, then public ones."""
+
+    pool: ImageSet
+    others: ImageSet
+
+
+def read_images(audit: Audit) -> AuditImages:
+    """Both splits, victims from the larger one. Where they are equally large, or the held-out one
+    has more than victims need, that: models of images, and restorers, may know the other. Held-out
+    images that are training images, too, are left out. Raises SourceError if they cannot be read,
+    ValueError if all held-out images are."""
+    skip, channels = audit.skip_corrupt, audit.channels
+    train, heldout = (
+        held_images(audit.data, split=split, skip_corrupt=skip, channels=channels)
+        for split in ("train", "heldout")
+    )
+    trained = {content_of(image) for image in train.images}
+    copies = [row for row, image in enumerate(heldout.images) if content_of(image) in trained]
+    heldout = heldout.without(copies, because="they are in the training split, too")
+    wanted = 8 * (audit.recipe.n_images or audit.most_images)
+    if len(heldout) >= min(len(train), wanted):
+        return AuditImages(heldout, train)
+    return AuditImages(train, heldout)
+
+
+def resolved(audit: Audit, images: AuditImages) -> Audit:
+    """The audit with the number of images that its source has for a victim, where none is asked
+    for. Raises ValueError if there are too few."""
+    if audit.recipe.n_images is not None:
+        return audit
+    counts = _counts(audit.recipe, images.pool)
+    each = min(min(counts.values()) // 2, audit.most_images // len(counts))
+    if each < FEWEST:
+        label, n = min(counts.items(), key=lambda item: item[1])
+        raise ValueError(
+            f"{audit.data} has {n} images of label {label} for two victims that share them; at "
+            f"least {2 * FEWEST} are needed: give more images, or others"
+        )
+    return replace(audit, recipe=replace(audit.recipe, n_images=each * len(counts)))
+
+
+def pool_of(recipe: VictimRecipe, images: AuditImages, *, seed: int) -> Pictures:
+    """The 2n images of victims of a recipe, equally many of each label; those of a smaller recipe
+    are the first of a larger one's. Raises ValueError if the source has too few."""
+    assert recipe.n_images is not None
+    counts = _counts(recipe, images.pool)
+    each = 2 * recipe.n_images // len(counts)
+    labels, _task = recipe.labels_of(images.pool.labels, images.pool.class_names)
+    if short := {label: n for label, n in counts.items() if n < each}:
+        label, n = next(iter(short.items()))
+        raise ValueError(
+            f"victims of {recipe.n_images} images need a pool of {each} of each label, but the "
+            f"source has {n} of label {label}; give more images, or lower recipe.n_images"
+        )
+    rows = []
+    for label in sorted(counts):
+        there = np.flatnonzero(labels == label)
+        order = np.random.default_rng((seed, 11, label)).permutation(len(there))
+        rows.append(there[order[:each]])
+    every = np.stack(rows, 1).flatten()
+    return Pictures(images.pool.images[every], labels[every], every)
+
+
+def unseen(
+    recipe: VictimRecipe, images: AuditImages, n_tests: int, *, seed: int
+) -> tuple[Pictures, Pictures]:
+    """Images that no victim sees, with a label of the recipe: at most `n_tests` that accuracy is
+    measured on, and the others, which are public."""
+    labels, _task = recipe.labels_of(images.others.labels, images.others.class_names)
+    rows = np.flatnonzero(labels >= 0)
+    rows = rows[np.random.default_rng((seed, 12)).permutation(len(rows))]
+    others = Pictures(images.others.images[rows], labels[rows], rows)
+    at = np.arange(len(others))
+    return others.some(at < n_tests), others.some(at >= n_tests)
+
+
+def _counts(recipe: VictimRecipe, images: ImageSet) -> dict[int, int]:
+    labels, _task = recipe.labels_of(images.labels, images.class_names)
+    found, counts = np.unique(labels[labels >= 0], return_counts=True)
+    counted = dict(zip(found.tolist(), counts.tolist(), strict=True))
+    return {label: counted.get(label, 0) for label in range(recipe.n_classes)}
+
+
 class AuditPlan:
     """The units of an audit in a folder. `refused`: why a cell has no victims, by its number;
-    `trained_by`: the cell that trains a cell's networks."""
+    `trained_by`: the cell that trains a cell's networks, mostly itself."""
 
     def __init__(self, study: Audit, images: AuditImages, root: Path, *, device: str) -> None:
         self.study, self.images, self.device = study, images, device
@@ -61,8 +160,25 @@ class AuditPlan:
                 if cell.is_base:
                     raise
                 self.refused[cell.number] = str(error)
-        self.trained_by = self._shared()
-        self._check_limits()
+        # cells that differ only in what becomes of trained networks take those of the first that
+        # gives them as they are
+        keys = {number: job.training_key for number, job in self.jobs.items()}
+        whole = {keys[n]: n for n, j in reversed(self.jobs.items()) if j.recipe.gives_all}
+        self.trained_by = {number: whole.get(key, number) for number, key in keys.items()}
+        for number, other in self.trained_by.items():
+            if other != number:
+                networks_of = self.jobs[other].key
+                self.jobs[number] = replace(self.jobs[number], networks_of=networks_of)
+        base = study.cells[0]
+        for limit in study.limits:
+            asked = RECONSTRUCTION if limit.of == "good" else study.attacks
+            why = {name: self.why_not(base, name) for name in study.attacks if name in asked}
+            if None not in why.values():
+                reasons = "; ".join(f"{name}: {text}" for name, text in why.items())
+                raise ValueError(
+                    f"{limit.text} can be held against no attack ({reasons or 'none is chosen'}); "
+                    "choose attacks that can be made, or leave the limit out"
+                )
 
     @property
     def subject(self) -> Literal["recipe", "weights", "gradients"]:
@@ -100,36 +216,23 @@ class AuditPlan:
             *(self._training(number) for number in waited),
             *(
                 Unit(attack_name(cell, name, v), AttackJob.run, job)
-                for name in RECONSTRUCTION
-                if name in self.study.attacks and self.why_not(cell, name) is None
+                for name in self.reconstructions(cell)
                 for v, job in enumerate(self.attacks(cell, name))
             ),
         ]
 
     def _training(self, number: int) -> Unit:
-        name = training_name(self.study.cells[number])
-        return Unit(name, VictimsJob.run, self.jobs[number])
+        return Unit(TRAINING + self.study.cells[number].name, VictimsJob.run, self.jobs[number])
 
-    def _shared(self) -> dict[int, int]:
-        """The cell that trains a cell's networks, by number: mostly itself. Cells that differ only
-        in what becomes of trained networks take those of the first that gives them as they are."""
-        keys = {number: job.training_key for number, job in self.jobs.items()}
-        whole = {keys[n]: n for n, j in reversed(self.jobs.items()) if j.recipe.gives_all}
-        by = {number: whole.get(key, number) for number, key in keys.items()}
-        for number, other in by.items():
-            if other != number:
-                job = self.jobs[number]
-                self.jobs[number] = replace(job, networks_of=self.jobs[other].key)
-        return by
+    def reconstructions(self, cell: Cell) -> list[AttackName]:
+        """The attacks on a cell's victims that give pictures."""
+        chosen = (name for name in RECONSTRUCTION if name in self.study.attacks)
+        return [name for name in chosen if self.why_not(cell, name) is None]
 
     @cached_property
     def n_units(self) -> int:
-        return len(self.jobs) + sum(
-            self.study.n_victims
-            for cell in self.study.cells
-            for name in RECONSTRUCTION
-            if name in self.study.attacks and self.why_not(cell, name) is None
-        )
+        n_attacks = sum(len(self.reconstructions(cell)) for cell in self.study.cells)
+        return len(self.jobs) + self.study.n_victims * n_attacks
 
     def attacks(self, cell: Cell, name: AttackName) -> list[AttackJob]:
         """The attack on every victim of a cell."""
@@ -162,16 +265,15 @@ class AuditPlan:
         if name not in RECONSTRUCTION:
             return None
         recipe, job, attack = cell.recipe, self.jobs[cell.number], self.attack(cell, name)
-        needs = {"features": recipe.cut is not None, "autoencoder": recipe.autoencoder is not None}
         if isinstance(attack, StrongInversion | NoiseAware):
-            return None if needs[name] else NEEDS[name]
+            needed = recipe.cut if name == "features" else recipe.autoencoder
+            return NEEDS[name] if needed is None else None
         try:
             if recipe.autoencoder is not None:
                 raise ValueError(NO_CLASSIFIER)
             if isinstance(attack, SpanAttack):
-                shape = shape_of(job.pool)
-                check_victim(recipe.architecture(shape))
-                check_pictures(attack, len(job.pool) // 2, shape)
+                check_victim(job.architecture)
+                check_pictures(attack, len(job.pool) // 2, job.shape)
             if name == "span_state":
                 self.check_state(recipe)
         except ValueError as error:
@@ -185,42 +287,33 @@ class AuditPlan:
         if not recipe.training.optimiser.averages_gradients:
             raise ValueError(NO_STATE)
 
-    def _check_limits(self) -> None:
-        """Raises ValueError for a limit that no attack on the base could be held against."""
-        base = self.study.cells[0]
-        for limit in self.study.limits:
-            asked = RECONSTRUCTION if limit.of == "good" else self.study.attacks
-            why = {name: self.why_not(base, name) for name in self.study.attacks if name in asked}
-            if None not in why.values():
-                reasons = "; ".join(f"{name}: {text}" for name, text in why.items())
-                raise ValueError(
-                    f"{limit.text} can be held against no attack ({reasons or 'none is chosen'}); "
-                    "choose attacks that can be made, or leave the limit out"
-                )
-
     def _job(self, cell: Cell) -> VictimsJob:
-        made, recipe = self.study, cell.recipe
+        made, recipe, n_tests = self.study, cell.recipe, self.n_tests
         assert recipe.n_images is not None
         pool = pool_of(recipe, self.images, seed=made.seed)
-        n_tests = self.n_tests
-        tests = tests_of(recipe, self.images, n_tests, seed=made.seed)
+        tests, public = unseen(recipe, self.images, n_tests, seed=made.seed)
         if recipe.private is not None and not len(tests):
             raise ValueError(
                 "a private network is centred by the mean of images that none learns, and the "
                 "source has no others; give more images"
             )
-        public = None
-        if recipe.distilled:
-            n = PUBLIC_PER_IMAGE * recipe.n_images
-            public = public_of(recipe, self.images, n_tests, n=n, seed=made.seed)
+        if recipe.distilled and len(public) < FEWEST:
+            raise ValueError(
+                f"a student needs public images beside the {n_tests} that accuracy is measured on, "
+                "and the source has none left; lower n_tests, or give more images"
+            )
+        n_public = PUBLIC_PER_IMAGE * recipe.n_images
+        members = complementary_halves(
+            pool.labels, made.n_victims, seeded_generator(made.seed, 0, "audit members")
+        )
         return VictimsJob(
             root=self.root,
             device=self.device,
             recipe=recipe,
             pool=pool,
-            members=members_of(pool, made.n_victims, seed=made.seed),
+            members=members.numpy(),
             tests=tests,
-            public=public,
+            public=public.some(np.arange(len(public)) < n_public) if recipe.distilled else None,
             noise_multiplier=noise_multiplier_of(recipe, recipe.n_images),
             seed=made.seed,
         )
@@ -233,3 +326,105 @@ class AuditPlan:
         labels, _task = self.study.recipe.labels_of(others.labels, others.class_names)
         n_others = int((labels >= 0).sum())
         return min(self.study.n_tests, n_others - n_others // 3)
+
+
+def costs_of(plan: AuditPlan, _device: str = "") -> list[Cost]:
+    """Estimates of all cells that have victims. Two short trainings of every cell are timed, and
+    each kind of attack, shortened, on what they give; what is missing of epochs and iterations is
+    supposed to take as long. Attacks end sooner when they have converged."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(plan.study.threads)
+    try:
+        known: dict[Any, float] = {}
+        return [_cost(plan, cell, known) for cell in plan.study.cells if cell.number in plan.jobs]
+    finally:
+        torch.set_num_threads(before)
+
+
+def _cost(plan: AuditPlan, cell: Cell, known: dict[Any, float]) -> Cost:
+    """The estimate of a cell; `known`: seconds of attacks on victims like those of other cells."""
+    job, n_victims, is_trained = plan.jobs[cell.number], plan.study.n_victims, True
+    recipe, n, coder, shape = job.recipe, len(job.pool) // 2, job.recipe.autoencoder, job.shape
+    if job.given is not None or plan.trained_by[cell.number] != cell.number:
+        is_trained = recipe.distilled and job.given is None
+    n_epochs = recipe.training.epochs if coder is None else coder.training.epochs
+    victims: Arrays = {}
+
+    def train(epochs: int) -> None:
+        short = replace(recipe, training=replace(recipe.training, epochs=epochs))
+        if coder is not None:
+            few = replace(coder.training, epochs=epochs, check_every=epochs, levels=(1e-30,))
+            short = replace(recipe, autoencoder=replace(coder, training=few))
+        victims.update(replace(job, recipe=short, networks_of="").make(no_progress)[0])
+
+    train_s = _in_full(train, n_epochs if is_trained else 1)
+    if plan.trained_by[cell.number] != cell.number:
+        train_s /= 2  # the student alone
+    seconds: dict[AttackName, float] = {}
+    attacks = {name: plan.attacks(cell, name)[0] for name in plan.reconstructions(cell)}
+    for name, one in attacks.items():
+        key = name, n, recipe.victim, recipe.cut, coder
+        if key not in known:
+            known[key] = _in_full(
+                lambda steps, one=one: _shortened(one, steps).scored(victims, no_progress),
+                _iterations(one.attack),
+            )
+        seconds[name] = known[key]
+    if coder is None:
+        weights = 2 * BYTES * job.architecture.n_parameters
+        memory = n_victims * bytes_per_run(_as_experiment(recipe), n * recipe.views, shape)
+        for one in attacks.values():
+            if isinstance(one.attack, KKTAttack | SpanAttack):
+                own = _as_experiment(recipe, one.attack)
+                memory = max(memory, bytes_per_run(own, n, shape))
+    else:
+        weights = BYTES * n_parameters(coder.network.on(shape))
+        memory = n_victims * (4 * weights + BYTES * n * recipe.views * math.prod(shape))
+    pictures = job.pool.images.size * len(attacks) * cell.is_base
+    return Cost(
+        name=cell.name,
+        counts={"images": n, "victims": n_victims, "attacks": len(attacks) * n_victims},
+        seconds_of={
+            "training": train_s if is_trained else 0.0,
+            "attacks take": n_victims * sum(seconds.values()),
+        },
+        memory_bytes=memory,
+        disk_bytes=int(n_victims * (weights + pictures)),
+    )
+
+
+def _in_full(work: Callable[[int], object], n: int) -> float:
+    """Seconds of n steps of some work, by a line through two shorter ones."""
+    work(1)  # whatever is done for the first time takes longer
+    n_few = n_more = min(n, 2)
+    few_s = more_s = seconds_of(partial(work, n_few))
+    while n_more < n and more_s - few_s < TIMED_S:
+        n_more = min(n, 4 * n_more)
+        more_s = seconds_of(partial(work, n_more))
+    step_s = max(0.0, more_s - few_s) / max(1, n_more - n_few)
+    return more_s + (n - n_more) * step_s
+
+
+def _iterations(attack: AnyAttack) -> int:
+    if isinstance(attack, SpanAttack):
+        return max(attack.n_network, attack.n_independent)
+    return attack.n_iterations if isinstance(attack, KKTAttack) else attack.n_steps
+
+
+def _shortened(job: AttackJob, n: int) -> AttackJob:
+    """The attack with so many iterations."""
+    attack = job.attack
+    if isinstance(attack, SpanAttack):
+        return replace(job, attack=replace(attack, n_network=n, n_independent=n))
+    if isinstance(attack, KKTAttack):
+        return replace(job, attack=replace(attack, save_at=(n,)))
+    return replace(job, attack=replace(attack, n_steps=n))
+
+
+def _as_experiment(recipe: VictimRecipe, attack: Attack | None = None) -> KKT:
+    """The same victims in the family `kkt`, whose memory is known."""
+    attack = attack or KKTAttack(condition=recipe.condition, n_candidates=2)
+    return KKT(
+        augment_p=0.0, n_classes=recipe.n_classes, victim=recipe.victim, training=recipe.training,
+        attack=attack,
+    )  # fmt: skip

@@ -1,10 +1,13 @@
-"""Recipes of victims: the network, how it is trained, and what of it is given away."""
+"""Recipes of victims: the network, how it is trained, and what of it is given away; and the noise
+of private training, by the accountants of Opacus (Mironov 2017; Gopi et al. 2021)."""
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Annotated, Any
+from dataclasses import dataclass, field, replace
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
@@ -148,12 +151,6 @@ class VictimRecipe(Strict):
         """True where the optimiser's state is given away beside the weights."""
         return self.checkpoint and self.released == Released() and self.cut is None
 
-    @property
-    def described(self) -> dict[str, Any]:
-        """All that victims depend on, for a key."""
-        late = {"cut", "mixcon", "autoencoder"}
-        return {n: v for n, v in asdict(self).items() if v is not None or n not in late}
-
     def architecture(self, shape: Shape) -> Architecture:
         return self.victim.on(shape, self.n_outputs)
 
@@ -168,3 +165,35 @@ class VictimRecipe(Strict):
     def noise(self, noise_multiplier: float) -> Noise:
         clip = None if self.private is None else self.private.clip
         return Noise(dropout=self.dropout, clip=clip, noise_multiplier=noise_multiplier)
+
+
+def noise_multiplier_of(recipe: VictimRecipe, n_images: int) -> float:
+    """The noise, in units of the clip, with which a recipe's training on `n_images` is private; 0
+    without `recipe.private`. A step takes images at the rate that `train_with_noise` draws them,
+    and "rdp", Renyi's, bounds epsilon for any number of steps, the whole batch included. Raises
+    ValueError if no noise is enough, and for views, each of which is clipped by itself."""
+    if recipe.private is None:
+        return 0.0
+    if recipe.views > 1:
+        raise ValueError(
+            f"private with views={recipe.views}: every view is clipped by itself, so that an image "
+            "counts several times and epsilon would be more than is said; set views to 1"
+        )
+    size = min(recipe.training.batch_size or n_images, n_images)
+    n_steps = recipe.training.epochs * math.ceil(n_images / size)
+    epsilon, delta = recipe.private.epsilon, recipe.private.delta
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about its search for the best order
+        from opacus.accountants.utils import get_noise_multiplier
+
+        try:
+            found = get_noise_multiplier(
+                target_epsilon=epsilon, target_delta=delta, sample_rate=size / n_images,
+                steps=n_steps, accountant="rdp",
+            )  # fmt: skip
+        except ValueError as error:
+            raise ValueError(
+                f"no noise makes {n_steps:,} steps private with epsilon={epsilon:g}, "
+                f"delta={delta:g} ({error}); train in fewer epochs, or allow a larger epsilon"
+            ) from error
+    return float(found)

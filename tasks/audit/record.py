@@ -1,5 +1,5 @@
 """audit.json: what every attack gets out of every cell's victims, what defences cost, and what may
-be said of it (docs/audit.md).
+be said of it (docs/audit.md); and which images of the network as it is come back most, and why.
 
 Members and decoys are images of the same pool, so counts at a false positive rate need no other
 images. Shares have intervals over victims (`recon_core.leakage`).
@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from recon_core.duplicates import THRESHOLD, most_alike
 from recon_core.leakage import (
     Share,
     exchangeable_p,
@@ -24,11 +25,8 @@ from recon_core.leakage import (
 )
 from recon_core.membership import likelihood_ratio
 from recon_core.summary import proportion_interval, t_interval, threshold_for
-from tasks.audit.effect import effect_of, is_told
-from tasks.audit.exposure import exposure
-from tasks.audit.plan import AuditPlan
+from tasks.audit.plan import AuditPlan, attack_name
 from tasks.audit.settings import (
-    ENOUGH_TESTS,
     MEMBERSHIP,
     RATES,
     RECONSTRUCTION,
@@ -39,12 +37,19 @@ from tasks.audit.settings import (
     Cell,
     Limit,
 )
-from tasks.audit.verdict import does_not_cover, verdict_of
+from tasks.audit.tables import accuracy, attacked, key_of
+from tasks.audit.verdict import does_not_cover, effect_of, is_told, verdict_of
+from tasks.audit.victims import VictimsJob
 from tasks.evaluation.record import rounded
 from tasks.study.executor import Outcome
 from tasks.study.products import Arrays
 
 DIGITS = 6
+ENOUGH_TESTS = 100
+"""Held-out images without which no price in accuracy is stated."""
+N_EXPOSED, N_DECOYS = 24, 8
+NEAR_MARGIN = 0.25
+"""Quantile of the margins below which an image is near the boundary."""
 OF_PICTURES = (
     *("good_at", "control_at", "identified", "identified_decoys", "n_good", "n_good_decoys"),
     *("n_good_control", "mean_ssim", "mean_ssim_decoys", "mean_ssim_control"),
@@ -58,14 +63,22 @@ def describe_audit(plan: AuditPlan, ended: Outcome) -> dict[str, Any]:
     """The record's own entries."""
     made = plan.study
     cells = [_described(plan, cell, ended) for cell in made.cells]
-    base, job = cells[0], plan.jobs[0]
-    _compare(cells, priced=why_no_price(len(job.tests)) is None)
+    base, job, n_tests = cells[0], plan.jobs[0], len(plan.jobs[0].tests)
+    no_price = None
+    if n_tests < ENOUGH_TESTS:
+        no_price = f"not measured: {n_tests} held-out images, {ENOUGH_TESTS} needed"
+    _compare(cells, priced=no_price is None)
+    left_out = list(made.left_out)
+    if plan.subject != "gradients":  # attacks that could be made and were not chosen
+        chosen = {*made.attacks, "gradient"}
+        others = (n for n in TITLES if n not in chosen and plan.why_not(made.cells[0], n) is None)
+        left_out += [f"the attack {TITLES[name][0]}" for name in others]
     body: dict[str, Any] = {
         "subject": plan.subject,
         "n_images": int(job.members[0].sum()),
         "n_victims": made.n_victims,
-        "n_tests": len(job.tests),
-        "no_price": why_no_price(len(job.tests)),
+        "n_tests": n_tests,
+        "no_price": no_price,
         "good_threshold": made.good_threshold,
         "rates": list(RATES),
         "rate": made.rate,
@@ -73,11 +86,20 @@ def describe_audit(plan: AuditPlan, ended: Outcome) -> dict[str, Any]:
         "price": "accuracy" if job.recipe.autoencoder is None else "variance explained",
         "classes": list(plan.images.pool.class_names),
         "source": {"victims": plan.images.pool.facts, "others": plan.images.others.facts},
-        "attacks": [_about(name) for name in made.attacks],
+        "attacks": [
+            {
+                "name": name,
+                "title": TITLES[name][0],
+                "kind": "reconstruction" if name in RECONSTRUCTION else "membership",
+                "knows": TITLES[name][1],
+                "start": START.get(name),
+            }
+            for name in made.attacks
+        ],
         "cells": cells,
         **exposure(plan, base),
         "checks": [_checked(limit, base, made) for limit in made.limits],
-        "left_out": [*made.left_out, *_not_tried(plan)],
+        "left_out": left_out,
         "seconds": {
             "train": made.n_victims * sum(cell["seconds"] for cell in cells),
             "attack": made.n_victims
@@ -88,22 +110,6 @@ def describe_audit(plan: AuditPlan, ended: Outcome) -> dict[str, Any]:
     body["does_not_cover"] = does_not_cover(body)
     plain: dict[str, Any] = rounded(body, DIGITS)
     return plain
-
-
-def _not_tried(plan: AuditPlan) -> list[str]:
-    """Attacks that could be made and were not chosen, in words."""
-    if plan.subject == "gradients":  # which the others are not about
-        return []
-    base, chosen = plan.study.cells[0], {*plan.study.attacks, "gradient"}
-    others = (n for n in TITLES if n not in chosen and plan.why_not(base, n) is None)
-    return [f"the attack {TITLES[name][0]}" for name in others]
-
-
-def _about(name: AttackName) -> dict[str, str | None]:
-    title, knows = TITLES[name]
-    kind = "reconstruction" if name in RECONSTRUCTION else "membership"
-    about = {"name": name, "title": title, "kind": kind, "knows": knows}
-    return about | {"start": START.get(name)}
 
 
 def _described(plan: AuditPlan, cell: Cell, ended: Outcome) -> dict[str, Any]:
@@ -135,32 +141,31 @@ def _described(plan: AuditPlan, cell: Cell, ended: Outcome) -> dict[str, Any]:
     if bool(arrays["diverged"].any()):
         about["failed"] = f"{int(arrays['diverged'].sum())} of the victims diverged in training"
     if plan.subject != "gradients":  # whose network was not trained on them
-        about["accuracy"] = _accuracy(arrays)
+        correct = arrays["correct"].astype(np.float64)
+        each = correct.mean(1) if correct.shape[1] else None
+        interval = None
+        if each is not None and len(each) > 1:  # over victims, within what a mean can be
+            least = min(0.0, float(correct.min()))
+            interval = [min(1.0, max(least, end)) for end in t_interval(each.tolist())]
+        elif each is not None:
+            interval = list(proportion_interval(int(correct.sum()), correct.size))
+        about["accuracy"] = {
+            "train": float(arrays["train_accuracy"].mean()),
+            "test": None if each is None else float(each.mean()),
+            "test_interval": interval,
+            "each": [] if each is None else each.tolist(),
+            "change": None,
+            "change_interval": None,
+        }
     about["seconds"] = facts["seconds"]
     for name in plan.study.attacks:
         about["attacks"][name] = _attacked(plan, cell, name, arrays, ended.failed)
-    return about | {"leak": _leak(about["attacks"], plan.study)}
-
-
-def _accuracy(arrays: Arrays) -> dict[str, Any]:
-    correct = arrays["correct"].astype(np.float64)
-    each = correct.mean(1) if correct.shape[1] else None
-    return {
-        "train": float(arrays["train_accuracy"].mean()),
-        "test": None if each is None else float(each.mean()),
-        "test_interval": None if each is None else _accuracy_interval(correct),
-        "each": [] if each is None else each.tolist(),
-        "change": None,
-        "change_interval": None,
-    }
-
-
-def _accuracy_interval(correct: Floats) -> list[float]:
-    """An interval over victims, within what a mean can be; of one, over the images."""
-    if len(correct) > 1:
-        least = min(0.0, float(correct.min()))
-        return [min(1.0, max(least, end)) for end in t_interval(correct.mean(1).tolist())]
-    return list(proportion_interval(int(correct.sum()), correct.size))
+    good = [  # the largest share that comes back well, at the headline's rate
+        {"attack": name, **about["attacks"][name]["good_at"][key_of(plan.study.rate)]}
+        for name in RECONSTRUCTION
+        if attacked(about, name)
+    ]
+    return about | {"leak": max(good, key=lambda share: share["mean"], default=None)}
 
 
 def _attacked(
@@ -177,9 +182,13 @@ def _attacked(
     members = job.members
     seconds = 0.0
     if name in MEMBERSHIP:
-        scores, more = _membership(name, arrays, members), None
+        more, sure = None, arrays["confidence"].astype(np.float64)
+        scores = np.where(np.isfinite(sure), sure, -np.inf)
+        if name == "likelihood_ratio":
+            ratio = likelihood_ratio(torch.from_numpy(sure), torch.from_numpy(members))
+            scores = np.asarray(ratio.numpy(), np.float64)
     else:
-        units = [f"attack {cell.name}, {name}, victim {v}" for v in range(made.n_victims)]
+        units = [attack_name(cell, name, v) for v in range(made.n_victims)]
         if lost := [unit for unit in units if unit in failed]:
             return {"status": "refused", "why": f"failed: {failed[lost[0]]}"}
         more, seconds = plan.scores(cell, name)
@@ -191,7 +200,7 @@ def _attacked(
         "seconds": seconds,
         "n": int(members.sum()),
         "n_decoys": int((~members).sum()),
-        "found_at": {f"{r:g}": _share(share_found(scores, members, rate=r)) for r in RATES},
+        "found_at": {key_of(r): _share(share_found(scores, members, rate=r)) for r in RATES},
         **dict.fromkeys(OF_PICTURES),
         "auc": _auc(scores, members),
         "p_value": _p_value(scores, members, rate=made.rate, generator=rng),
@@ -206,7 +215,7 @@ def _of_pictures(arrays: Arrays, members: npt.NDArray[np.bool_], made: Audit) ->
     least = made.good_threshold
     scores, control = (arrays[name].astype(np.float64) for name in ("ssim", "control"))
     by_rate = [
-        {f"{r:g}": _share(share_found(some, members, rate=r, least=least)) for r in RATES}
+        {key_of(r): _share(share_found(some, members, rate=r, least=least)) for r in RATES}
         for some in (scores, control)
     ]
     return {
@@ -221,14 +230,6 @@ def _of_pictures(arrays: Arrays, members: npt.NDArray[np.bool_], made: Audit) ->
         "mean_ssim_decoys": float(scores[~members].mean()),
         "mean_ssim_control": float(control[members].mean()),
     }
-
-
-def _membership(name: AttackName, arrays: Arrays, members: npt.NDArray[np.bool_]) -> Floats:
-    sure = arrays["confidence"].astype(np.float64)
-    if name == "loss":
-        return np.where(np.isfinite(sure), sure, -np.inf)
-    found = likelihood_ratio(torch.from_numpy(sure), torch.from_numpy(members))
-    return np.asarray(found.numpy(), np.float64)
 
 
 def _share(share: Share) -> dict[str, Any]:
@@ -268,24 +269,6 @@ def _p_value(
     return float(min(1.0, 2 * min(p, tail)))
 
 
-def _leak(attacks: Mapping[str, Any], made: Audit) -> dict[str, Any] | None:
-    """The largest share that comes back well at the headline's rate."""
-    rate = f"{made.rate:g}"
-    there = [
-        {"attack": name, **attacks[name]["good_at"][rate]}
-        for name in RECONSTRUCTION
-        if attacks.get(name, {}).get("status") == "ran"
-    ]
-    return max(there, key=lambda share: share["mean"], default=None)
-
-
-def why_no_price(n_tests: int) -> str | None:
-    """The reason for which no price in accuracy is stated; None: it is."""
-    if n_tests >= ENOUGH_TESTS:
-        return None
-    return f"not measured: {n_tests} held-out images, {ENOUGH_TESTS} needed"
-
-
 def _compare(cells: Sequence[dict[str, Any]], *, priced: bool) -> None:
     """Effects on the leak, prices where they are measured, and the front, of cells that have
     numbers."""
@@ -294,10 +277,7 @@ def _compare(cells: Sequence[dict[str, Any]], *, priced: bool) -> None:
             cell["effect"] = effect_of(cell["leak"], cells[0]["leak"])
     if not priced:
         return
-    usable = [
-        c for c in cells
-        if c["failed"] is None and c["leak"] and (c["accuracy"] or {}).get("each")
-    ]  # fmt: skip
+    usable = [c for c in cells if c["failed"] is None and c["leak"] and accuracy(c)[0] is not None]
     before = (cells[0]["accuracy"] or {}).get("each")
     for cell in usable:
         if not cell["base"] and before:
@@ -319,11 +299,8 @@ def _checked(limit: Limit, base: Mapping[str, Any], made: Audit) -> dict[str, An
     above and members are told from decoys; it is undecided if the share is above, but decoys score
     like members, or if a part of the interval alone is above."""
     key = "good_at" if limit.of == "good" else "found_at"
-    shares = {
-        name: base["attacks"][name][key][f"{limit.rate:g}"]
-        for name in made.attacks
-        if base["attacks"].get(name, {}).get("status") == "ran" and base["attacks"][name][key]
-    }
+    ran = {name: attacked(base, name) for name in made.attacks}
+    shares = {name: own[key][key_of(limit.rate)] for name, own in ran.items() if own and own[key]}
     if not shares:
         raise ValueError(f"{limit.text}: no attack ran that it could be checked on")
     told = {name: is_told(base["attacks"][name], share, made.n_victims)
@@ -343,3 +320,126 @@ def _checked(limit: Limit, base: Mapping[str, Any], made: Audit) -> dict[str, An
         "limit": limit.limit,
         "outcome": outcome,
     }
+
+
+def exposure(plan: AuditPlan, base: Mapping[str, Any]) -> dict[str, Any]:
+    """Images of the base that come back most often, and what they have in common."""
+    leak, job = base["leak"], plan.jobs[0]
+    nothing: dict[str, Any] = {"exposed": [], "classes_exposed": [], "decoys_shown": []}
+    made = plan.folder.product(job.key)
+    if leak is None or made is None:
+        return nothing
+    scores = plan.scores(plan.study.cells[0], leak["attack"])[0]["ssim"].astype(np.float64)
+    members = job.members
+    threshold = max(threshold_for(scores[~members], plan.study.rate), plan.study.good_threshold)
+    back = (scores > threshold) & members
+    mean = np.where(members, scores, 0.0).sum(0) / np.maximum(1, members.sum(0))
+    order = np.lexsort((-mean, -back.sum(0)))
+    order = order[np.any(members[:, order], axis=0)]
+    classes = _by_class(plan, job, back, members)
+    leakiest = classes[0]["class"] if classes else None
+    margins = np.where(members, made[0]["margin"].astype(np.float64), np.nan)
+    margins[~np.isfinite(margins)] = np.nan
+    return {
+        "exposed": [
+            _of_image(plan, job, int(row), margins, leakiest)
+            | {"n_back": int(back[:, row].sum()), "mean_ssim": float(mean[row])}
+            for row in order[:N_EXPOSED]
+        ],
+        "classes_exposed": classes,
+        "decoys_shown": [
+            {"image_id": int(job.pool.rows[row]), "victim": v, "ssim": float(scores[v, row])}
+            for v, row in nearest_decoys(scores, members)
+        ],
+    }
+
+
+def nearest_decoys(scores: Floats, members: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """(victim, row) of the decoys that score best, each once."""
+    decoy = np.where(members, -np.inf, scores)
+    best = decoy.argmax(0)
+    order = np.argsort(-decoy.max(0), kind="stable")[:N_DECOYS]
+    return [(int(best[row]), int(row)) for row in order]
+
+
+def _of_image(
+    plan: AuditPlan, job: VictimsJob, row: int, margins: Floats, leakiest: str | None
+) -> dict[str, Any]:
+    """An image that comes back and why; `margins` are NaN where a victim did not learn it, or
+    diverged."""
+    images, source = job.pool, plan.images.pool
+    own = margins[:, row]
+    known = bool(np.isfinite(own).any())
+    margin = float(np.nanmean(own)) if known else np.nan
+    near = float(np.nanquantile(margins, NEAR_MARGIN)) if known else np.nan
+    label = int(source.labels[images.rows[row]])
+    n_copies = _copies(images.images, row)
+    near_words = "it is fitted worst"
+    if job.recipe.autoencoder is None:
+        near_words = "it lies near the boundary"
+    reasons = [
+        *([f"{n_copies} near copies of it are in the pool"] if n_copies else []),
+        *([near_words] if margin <= near else []),
+        *(["its class leaks most"] if leakiest == source.class_names[label] else []),
+    ]
+    return {
+        "image_id": int(images.rows[row]),
+        "row": row,
+        "label": label,
+        "class": source.class_names[label],
+        "n_in": int(job.members[:, row].sum()),
+        "margin": margin,
+        "n_copies": n_copies,
+        "why": "; ".join(reasons),
+    }
+
+
+def _copies(images: npt.NDArray[np.uint8], row: int) -> int:
+    """Near copies of an image among the others."""
+    others = torch.from_numpy(np.delete(images, row, 0))
+    found = most_alike(others, torch.from_numpy(images[row : row + 1]))
+    return int((found.correlation > THRESHOLD).sum())
+
+
+def _by_class(
+    plan: AuditPlan,
+    job: VictimsJob,
+    back: npt.NDArray[np.bool_],
+    members: npt.NDArray[np.bool_],
+) -> list[dict[str, Any]]:
+    """Shares of the images of each class that come back, the largest first."""
+    source, learned = plan.images.pool, np.any(members, axis=0)
+    label = np.full(len(learned), -1)
+    label[learned] = source.labels[job.pool.rows[learned]]
+    found = []
+    for number, name in enumerate(source.class_names):
+        own = label == number
+        some = members[:, own].any(1)
+        if not some.any():
+            continue
+        share = share_of(back[some][:, own], members[some][:, own])
+        about = {"class": name, "n": int(members[:, own].sum())}
+        found.append(about | {"share": share.mean, "interval": share.interval})
+    return sorted(found, key=lambda entry: -entry["share"])
+
+
+def pictures_of(plan: AuditPlan, record: Mapping[str, Any]) -> dict[str, npt.NDArray[np.uint8]]:
+    """Pictures of the most exposed images and of the nearest decoys, beside what came back."""
+    base, job = record["cells"][0], plan.jobs[0]
+    if base["leak"] is None:
+        return {}
+    jobs = plan.attacks(plan.study.cells[0], base["leak"]["attack"])
+    made = [plan.folder.product(one.key) for one in jobs]
+    kept = [m[0] for m in made if m is not None]
+    ssim = np.stack([arrays["ssim"] for arrays in kept])
+    exposed = [entry["row"] for entry in record["exposed"]]
+    best = [(int(np.where(job.members[:, row], ssim[:, row], -1).argmax()), row) for row in exposed]
+    decoys = nearest_decoys(ssim.astype(np.float64), job.members)
+    arrays = {}
+    for name, places in (("exposed", best), ("decoys", decoys)):
+        rows = np.array([row for _v, row in places], np.int64)
+        arrays[f"{name}/original"] = job.pool.images[rows]
+        found = [kept[v]["pictures"][row] for v, row in places]
+        blank = np.zeros(job.pool.images.shape[1:], np.uint8)
+        arrays[f"{name}/reconstruction"] = np.stack([p if p.size else blank for p in found])
+    return arrays

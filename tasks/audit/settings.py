@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from recon_core.attacks.autoencoder.many_starts import NoiseAware
 from recon_core.attacks.inversion.strong_inversion import StrongInversion
@@ -64,8 +64,6 @@ START: dict[AttackName, Literal["known", "unknown", "state"]] = {
 }  # fmt: skip
 """Threat models of attacks on weights: whether the weights before training are known, or the
 optimiser's state."""
-ENOUGH_TESTS = 100
-"""Held-out images without which no price in accuracy is stated."""
 RATES = (0.0, 0.001, 0.01, 0.05)
 """False positive rates at which images are counted."""
 FEWEST = 2
@@ -117,35 +115,43 @@ class Defence(Strict):
         return (*self.set, *self.scale)
 
     def of(self, recipe: VictimRecipe) -> VictimRecipe:
-        """The recipe with the defence; ValueError naming a setting that there is not, or a value
-        that it cannot have."""
+        """The recipe with the defence. Raises ValueError naming an unknown setting, or a value that
+        it cannot have."""
         tree = dict(adapter(VictimRecipe).dump_python(recipe, mode="json"))
-        for name, value in self.set.items():
-            node, last = _place(tree, name, self.name)
-            node[last] = value
-        for name in self.scale:
-            node, last = _place(tree, name, self.name)
-            node[last] = self._scaled(name, node[last])
+        for name in self.names:
+            *path, last = name.split(".")
+            node: Any = tree
+            for key in path:
+                node = node.get(key) if isinstance(node, dict) else None
+            if not isinstance(node, dict) or last not in node:
+                raise ValueError(
+                    f"defence {self.name!r} sets {name!r}, which no recipe has; it has "
+                    f"{', '.join(sorted(_names(tree)))}"
+                )
+            value = node[last]
+            if name in self.set:
+                node[last] = self.set[name]
+            elif isinstance(value, bool) or not isinstance(value, int | float | None):
+                raise ValueError(
+                    f"defence {self.name!r} scales {name!r}, which is {value!r} and no number; "
+                    "set it"
+                )
+            elif value is not None:  # None is left to the source
+                scaled = value * self.scale[name]
+                node[last] = max(1, round(scaled)) if isinstance(value, int) else scaled
         try:
             made: VictimRecipe = adapter(VictimRecipe).validate_python(tree)
             return made
-        except ValueError as error:
-            raise ValueError(f"defence {self.name!r}: {_first(error)}") from error
-
-    def _scaled(self, name: str, value: Any) -> Any:
-        """A number times the factor of its name; whole ones stay whole, and what is left to the
-        source does. ValueError for what is no number."""
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = "".join(f"{part}." for part in first["loc"]).removesuffix(".")
+            message = first["msg"].removeprefix("Value error, ")
             raise ValueError(
-                f"defence {self.name!r} scales {name!r}, which is {value!r} and no number; set it"
-            )
-        scaled = value * self.scale[name]
-        return max(1, round(scaled)) if isinstance(value, int) else scaled
+                f"defence {self.name!r}: {where}{': ' if where else ''}{message}"
+            ) from error
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Cell:
     """A recipe under one defence, or another way to train; the base is the recipe as it is."""
 
@@ -161,12 +167,12 @@ class Cell:
         return self.number == 0
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Limit:
     """A limit that an audit is to keep: `good>0.05@fpr=0.01`."""
 
     text: str
-    of: Literal["good", "found"]
+    of: str
     limit: float
     rate: float
 
@@ -215,8 +221,20 @@ class Audit(Strict):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_given()
-        if self.weights is None and (self.n_victims < 4 or self.n_victims % 2):
+        if self.weights is not None:
+            if self.recipe.autoencoder is not None:
+                raise ValueError(
+                    "recipe.autoencoder with weights: an existing autoencoder is attacked by "
+                    "`palimpsest attack autoencoder`; leave the weights out to audit its recipe"
+                )
+            trained = [d.name for d in self.defences if not all(n in _RELEASED for n in d.names)]
+            if self.n_victims != 1 or trained:
+                raise ValueError(
+                    f"weights of one existing network, with n_victims={self.n_victims} and "
+                    f"defences {trained}, which need training; set n_victims to 1, and leave out "
+                    f"defences that set anything but {', '.join(_RELEASED)}"
+                )
+        elif self.n_victims < 4 or self.n_victims % 2:
             raise ValueError(
                 f"n_victims={self.n_victims} must be even, since victims come in pairs that share "
                 "a pool of images, and at least 4, since the others are shadows of each"
@@ -232,54 +250,24 @@ class Audit(Strict):
             raise ValueError(f"two defences are named {twice[0]!r}; give each its own name")
         _ = self.limits
 
-    def _check_given(self) -> None:
-        """Raises ValueError for what a given network cannot have."""
-        if self.weights is None:
-            return
-        if self.recipe.autoencoder is not None:
-            raise ValueError(
-                "recipe.autoencoder with weights: an autoencoder that is there is attacked by "
-                "`palimpsest attack autoencoder`; leave the weights out to audit its recipe"
-            )
-        trained = [d.name for d in self.defences if not all(n in _RELEASED for n in d.names)]
-        if self.n_victims != 1 or trained:
-            raise ValueError(
-                f"weights of one network that is given, with n_victims={self.n_victims} and "
-                f"defences {trained}, which need training; set n_victims to 1, and leave out "
-                f"defences that set anything but {', '.join(_RELEASED)}"
-            )
-
     @property
     def cells(self) -> tuple[Cell, ...]:
         """The recipe as it is, then one cell a variant and defence; a variant that is the recipe
         itself is left out, and publishing weights alone where the optimiser keeps nothing."""
-        base = Cell(
-            number=0,
-            name="as it is",
-            kind="base",
-            group="as it is",
-            about="The recipe, without a defence.",
-            recipe=self.recipe,
-        )
-        cells = [base]
-        keeps = self.weights is not None or self.recipe.training.optimiser.averages_gradients
+        as_it_is, about = "as it is", "The recipe, without a defence."
+        cells = [Cell(0, as_it_is, "base", as_it_is, about, self.recipe)]
+        has_state = self.weights is not None or self.recipe.training.optimiser.averages_gradients
         for d in self.defences:
             recipe = d.of(self.recipe)
-            if d.names == ("checkpoint",) and not keeps:
-                continue  # there is no state to be left out
+            if d.names == ("checkpoint",) and not has_state:
+                continue
             if d.kind == "defence" or recipe != self.recipe:
-                cells.append(
-                    Cell(
-                        number=len(cells), name=d.name, kind=d.kind, group=d.group,
-                        about=d.about, recipe=recipe,
-                    )
-                )  # fmt: skip
+                cells.append(Cell(len(cells), d.name, d.kind, d.group, d.about, recipe))
         return tuple(cells)
 
     @property
     def limits(self) -> tuple[Limit, ...]:
-        """The limits; ValueError for one that cannot be read."""
-        return tuple(limit_of(text) for text in self.fail_above)
+        return tuple(map(limit_of, self.fail_above))
 
     def attack(
         self, name: AttackName, recipe: VictimRecipe, n_images: int
@@ -292,12 +280,11 @@ class Audit(Strict):
         if name == "kkt":
             n_candidates = min(2 * n_images, MOST_CANDIDATES)
             return replace(self.kkt, condition=recipe.condition, n_candidates=n_candidates)
-        if name == "span_known":
-            return replace(self.span, start="known")
         source: Source = "weights"
-        if name != "span":
+        if name in ("span_state", "gradient"):
             source = "state" if name == "span_state" else "gradients"
-        return replace(self.span, source=source, start="unknown")
+        start: Literal["known", "unknown"] = "known" if name == "span_known" else "unknown"
+        return replace(self.span, source=source, start=start)
 
 
 def limit_of(text: str) -> Limit:
@@ -309,27 +296,12 @@ def limit_of(text: str) -> Limit:
             "that come back well (good) or are told from others (found), at a false positive rate "
             f"of {', '.join(f'{rate:g}' for rate in RATES)}"
         )
-    of: Literal["good", "found"] = "good" if match[1] == "good" else "found"
-    return Limit(text=text, of=of, limit=float(match[2]), rate=float(match[3]))
+    return Limit(text, match[1], float(match[2]), float(match[3]))
 
 
 @cache
 def adapter(kind: type[T]) -> TypeAdapter[T]:
     return TypeAdapter(kind)
-
-
-def _place(tree: dict[str, Any], name: str, defence: str) -> tuple[dict[str, Any], str]:
-    """The object that holds the value of a dotted name, and its key there."""
-    *path, last = name.split(".")
-    node: Any = tree
-    for key in path:
-        node = node.get(key) if isinstance(node, dict) else None
-    if not isinstance(node, dict) or last not in node:
-        known = sorted(_names(tree))
-        raise ValueError(
-            f"defence {defence!r} sets {name!r}, which no recipe has; it has {', '.join(known)}"
-        )
-    return node, last
 
 
 def _names(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
@@ -338,14 +310,3 @@ def _names(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield from _names(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}"
-
-
-def _first(error: ValueError) -> str:
-    """The first line of what pydantic, or a setting, says."""
-    errors = getattr(error, "errors", None)
-    if errors is None:
-        return str(error)
-    first = errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
-    message = str(first["msg"]).removeprefix("Value error, ")
-    return f"{where}: {message}" if where else message

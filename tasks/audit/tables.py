@@ -13,15 +13,13 @@ from tasks.page.files import Record
 from tasks.page.formats import NOTHING, brackets, fixed
 from tasks.page.tables import Cell, Table, cells_of, claims_table, estimate, table_of
 
-RAN = "ran"
 SIDES = (("good", "good_at"), ("found", "found_at"))
 """Shares of an attack: images that come back good, and those that are told from others."""
 NUMBERS = (
     *("n", "n_good", "n_good_decoys", "n_good_control"),
     *("mean_ssim", "mean_ssim_decoys", "mean_ssim_control", "auc", "p_value"),
 )
-EXPOSED = ("image_id", "label", "class", "n_in", "n_back", "mean_ssim", "margin", "loss",
-           "n_copies", "why")  # fmt: skip
+EXPOSED = ("image_id", "label", "class", "n_in", "n_back", "mean_ssim", "margin", "n_copies", "why")
 CHECKS = ("condition", "cell", "attack", "value", "limit", "outcome")
 
 Estimated = tuple[float | None, float | None, float | None]
@@ -60,14 +58,6 @@ def key_of(rate: float) -> str:
     return f"{rate:g}"
 
 
-def base_of(record: Record) -> dict[str, Any]:
-    """The cell without a defence; ValueError if there is none."""
-    for cell in record["cells"]:
-        if cell["base"]:
-            return dict(cell)
-    raise ValueError("the record has no cell that is the base, which the others are compared with")
-
-
 def estimated(found: Record | None) -> Estimated:
     """(mean, low, high) of a share of the record; None where unknown."""
     if found is None:
@@ -85,7 +75,7 @@ def with_ends(show: Callable[[float | None], str], found: Estimated) -> str:
 def attacked(cell: Record, attack: str) -> dict[str, Any] | None:
     """The numbers of an attack on a cell, None where it was not run or was refused."""
     found = cell["attacks"].get(attack)
-    return dict(found) if found and found["status"] == RAN else None
+    return dict(found) if found and found["status"] == "ran" else None
 
 
 def side_of(kind: str) -> str:
@@ -112,40 +102,19 @@ def membership(record: Record, cell: Record) -> tuple[str, Estimated]:
 
 
 def accuracy(cell: Record) -> Estimated:
-    """Test accuracy of a cell."""
+    """Test accuracy of a cell, or the variance that its autoencoders explain."""
     found = cell["accuracy"]
-    if found is None or found["test"] is None:
-        return UNKNOWN
-    low, high = found["test_interval"] or (None, None)
-    return found["test"], low, high
-
-
-def price_of(record: Record) -> str:
-    """The name of what a defence may cost: accuracy, or variance explained."""
-    return str(record["price"])
-
-
-def has_price(record: Record, cell: Record) -> bool:
-    """True of defences, and the base, whose accuracy was measured on enough images."""
-    known = accuracy(cell)[0] is not None and not record["no_price"]
-    return known and cell["kind"] != "variant"
+    return _ends(found, "test") if found else UNKNOWN
 
 
 def change(cell: Record) -> Estimated:
     """Change of test accuracy against the base."""
     found = cell["accuracy"]
-    if found is None or found["change"] is None:
-        return UNKNOWN
-    low, high = found["change_interval"] or (None, None)
-    return found["change"], low, high
+    return _ends(found, "change") if found else UNKNOWN
 
 
-def own_tables(record: Record) -> list[Table]:
-    """The tables that stand on every page; without rows for checks or claims, none of those."""
-    made = [cells_table(record), attacks_table(record), victims_table(record)]
-    made += [exposed_table(record), classes_table(record), decoys_table(record)]
-    made += [checks_table(record)] if record["checks"] else []
-    return made + ([claims_table(record)] if record["claims"] else [])
+def _ends(found: Record, key: str) -> Estimated:
+    return (found[key], *(found[f"{key}_interval"] or (None, None)))
 
 
 def cells_table(record: Record) -> Table:
@@ -205,35 +174,32 @@ def victims_table(record: Record) -> Table:
     return table_of("victims", rows, ("cell", "name", "victim", "test accuracy"))
 
 
-def exposed_table(record: Record) -> Table:
-    """One row per image that is most exposed, and the reasons that are known."""
-    rows: list[dict[str, Cell]] = [
-        {"place": place} | {key: entry.get(key) for key in EXPOSED}
-        for place, entry in enumerate(record["exposed"], 1)
-    ]
-    return table_of("exposed", rows, ("place", *EXPOSED))
-
-
-def classes_table(record: Record) -> Table:
-    """One row per class: the share of its images that came back."""
-    rows = [cells_of(entry) for entry in record["classes_exposed"]]
-    for row in rows:
+def own_tables(record: Record) -> list[Table]:
+    """The tables that stand on every page, of checks and claims only where there are some."""
+    classes = [cells_of(entry) for entry in record["classes_exposed"]]
+    for row in classes:
         row |= {f"share {end}": row.pop(f"interval {end}") for end in ("low", "high")}
-    return table_of("classes", rows, ("class", "n", "share", "share low", "share high"))
-
-
-def decoys_table(record: Record) -> Table:
-    """One row per decoy that came nearest."""
-    rows: list[dict[str, Cell]] = [
-        {"place": place, "image_id": entry["image_id"], "ssim": entry["ssim"]}
-        for place, entry in enumerate(record["decoys_shown"], 1)
+    made = [
+        cells_table(record),
+        attacks_table(record),
+        victims_table(record),
+        _places("exposed", record["exposed"], EXPOSED),
+        table_of("classes", classes, ("class", "n", "share", "share low", "share high")),
+        _places("decoys", record["decoys_shown"], ("image_id", "ssim")),
     ]
-    return table_of("decoys", rows, ("place", "image_id", "ssim"))
+    if record["checks"]:
+        rows = [{key: check[key] for key in CHECKS} for check in record["checks"]]
+        made.append(table_of("checks", rows, CHECKS))
+    return made + ([claims_table(record)] if record["claims"] else [])
 
 
-def checks_table(record: Record) -> Table:
-    """One row per limit that was asked for."""
-    return table_of("checks", [{key: c[key] for key in CHECKS} for c in record["checks"]], CHECKS)
+def _places(name: str, entries: Sequence[Record], columns: tuple[str, ...]) -> Table:
+    """One row per image, by its place."""
+    rows: list[dict[str, Cell]] = [
+        {"place": place} | {key: entry.get(key) for key in columns}
+        for place, entry in enumerate(entries, 1)
+    ]
+    return table_of(name, rows, ("place", *columns))
 
 
 def front_table(name: str, record: Record) -> Table:
@@ -245,14 +211,15 @@ def front_table(name: str, record: Record) -> Table:
         | {"leak by": (cell["leak"] or {}).get("attack")}
         | {"base": cell["base"], "on_front": cell["on_front"]}
         for cell in record["cells"]
-        if has_price(record, cell) and not cell["failed"] and cell["leak"] is not None
+        if accuracy(cell)[0] is not None and not record["no_price"] and cell["kind"] != "variant"
+        if not cell["failed"] and cell["leak"] is not None
     ]
     return table_of(name, rows, ("cell", "letter", "name", "accuracy", "leak", "base", "on_front"))
 
 
 def rates_table(name: str, record: Record) -> Table:
     """One row per attack on the base and false positive rate."""
-    base = base_of(record)
+    base = record["cells"][0]
     rows: list[dict[str, Cell]] = []
     for attack in record["attacks"]:
         ran = attacked(base, attack["name"])
@@ -268,7 +235,7 @@ def rates_table(name: str, record: Record) -> Table:
 def epsilon_table(name: str, record: Record) -> Table:
     """One row per defence with an epsilon, the smallest first, and the base after them."""
     cells: Sequence[Record] = [c for c in record["cells"] if c["epsilon"] is not None]
-    ordered = [*sorted(cells, key=lambda cell: float(cell["epsilon"])), base_of(record)]
+    ordered = [*sorted(cells, key=lambda cell: float(cell["epsilon"])), record["cells"][0]]
     rows: list[dict[str, Cell]] = [
         {key: cell[key] for key in ("number", "name", "base", "epsilon", "delta")}
         | estimate("leak", estimated(cell["leak"]))

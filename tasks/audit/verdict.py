@@ -1,14 +1,38 @@
-"""The words of an audit: a sentence that a person may quote, and what it does not cover."""
+"""The words of an audit: a sentence that a person may quote, what it does not cover, and what a
+defence does to the leak, all decided by intervals; as JUnit XML for continuous integration and as a
+section of a model card, too."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
+from xml.etree import ElementTree as ET
 
-from tasks.audit.effect import LITTLE, is_told
-from tasks.audit.tables import attacked, key_of, points, rate_text, share, within
+from recon_core.leakage import paired_difference
+from tasks.audit.tables import (
+    accuracy,
+    attacked,
+    attacks_table,
+    change,
+    estimated,
+    headline,
+    key_of,
+    points,
+    rate_text,
+    share,
+    side_of,
+    with_ends,
+    within,
+)
+from tasks.page.formats import NOTHING, number
 
 Record = Mapping[str, Any]
+LITTLE = 0.05
+"""Share of the images up to which a network leaks little."""
+SIGNIFICANT = 0.05
+SUITE = "palimpsest audit"
+HEADING = "## Privacy: what this model leaks of its training images"
 _FROM = {
     "span": "the weights alone",
     "span_known": "the weights and those that training began with",
@@ -18,6 +42,42 @@ _FROM = {
     "features": "the features that clients send of them",
     "autoencoder": "the autoencoder and what is left of them where most pixels are erased",
 }
+
+
+def is_told(attack: Mapping[str, Any], found: Record, n_victims: int) -> bool:
+    """True where members score above decoys beyond chance, or every interval of several networks
+    that the share has lies above 0."""
+    above: bool = attack["p_value"] <= SIGNIFICANT or (n_victims > 1 and found["interval"][0] > 0)
+    return above
+
+
+def effect_of(leak: Record, before: Record) -> dict[str, Any]:
+    """The change of the leak against the network as it is, its interval of 95 %, and a word.
+
+    The interval is over networks that share their images; of one network, that of the worst case
+    of both shares' own. Words: "none found" where no image came back, with the most that the
+    interval allows; "leaves at most 5 %" where the interval ends below; "raises it" and "at least
+    halves it" where the whole interval does; "reduces it" where the interval lies below 0 and
+    reaches half of the leak; "reduces it little" where it does not reach that; else "no effect
+    measured".
+    """
+    change = leak["mean"] - before["mean"]
+    low, high = (leak["interval"][k] - before["interval"][1 - k] for k in (0, 1))
+    if len(leak["each"]) == len(before["each"]) > 1:
+        change, (low, high) = paired_difference(leak["each"], before["each"])
+    most, half = leak["interval"][1], before["mean"] / 2
+    word = "reduces it" if -low >= half else "reduces it little"
+    if leak["mean"] == 0:
+        word = f"none found, at most {share(most)}"
+    elif low > 0:
+        word = "raises it"
+    elif most <= LITTLE and high < 0:
+        word = f"leaves at most {rate_text(LITTLE)}"
+    elif high >= 0:
+        word = "no effect measured"
+    elif -high >= half:
+        word = "at least halves it"
+    return {"word": word, "change": change, "interval": [low, high]}
 
 
 def verdict_of(record: Record) -> dict[str, Any]:
@@ -36,80 +96,57 @@ def verdict_of(record: Record) -> dict[str, Any]:
     level = "leaks" if leak["mean"] > LITTLE else "leaks little"
     if not is_told(attack, leak, n_victims):
         level = "nothing found"
-    parts = [_nothing(record, leak) if level == "nothing found" else _back(record, leak)]
-    parts.append(_alike(record, attack))
-    if level != "nothing found" and leak["mean"] == 0:
-        parts.append(f"They score above decoys all the same (p = {attack['p_value']:.3g}).")
-    parts += [_alone(record), _variants(record)] if level != "nothing found" else []
+    what = "images of the batch" if leak["attack"] == "gradient" else "training images"
+    images, rate = f"{record['n_images']} {what}", rate_text(record["rate"])
+    title = next(a["title"] for a in record["attacks"] if a["name"] == leak["attack"])
+    over = f", over {n_victims} networks" if n_victims > 1 else ""
+    by = f", by the attack {title}{over}."
+    told = ""
+    if attack.get("identified") is not None:
+        decoys = share(attack["identified_decoys"]["mean"])
+        told = f"; {share(attack['identified']['mean'])} are identified, of decoys {decoys},"
+    parts = [
+        f"Of {images} none could be told to come back: {share(leak['mean'])}, at most "
+        f"{share(leak['interval'][1])}, at {rate} false positives{by}"
+        if level == "nothing found"
+        else f"{share(leak['mean'])} of {images} come back well ({within(leak['interval'])}; "
+        f"{rate} false positives){told} from {_FROM[leak['attack']]}{by}"
+    ]
+    n_decoys = attack.get("n_decoys") or attack["n"]
+    if attack["n_good_decoys"] / n_decoys > attack["n_good"] / attack["n"] / 2:
+        parts.append(
+            f"Decoys score like them: SSIM is above {record['good_threshold']:g} for "
+            f"{attack['n_good']} of {attack['n']}, and for {attack['n_good_decoys']} of {n_decoys} "
+            "decoys."
+        )
+    if level != "nothing found":
+        if leak["mean"] == 0:
+            parts.append(f"They score above decoys all the same (p = {attack['p_value']:.3g}).")
+        if alone := _start_unknown(record, base):
+            parts.append(f"From the weights alone, with the start unknown: {alone}.")
+        if leak["attack"] == "span_state":
+            parts.append("Publish weights alone, without the optimiser's state.")
+        parts.append(_variants(record))
     if base["failed"]:
         parts.append(f"But {base['failed']}.")
     defence = best_defence(record)
     if defence is not None:
-        parts.append(_said_of(defence, record))
+        left = f"{share(defence['leak']['mean'])} come back ({within(defence['leak']['interval'])})"
+        if defence["leak"]["mean"] == 0:
+            left = defence["effect"]["word"]
+        parts.append(
+            f"The defence that leaves least is {defence['name']}: {left}. Its price in "
+            f"{record['price']} is {record['no_price']}."
+            if record["no_price"]
+            else f"The cheapest defence that {does(defence)} is {defence['name']}: {left}, and "
+            f"{record['price']} changes by {points(defence['accuracy']['change'])} points."
+        )
     return {
         "level": level,
         "sentence": " ".join(part for part in parts if part),
         "base_leak": leak["mean"],
         "defence": None if defence is None else defence["name"],
     }
-
-
-def _by(record: Record, leak: Record) -> str:
-    title = next(a["title"] for a in record["attacks"] if a["name"] == leak["attack"])
-    over = f", over {record['n_victims']} networks" if record["n_victims"] > 1 else ""
-    return f", by the attack {title}{over}."
-
-
-def _images(record: Record, leak: Record) -> str:
-    what = "images of the batch" if leak["attack"] == "gradient" else "training images"
-    return f"{record['n_images']} {what}"
-
-
-def _back(record: Record, leak: Record) -> str:
-    """Number of images that come back, beside those that a picture tells from all others."""
-    attack, rate = record["cells"][0]["attacks"][leak["attack"]], rate_text(record["rate"])
-    own = attack.get("identified")
-    told = ""
-    if own is not None:
-        decoys = share(attack["identified_decoys"]["mean"])
-        told = f"; {share(own['mean'])} are identified, of decoys {decoys},"
-    return (
-        f"{share(leak['mean'])} of {_images(record, leak)} come back well "
-        f"({within(leak['interval'])}; {rate} false positives){told} "
-        f"from {_FROM[leak['attack']]}{_by(record, leak)}"
-    )
-
-
-def _nothing(record: Record, leak: Record) -> str:
-    rate = rate_text(record["rate"])
-    high = share(leak["interval"][1])
-    return (
-        f"Of {_images(record, leak)} none could be told to come back: "
-        f"{share(leak['mean'])}, at most {high}, at {rate} false positives{_by(record, leak)}"
-    )
-
-
-def _alike(record: Record, attack: Record) -> str:
-    """Warning of pictures that resemble decoys about as often as training images."""
-    n_decoys = attack.get("n_decoys") or attack["n"]
-    if attack["n_good_decoys"] / n_decoys <= attack["n_good"] / attack["n"] / 2:
-        return ""
-    return (
-        f"Decoys score like them: SSIM is above {record['good_threshold']:g} for "
-        f"{attack['n_good']} of {attack['n']}, and for {attack['n_good_decoys']} of {n_decoys} "
-        "decoys."
-    )
-
-
-def _alone(record: Record) -> str:
-    """Result of attacks that do not know the start, where one that does is the worst, and advice
-    where it is the optimiser's state that shows the images."""
-    base = record["cells"][0]
-    said = _start_unknown(record, base)
-    alone = f"From the weights alone, with the start unknown: {said}." if said else ""
-    if base["leak"]["attack"] == "span_state":
-        alone += " Publish weights alone, without the optimiser's state."
-    return alone.strip()
 
 
 def _start_unknown(record: Record, cell: Record) -> str:
@@ -185,31 +222,10 @@ def does(cell: Record) -> str:
     )
 
 
-def _said_of(cell: Record, record: Record) -> str:
-    left = f"{share(cell['leak']['mean'])} come back ({within(cell['leak']['interval'])})"
-    if cell["leak"]["mean"] == 0:
-        left = cell["effect"]["word"]
-    if record["no_price"]:
-        return (
-            f"The defence that leaves least is {cell['name']}: {left}. Its price in "
-            f"{record['price']} is {record['no_price']}."
-        )
-    change = points(cell["accuracy"]["change"])
-    return (
-        f"The cheapest defence that {does(cell)} is {cell['name']}: {left}, and "
-        f"{record['price']} changes by {change} points."
-    )
-
-
 def does_not_cover(record: Record) -> list[str]:
     """Limits of what an audit says, for people who quote it."""
     names = {attack["name"] for attack in record["attacks"]}
-    ran = {
-        name
-        for cell in record["cells"][:1]
-        for name, found in cell["attacks"].items()
-        if found["status"] == "ran"
-    }
+    ran = {name for name in names if attacked(record["cells"][0], name)}
     words = [
         "Stronger attacks than these: what does not come back here is not safe, it is not found.",
         "Networks of other sizes, other images, and longer or shorter training than this.",
@@ -245,3 +261,118 @@ def does_not_cover(record: Record) -> list[str]:
             "time, and is the accountant's number, not a measured one."
         )
     return words
+
+
+def junit(record: Record) -> bytes:
+    """JUnit XML: a test case per limit that was set; without any, one that passes per defence and
+    attack. Cases that could not be decided, or were not run, are skipped."""
+    root = ET.Element("testsuites")
+    suite = ET.SubElement(root, "testsuite", {"name": SUITE, "errors": "0"})
+    suite.set("time", f"{sum(record['seconds'].values()):.3f}")
+    _properties(suite, {key: record[key] for key in ("title", "command", "fingerprint")}
+                | {"verdict": record["verdict"]["sentence"]})  # fmt: skip
+    for check in record["checks"]:
+        case = _case(suite, check["cell"], f"{check['condition']} ({check['attack']})", 0.0)
+        _properties(case, {key: check[key] for key in ("value", "limit", "outcome")})
+        about = f"{check['attack']} on {check['cell']}: {share(check['value'])}, the limit is "
+        about += share(check["limit"])
+        if check["outcome"] == "fails":
+            message = f"{check['condition']} fails: {about}"
+            ET.SubElement(case, "failure", {"message": _xml(message)})
+        elif check["outcome"] != "passes":
+            message = f"{check['outcome']}: {about}, which its interval reaches"
+            ET.SubElement(case, "skipped", {"message": _xml(message)})
+    titles = {attack["name"]: attack["title"] for attack in record["attacks"]}
+    for row in () if record["checks"] else attacks_table(record).rows():
+        case = _case(suite, row["name"], titles[row["attack"]], row["seconds"] or 0.0)
+        if row["status"] != "ran":
+            why = row["why"] or "it was not run"
+            ET.SubElement(case, "skipped", {"message": _xml(why)})
+        else:
+            cell = next(cell for cell in record["cells"] if cell["number"] == row["cell"])
+            _properties(case, {**row, f"test {record['price']}": accuracy(cell)[0]})
+    for name, path in (("tests", "testcase"), ("failures", "*/failure"), ("skipped", "*/skipped")):
+        suite.set(name, f"{len(suite.findall(path))}")
+    ET.indent(root)
+    return bytes(ET.tostring(root, encoding="utf-8", xml_declaration=True)) + b"\n"
+
+
+def _case(suite: ET.Element, cell: str, name: str, seconds: float) -> ET.Element:
+    about = {"classname": _xml(f"{SUITE}.{cell}"), "name": _xml(name), "time": f"{seconds:.3f}"}
+    return ET.SubElement(suite, "testcase", about)
+
+
+def _properties(of: ET.Element, values: Mapping[str, Any]) -> None:
+    properties = ET.SubElement(of, "properties")
+    for name, value in values.items():
+        if value is not None:
+            ET.SubElement(properties, "property", {"name": name, "value": _xml(f"{value}")})
+
+
+def _xml(text: str) -> str:
+    """The text without letters that XML cannot hold."""
+    return re.sub(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", text)
+
+
+def model_card(record: Record) -> str:
+    """A section of Markdown for a model card: the verdict, the attacks, the defences, and what the
+    numbers do not cover."""
+    base, rates = record["cells"][0], record["rates"]
+    over = f"{record['n_victims']} networks" if record["n_victims"] > 1 else "the images"
+    attacks = []
+    for a in record["attacks"]:
+        gives = "pictures" if a["kind"] == "reconstruction" else "who is a member"
+        shares = (attacked(base, a["name"]) or {}).get(side_of(a["kind"])) or {}
+        ends = (with_ends(share, estimated(shares.get(key_of(rate)))) for rate in rates)
+        attacks.append([_text(a["title"]), _text(a["knows"]), gives, *ends])
+    members = [a for a in record["attacks"] if a["kind"] == "membership"]
+    defences = []
+    for cell in record["cells"]:
+        name = _text(cell["name"])
+        if cell["failed"]:
+            name += f" (no numbers: {_text(cell['failed'])})"
+        effect = _text((cell["effect"] or {}).get("word", NOTHING))
+        shares = (estimated(cell["leak"]), *(headline(record, cell, a) for a in members))
+        leak, *found = (with_ends(share, one) for one in (*shares, accuracy(cell)))
+        defences.append([name, leak, effect, *found, with_ends(points, change(cell))])
+    uncovered = (*record["does_not_cover"], *(f"Left out: {text}" for text in record["left_out"]))
+    made = [
+        f"{record['n_victims']} x {record['n_images']} training images",
+        f"made with {_code(number(record['command']))}",
+        f"fingerprint {_code(number(record['fingerprint']))}",
+        _text(number(record["created"])),
+    ]
+    parts = [
+        HEADING,
+        _text(record["verdict"]["sentence"]),
+        "**What each attack gets** of the training images, by rate of false positives: the "
+        "share of decoys, images that the network never saw, that it takes for training images. "
+        f"Brackets: 95 % intervals over {over}.",
+        _table(["Attack", "It has", "It gives", *map(rate_text, rates)], attacks, 3),
+        f"**What defences change**, at {rate_text(record['rate'])} false positives. Leak: the "
+        "share that the best reconstruction attack brings back well enough to recognise.",
+        _table(["Defence", "Leak", "Effect", *(_text(a["title"]) for a in members),
+                f"Test {record['price']}", "Change, points"], defences, 1),
+        "**What this does not cover**",
+        "\n".join(f"- {_text(text)}" for text in uncovered),
+        f"Measured with Palimpsest: {'; '.join(fact for fact in made if fact != NOTHING)}.",
+    ]  # fmt: skip
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], n_left: int) -> str:
+    """A Markdown table whose first columns are to the left, the others to the right."""
+    rules = [":--" if k < n_left else "--:" for k in range(len(heads))]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, rules, *rows))
+
+
+def _text(text: object) -> str:
+    """Text in which nothing is Markdown or HTML, on one line."""
+    return re.sub(r"([\\`*_\[\]<>|])", r"\\\1", " ".join(str(text).split())).replace("\\<", "&lt;")
+
+
+def _code(text: str) -> str:
+    """Text between as many backquotes as it needs."""
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence, line = "`" * (longest + 1), " ".join(text.split())
+    return f"{fence} {line} {fence}" if longest else f"{fence}{line}{fence}"

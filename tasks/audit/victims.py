@@ -4,38 +4,59 @@ Of a cell's victims `weights/K` are tensors (victims, ...) as they are released,
 the first layer that training began with; `rows/K` (victims, m, e) what a span attack takes apart in
 place of weights, an optimiser's state or gradients, and the weights in it, if any; `confidence`
 (victims, pool) is how sure the released network is of each image's label, `correct` (victims,
-tests) whether it is right, or of an autoencoder the share of the variance that it explains.
+tests) whether it is right.
+
+The price of an autoencoder is the share of the variance that it explains of images it never saw,
+and its confidence in an image minus the logarithm of its mean squared error.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from recon_core.attacks.span.rows import state_rows
+from recon_core.attacks.span.rows import SpanRows, state_rows
 from recon_core.membership import confidence
 from recon_core.restore.precision import float32_arithmetic
 from recon_core.threads import share_of
 from recon_core.types import Progress, seeded_generator
-from recon_core.victims.network import Architecture, Parameters
+from recon_core.victims.autoencoder import Weights, initial_weights
+from recon_core.victims.autoencoder_training import train_autoencoders
+from recon_core.victims.network import Architecture, Parameters, Released
 from recon_core.victims.noisy_training import train_with_noise
-from recon_core.victims.training import Trained, train
-from tasks.audit.autoencoders import answers, released_weights, trained_autoencoders
-from tasks.audit.images import Members, Pictures
+from recon_core.victims.training import train
 from tasks.audit.recipe import AutoencoderRecipe, VictimRecipe
+from tasks.study.images import Ids, Pixels
 from tasks.study.products import Arrays, Job, hash_of, key_of
 
 ROWS = 2000
 """Pictures that are scored at once."""
+LEAST_ERROR = 1e-30
+Members = npt.NDArray[np.bool_]
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class Pictures:
+    """Images uint8 (n, c, h, w), labels as a victim has them, and rows of their source."""
+
+    images: Pixels
+    labels: Ids
+    rows: Ids
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def some(self, keep: npt.NDArray[np.bool_] | Ids) -> Pictures:
+        return Pictures(self.images[keep], self.labels[keep], self.rows[keep])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,28 +99,26 @@ class VictimsJob(Job):
     def key(self) -> str:
         images = [hash_of(p.images, p.labels) for p in (self.pool, self.tests)]
         public = None if self.public is None else hash_of(self.public.images, self.public.labels)
-        recipe, members = self.recipe.described, hash_of(self.members)
-        body = ["audit victims with states", recipe, images, public, members, self.noise, self.seed]
-        if self.recipe.private is not None:
-            body.append("centred by the tests' mean")
+        recipe, noise = asdict(self.recipe), round(self.noise_multiplier, 9)
+        body = ["audit victims", recipe, images, public, hash_of(self.members), noise, self.seed]
         if (given := self.given) is not None:
             tensors = (*given.weights, *given.start, *given.rows)
             body += [hash_of(*tensors, given.mean, given.std), given.mean_known]
         return key_of(body)
 
     @property
-    def noise(self) -> float:
-        return round(self.noise_multiplier, 9)
-
-    @property
     def training_key(self) -> str:
-        """A key that jobs share whose networks are the same until something becomes of them."""
+        """A key that jobs share whose networks are the same when their training ends."""
         recipe = self.recipe if self.given is not None else self.recipe.as_trained
         return replace(self, recipe=recipe, public=None).key
 
     @property
+    def shape(self) -> tuple[int, int, int]:
+        return shape_of(self.pool)
+
+    @property
     def architecture(self) -> Architecture:
-        return self.recipe.architecture(shape_of(self.pool))
+        return self.recipe.architecture(self.shape)
 
     def make(self, progress: Progress) -> tuple[Arrays, dict[str, Any]]:
         started, device = time.perf_counter(), torch.device(self.device)
@@ -113,7 +132,7 @@ class VictimsJob(Job):
         return named, {"seconds": round(seconds, 3)}
 
     def _classifiers(self, device: torch.device, progress: Progress) -> dict[str, Tensor]:
-        made = self._made(device, progress) if self.given is None else self._read(device)
+        made = self._made(device, progress)
         given, rows, drawn = made.parameters, made.rows, self._drawn("released weights")
         if self.given is not None and self.given.gives_gradients:
             (gradients,) = rows  # which are given away, and not the weights
@@ -130,13 +149,19 @@ class VictimsJob(Job):
     def _autoencoders(
         self, recipe: AutoencoderRecipe, device: torch.device, progress: Progress
     ) -> dict[str, Tensor]:
-        found = self._found(device)
+        found = self._cached(device)
         if found is None:
-            images, _labels = self._learned()
-            starts, orders = self._drawn("victim"), self._drawn("minibatches")
-            weights, diverged = trained_autoencoders(
-                recipe, images.to(device), starts, orders, progress=progress
-            )
+            images, orders = self._learned()[0].to(device), self._drawn("minibatches")
+            model = recipe.network.on(self.shape)
+            begun = initial_weights(model, self._drawn("victim"), dtype=torch.float32)
+            trained = train_autoencoders(
+                model, {name: tensor.to(device) for name, tensor in begun.items()}, images,
+                training=recipe.training, progress=progress,
+                shuffle=lambda run, _: torch.randperm(images.shape[1], generator=orders[run]),
+            )  # fmt: skip
+            ends = [one.last.weights for one in trained]
+            weights = {name: torch.cat([end[name] for end in ends]) for name in ends[0]}
+            diverged = torch.tensor([one.diverged for one in trained])
         else:
             weights, diverged = under(found, "weights/"), found["diverged"]
         weights = released_weights(weights, self.recipe.released, self._drawn("released weights"))
@@ -145,63 +170,53 @@ class VictimsJob(Job):
         arrays |= answers(recipe, weights, pool, tests, torch.from_numpy(self.members))
         return arrays | {"diverged": diverged}
 
-    def _found(self, device: torch.device) -> dict[str, Tensor] | None:
+    def _cached(self, device: torch.device) -> dict[str, Tensor] | None:
         """The product of the cell that has trained the same networks, if there is one."""
         made = self.folder.product(self.networks_of) if self.networks_of else None
-        if made is None:
-            return None
-        return {name: torch.from_numpy(a.copy()).to(device) for name, a in made[0].items()}
+        return None if made is None else {name: on(device, a) for name, a in made[0].items()}
 
     def _made(self, device: torch.device, progress: Progress) -> Made:
-        """Networks that are trained, and students of them where these are given away."""
-        made = self._found_classifiers(device)
-        if made is None:
+        """Networks that are read or trained, and students of them where these are given away."""
+        like = self.architecture.initial([torch.Generator()], dtype=torch.float32)
+        if (given := self.given) is not None:
+            weights, start, rows = (
+                [on(device, a) for a in some] for some in (given.weights, given.start, given.rows)
+            )
+            mean, diverged = on("cpu", given.mean), torch.tensor([False])
+            return Made(like.like(weights), tuple(start), mean, diverged, tuple(rows))
+        if (found := self._cached(device)) is not None:
+            weights, start, rows = (numbered(found, name) for name in ("weights", "start", "rows"))
+            mean, diverged = found["mean"].cpu(), found["diverged"]
+            made = Made(like.like(weights), tuple(start), mean, diverged, tuple(rows))
+        else:
             first = share_of(progress, 0.0, 0.5 if self.recipe.distilled else 1.0)
             made = self._trained(*self._learned(), "", device, first)
-        if self.recipe.distilled:
-            made = self._students(made, share_of(progress, 0.5, 1.0))
-        return made
-
-    def _found_classifiers(self, device: torch.device) -> Made | None:
-        found = self._found(device)
-        if found is None:
-            return None
-        like = self.architecture.initial([torch.Generator()], dtype=torch.float32)
-        weights, start, rows = (numbered(found, name) for name in ("weights", "start", "rows"))
-        mean, diverged = found["mean"].cpu(), found["diverged"]
-        return Made(like.like(weights), tuple(start), mean, diverged, tuple(rows))
-
-    def _read(self, device: torch.device) -> Made:
-        assert self.given is not None
-        weights = [torch.from_numpy(a.copy()).to(device) for a in self.given.weights]
-        start, rows = (
-            tuple(torch.from_numpy(a.copy()).to(device) for a in arrays)
-            for arrays in (self.given.start, self.given.rows)
-        )
-        like = self.architecture.initial([torch.Generator()], dtype=torch.float32)
-        mean, diverged = torch.from_numpy(self.given.mean.copy()), torch.tensor([False])
-        return Made(like.like(weights), start, mean, diverged, rows)
+        if not self.recipe.distilled:
+            return made
+        if self.public is None:
+            raise ValueError("a student needs public images, and there are none")
+        images = unit_pictures(self.public).expand(len(self.members), -1, -1, -1, -1)
+        phi = self._outputs(made.parameters, images, made.mean, "public")
+        labels = ((phi[..., 0] > 0).long() if phi.shape[2] == 1 else phi.argmax(2)).cpu()
+        return self._trained(images, labels, "student ", device, share_of(progress, 0.5, 1.0))
 
     @property
     def std(self) -> Float[Tensor, "c 1 1"] | float:
         """The divisor of images less their mean."""
-        return 1.0 if self.given is None else torch.from_numpy(self.given.std.copy())
+        return 1.0 if self.given is None else on("cpu", self.given.std)
 
     def _learned(self) -> tuple[Float[Tensor, "r n c h w"], Tensor]:
         """Images that the victims learn, in all their views, and labels."""
-        rows = [torch.from_numpy(np.flatnonzero(own)) for own in self.members]
-        every = unit_pictures(self.pool)
-        images = torch.stack([every[own] for own in rows])
-        labels = torch.from_numpy(self.pool.labels)
-        own_labels = torch.stack([labels[own] for own in rows])
+        every, labels = unit_pictures(self.pool), torch.from_numpy(self.pool.labels)
+        members = torch.from_numpy(self.members)
+        images = torch.stack([every[own] for own in members])
         views = [images]
         for view in range(1, self.recipe.views):
             drawn = self._drawn(f"view {view}")
-            moved = [
-                _moved(own, self.recipe.moved, g) for own, g in zip(images, drawn, strict=True)
-            ]
+            moved = [_moved(*some, self.recipe.moved) for some in zip(images, drawn, strict=True)]
             views.append(torch.stack(moved))
-        return torch.cat(views, 1), own_labels.repeat(1, self.recipe.views)
+        own = torch.stack([labels[own] for own in members])
+        return torch.cat(views, 1), own.repeat(1, self.recipe.views)
 
     def _trained(
         self,
@@ -217,7 +232,10 @@ class VictimsJob(Job):
         x = (images - mean[:, None]).flatten(2).to(device)
         y = labels.to(device)
         y = y if recipe.n_outputs > 1 else y.to(x) * 2 - 1
-        start, drawn = self._start(role, device), self._drawn(f"{role}minibatches")
+        start = self.architecture.initial(self._drawn(f"{role}victim"), dtype=torch.float32)
+        start = start.map(lambda t: t.to(device))
+        begun = tuple(t.clone() for t in first_layer(start).tensors())
+        drawn = self._drawn(f"{role}minibatches")
         if recipe.is_noisy:
             noise = recipe.noise(self.noise_multiplier)
             trained = train_with_noise(
@@ -229,31 +247,16 @@ class VictimsJob(Job):
                 self.architecture, start, x, y, training=recipe.training, generators=drawn,
                 progress=progress, defence=recipe.mixcon, defence_layer=recipe.cut, all_pairs=True,
             )  # fmt: skip
-        begun = first_layer(self._start(role, device)).tensors()
-        return Made(trained.parameters, begun, mean, trained.diverged, self._rows(trained))
-
-    def _rows(self, trained: Trained) -> tuple[Tensor, ...]:
-        """What the optimiser remembers of the first layer, and the weights in it, if any."""
-        if not trained.averages or self.recipe.victim.conv is not None:
-            return ()
-        decay, every = self.recipe.training.weight_decay, []
-        for v in range(len(self.members)):
-            own, weights = slice(v, v + 1), trained.parameters.rows(slice(v, v + 1))
-            averages = [t[own] for t in trained.averages]
-            every.append(state_rows(averages, weights, weight_decay=decay))
-        starts = [rows.start for rows in every if rows.start is not None]
-        stacked = (torch.stack([rows.rows for rows in every]),)
-        return (*stacked, torch.stack(starts)) if starts else stacked
-
-    def _students(self, teachers: Made, progress: Progress) -> Made:
-        """Networks that learn the teachers' answers on public images."""
-        if self.public is None:
-            raise ValueError("a student needs public images, and there are none")
-        images = unit_pictures(self.public).expand(len(self.members), -1, -1, -1, -1)
-        device = teachers.diverged.device
-        phi = self._outputs(teachers.parameters, images, teachers.mean, "public")
-        labels = (phi[..., 0] > 0).long() if phi.shape[2] == 1 else phi.argmax(2)
-        return self._trained(images, labels.cpu(), "student ", device, progress)
+        rows: list[SpanRows] = []  # what the optimiser remembers of the first layer
+        if trained.averages and recipe.victim.conv is None:
+            for v in range(len(self.members)):
+                own, weights = slice(v, v + 1), trained.parameters.rows(slice(v, v + 1))
+                averages = [t[own] for t in trained.averages]
+                decay = recipe.training.weight_decay
+                rows.append(state_rows(averages, weights, weight_decay=decay))
+        starts = [one.start for one in rows if one.start is not None]
+        stacked = [torch.stack(some) for some in ([one.rows for one in rows], starts) if some]
+        return Made(trained.parameters, begun, mean, trained.diverged, tuple(stacked))
 
     def _asked(self, given: Parameters, mean: Float[Tensor, "r c h w"]) -> dict[str, Tensor]:
         """Answers of the released networks about the pool and the tests."""
@@ -293,11 +296,6 @@ class VictimsJob(Job):
             found.append(self.architecture.classify(parameters, sent, cut))
         return torch.cat(found, 1)
 
-    def _start(self, role: str, device: torch.device) -> Parameters:
-        drawn = self._drawn(f"{role}victim")
-        start = self.architecture.initial(drawn, dtype=torch.float32)
-        return start.map(lambda t: t.to(device))
-
     def _drawn(self, purpose: str) -> list[torch.Generator]:
         """A generator of each victim, the same for all cells."""
         return [
@@ -333,13 +331,13 @@ def unit_pictures(some: Pictures) -> Float[Tensor, "n c h w"]:
     return torch.from_numpy(some.images).float() / 255
 
 
-def shape_of(some: Pictures) -> tuple[int, int, int]:
-    c, h, w = some.images.shape[1:]
+def shape_of(some: Pictures | Tensor) -> tuple[int, int, int]:
+    c, h, w = (some if isinstance(some, Tensor) else some.images).shape[1:]
     return c, h, w
 
 
 def _moved(
-    images: Float[Tensor, "n c h w"], most: int, generator: torch.Generator
+    images: Float[Tensor, "n c h w"], generator: torch.Generator, most: int
 ) -> Float[Tensor, "n c h w"]:
     """Every image mirrored or not, and moved by up to `most` pixels each way, borders repeated."""
     flipped = torch.rand(len(images), generator=generator) < 0.5
@@ -350,6 +348,58 @@ def _moved(
     seen = torch.where(flipped[:, None, None, None], images.flip(3), images)
     at = torch.arange(len(images))[:, None, None]
     return seen.permute(0, 2, 3, 1)[at, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+
+
+def released_weights(
+    weights: Weights, released: Released, drawn: Sequence[torch.Generator]
+) -> Weights:
+    """The weights of autoencoders as they are given away, changed in the order of their names; a
+    PReLU's one slope is a row of one."""
+    names = sorted(weights)
+    rows = tuple(w.unsqueeze(1) if w.dim() == 1 else w for w in map(weights.__getitem__, names))
+    given = released.of(Parameters(rows, (None,) * len(rows)), drawn).weights
+    return {
+        name: changed.view_as(weights[name]) for name, changed in zip(names, given, strict=True)
+    }
+
+
+@torch.no_grad()
+def answers(
+    recipe: AutoencoderRecipe,
+    weights: Weights,
+    pool: Float[Tensor, "n c h w"],
+    tests: Float[Tensor, "t c h w"],
+    members: Bool[Tensor, "r n"],
+) -> dict[str, Tensor]:
+    """Confidences of R autoencoders in the pool, and the variance that they explain of their
+    members and of the tests, of which every image has its share. A network that knows the mean
+    image alone explains 0."""
+    model = recipe.network.on(shape_of(pool))
+
+    def errors(images: Tensor) -> Tensor:
+        parts = [part.expand(len(members), -1, -1, -1, -1) for part in images.split(ROWS)]
+        found = [(model.forward(weights, x) - x).square().flatten(2).mean(2) for x in parts]
+        return torch.cat(found, 1) if found else images.new_zeros(len(members), 0)
+
+    def variance(images: Tensor) -> Tensor:
+        return (images - images.mean(0)).square().mean().clamp_min(LEAST_ERROR)
+
+    of_pool, of_tests = errors(pool), errors(tests)
+    own = zip(of_pool, members.to(pool.device), strict=True)
+    confidence = -of_pool.clamp_min(LEAST_ERROR).log()
+    return {
+        "confidence": confidence,
+        "margin": confidence,
+        "train_accuracy": torch.stack(
+            [1 - of_own[m].mean() / variance(pool[m]) for of_own, m in own]
+        ),
+        "correct": 1 - of_tests / variance(tests),
+    }
+
+
+def on(device: torch.device | str, array: npt.NDArray[Any]) -> Tensor:
+    """A copy of an array on a device."""
+    return torch.from_numpy(array.copy()).to(device)
 
 
 def numbered(arrays: Mapping[str, T], name: str) -> list[T]:

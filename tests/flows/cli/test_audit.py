@@ -40,7 +40,7 @@ def test_the_help_tells_the_exit_code_and_every_option(audit: Command) -> None:
 def test_a_dry_run_says_what_it_would_take_and_makes_nothing(
     audit: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.audit.cost.measured_pace", lambda _device: PACE)
+    monkeypatch.setattr("tasks.audit.plan.measured_pace", lambda _device: PACE)
     store = tmp_path / "audit"
     said = " ".join(audit.done(*TINY, "--out", store, "--dry-run").split())
     assert re.search(rf"as it is 8 4 4 {TIME} {TIME} .*weights in 8 4 4 ", said)

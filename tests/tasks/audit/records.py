@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tasks.audit.effect import effect_of
-from tasks.audit.figures import describe_figures
-from tasks.audit.page import AUDIT_PAGE
+from tasks.audit.page import AUDIT_PAGE, describe_figures
+from tasks.audit.verdict import effect_of
 from tests.tasks.page.study_pages import Arrays, Made, StudyPages, header
 
 SIZE = 32

@@ -13,8 +13,7 @@ from recon_core.optimisers import Optimiser
 from recon_core.victims.network import Network
 from recon_core.victims.training import Training
 from storage.sources.load import ImageSet, Split
-from tasks.audit.images import AuditImages, read_images
-from tasks.audit.plan import AuditPlan
+from tasks.audit.plan import AuditImages, AuditPlan, read_images
 from tasks.audit.recipe import VictimRecipe
 from tasks.audit.record import describe_audit
 from tasks.audit.settings import Audit, Defence

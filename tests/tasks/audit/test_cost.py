@@ -11,7 +11,7 @@ import pytest
 from recon_core.attacks.inversion.strong_inversion import StrongInversion
 from recon_core.victims.autoencoder import FullyConnected
 from recon_core.victims.losses import Loss
-from tasks.audit.cost import as_experiment, costs_of, training_seconds
+from tasks.audit.plan import as_experiment, costs_of, training_seconds
 from tasks.audit.recipe import AutoencoderRecipe, VictimRecipe
 from tasks.families.weights.study.cost import Pace
 from tests.tasks.audit.small import audit, defence, images_of, plan_of, recipe
@@ -22,7 +22,7 @@ SHAPE = (3, 32, 32)
 
 @pytest.fixture(autouse=True)
 def pace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.audit.cost.measured_pace", lambda _device: PACE)
+    monkeypatch.setattr("tasks.audit.plan.measured_pace", lambda _device: PACE)
 
 
 def test_cells_cost_what_their_recipes_ask_for(tmp_path: Path) -> None:

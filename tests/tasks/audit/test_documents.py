@@ -9,8 +9,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from tasks.audit.documents import HEADING, SUITE, junit, model_card
 from tasks.audit.tables import share
+from tasks.audit.verdict import HEADING, SUITE, junit, model_card
 from tests.tasks.audit.records import DIVERGED, REFUSED, audit, nothing, weights
 
 EVIL = 'a|b <script>"x"</script> `c` _d_\x00\x1b'

@@ -12,7 +12,7 @@ from PIL import Image
 
 from recon_core.victims.losses import Loss
 from recon_core.victims.training import Training
-from tasks.audit.images import (
+from tasks.audit.plan import (
     AuditImages,
     members_of,
     pool_of,
@@ -20,7 +20,7 @@ from tasks.audit.images import (
     read_images,
     resolved,
 )
-from tasks.audit.images import (
+from tasks.audit.plan import (
     tests_of as held_out,
 )
 from tasks.audit.recipe import VictimRecipe

@@ -17,10 +17,9 @@ from recon_core.victims.autoencoder_training import AutoencoderTraining
 from recon_core.victims.network import Network, Released
 from recon_core.victims.separability import MixCon
 from tasks.audit.attacks import AttackJob
-from tasks.audit.autoencoders import answers, released_weights
 from tasks.audit.plan import AuditPlan
 from tasks.audit.recipe import AutoencoderRecipe, Private, VictimRecipe
-from tasks.audit.victims import VictimsJob, sent_features, unit_pictures
+from tasks.audit.victims import VictimsJob, answers, released_weights, sent_features, unit_pictures
 from tests.tasks.audit.small import audit, defence, images_of, plan_of, recipe, record_of, run
 
 SMALL = AutoencoderRecipe(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.audit.figures import describe_figures, front_figure
+from tasks.audit.page import describe_figures, front_figure
 from tasks.audit.tables import front_table, points, share
 from tests.tasks.audit.records import DIVERGED, PAGES, RATES, REFUSED, audit, nothing, weights
 from tests.tasks.page.study_pages import Made, floats, written

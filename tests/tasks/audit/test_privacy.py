@@ -14,8 +14,7 @@ import torch
 from scipy import optimize, stats
 
 from recon_core.victims.noisy_training import poisson_sample
-from tasks.audit.privacy import epsilon_of, noise_multiplier_of, schedule_of
-from tasks.audit.recipe import Private, VictimRecipe
+from tasks.audit.recipe import Private, VictimRecipe, epsilon_of, noise_multiplier_of, schedule_of
 from tests.tasks.audit.small import audit, defence, images_of, plan_of, recipe
 
 

@@ -17,10 +17,8 @@ from scipy import stats
 
 from recon_core.leakage import share_found
 from storage.sources.load import ImageSet
-from tasks.audit.exposure import nearest_decoys, pictures_of
-from tasks.audit.images import AuditImages, read_images
-from tasks.audit.plan import AuditPlan
-from tasks.audit.record import why_no_price
+from tasks.audit.plan import AuditImages, AuditPlan, read_images
+from tasks.audit.record import nearest_decoys, pictures_of, why_no_price
 from tests.tasks.audit.small import (
     Scores,
     audit,
@@ -120,7 +118,7 @@ def alarms(root: Path, n_seeds: int, **changes: Any) -> list[dict[str, Any]]:
     """Records of audits of which nothing can leak: members and decoys have the same scores."""
     records = []
     with pytest.MonkeyPatch.context() as patch:  # of copies, whose search takes half of the time
-        patch.setattr("tasks.audit.exposure._copies", lambda _images, _row: 0)
+        patch.setattr("tasks.audit.record._copies", lambda _images, _row: 0)
         for seed in range(n_seeds):
             plan = fabricated(root / f"{seed}", seed=seed, **changes)
             scores = np.random.default_rng((7, seed)).uniform(0, 0.6, plan.jobs[0].members.shape)
@@ -421,7 +419,7 @@ def one_network(root: Path, *, seed: int = 0) -> AuditPlan:
 def test_one_network_that_leaks_nothing_raises_few_alarms_and_rare_leaks_do(tmp_path: Path) -> None:
     records = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tasks.audit.exposure._copies", lambda _images, _row: 0)
+        patch.setattr("tasks.audit.record._copies", lambda _images, _row: 0)
         for seed in range(40):
             plan = one_network(tmp_path / f"{seed}", seed=seed)
             scores = np.random.default_rng((7, seed)).uniform(0, 0.6, plan.jobs[0].members.shape)

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from tasks.audit.effect import effect_of
-from tasks.audit.verdict import best_defence, does_not_cover, verdict_of
+from tasks.audit.verdict import best_defence, does_not_cover, effect_of, verdict_of
 from tests.tasks.audit.records import audit, weights
 
 Record = dict[str, Any]
