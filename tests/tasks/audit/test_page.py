@@ -146,7 +146,7 @@ def test_the_tables_beside_the_page_are_the_record(folder: Path, page: Page, mad
     assert [float(row["test accuracy"]) for row in victims[:12]] == cells[0]["accuracy"]["each"]
     exposed = PAGES.rows_of(folder, "exposed")
     assert list(exposed[0]) == ["place", "image_id", "label", "class", "n_in", "n_back",
-                                "mean_ssim", "margin", "loss", "n_copies", "why"]  # fmt: skip
+                                "mean_ssim", "margin", "n_copies", "why"]  # fmt: skip
 
 
 def letters_of(text: str) -> str:

@@ -18,7 +18,7 @@ from scipy import stats
 from recon_core.leakage import share_found
 from storage.sources.load import ImageSet
 from tasks.audit.plan import AuditImages, AuditPlan, read_images
-from tasks.audit.record import nearest_decoys, pictures_of, why_no_price
+from tasks.audit.record import nearest_decoys, pictures_of
 from tests.tasks.audit.small import (
     Scores,
     audit,
@@ -40,12 +40,6 @@ RARELY = 0.001
 def _few_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prices are stated of the forty held-out images of these audits."""
     monkeypatch.setattr("tasks.audit.record.ENOUGH_TESTS", 40)
-
-
-def test_prices_need_a_hundred_held_out_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    assert why_no_price(100) is None
-    assert why_no_price(99) == "not measured: 99 held-out images, 100 needed"
 
 
 def fabricated(root: Path, images: AuditImages | None = None, **changes: Any) -> AuditPlan:
