@@ -18,7 +18,7 @@ from recon_core.victims.network import Network, Released
 from recon_core.victims.separability import MixCon
 from tasks.audit.attacks import AttackJob
 from tasks.audit.plan import AuditPlan
-from tasks.audit.recipe import AutoencoderRecipe, Private, VictimRecipe
+from tasks.audit.recipe import AutoencoderRecipe, VictimRecipe
 from tasks.audit.victims import VictimsJob, answers, released_weights, sent_features, unit_pictures
 from tests.tasks.audit.small import audit, defence, images_of, plan_of, recipe, record_of, run
 
@@ -217,28 +217,6 @@ def test_slopes_are_released_with_the_other_weights() -> None:
     assert (given["0.slope"] != weights["0.slope"]).all()
     whole = released_weights(weights, Released(), drawn)
     assert all(torch.equal(whole[name], weights[name]) for name in weights)
-
-
-@pytest.mark.parametrize(
-    ("changes", "match"),
-    [
-        ({"cut": 3}, "cut=3 is no hidden layer"),
-        ({"cut": 0}, "cut=0 is no hidden layer"),
-        ({"mixcon": MixCon(), "dropout": 0.5}, "mixcon with dropout or private"),
-        ({"mixcon": MixCon(), "private": Private(epsilon=1.0)}, "mixcon with dropout or private"),
-        ({"autoencoder": SMALL, "cut": 1}, "cut with an autoencoder; .*leave them out"),
-        ({"autoencoder": SMALL, "distilled": True, "dropout": 0.5}, "distilled, dropout with an"),
-    ],
-)
-def test_what_does_not_go_together_is_refused(changes: dict[str, Any], match: str) -> None:
-    with pytest.raises(ValueError, match=match):
-        recipe(**changes)
-
-
-def test_mixcon_needs_every_image_in_a_step() -> None:
-    batches = replace(recipe().training, batch_size=4)
-    with pytest.raises(ValueError, match="batch_size=4 with a defence"):
-        recipe(mixcon=MixCon(), training=batches)
 
 
 def test_attacks_that_a_recipe_gives_nothing_for_say_what_is_missing(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 from scipy import optimize, stats
 
 from recon_core.victims.noisy_training import poisson_sample
-from tasks.audit.recipe import Private, VictimRecipe, epsilon_of, noise_multiplier_of, schedule_of
+from tasks.audit.recipe import Private, VictimRecipe, noise_multiplier_of
 from tests.tasks.audit.small import audit, defence, images_of, plan_of, recipe
 
 
@@ -54,13 +54,10 @@ def exact(noise: float, n_steps: int, delta: float) -> float:
 def test_noise_keeps_to_the_epsilon_that_is_asked_for(
     epsilon: float, batch_size: int | None
 ) -> None:
-    made = private(epsilon, batch_size=batch_size)
-    rate, n_steps = schedule_of(made, 100)
-    noise = noise_multiplier_of(made, 100)
-    assert made.private is not None
-    found = epsilon_of(made.private, noise, rate, n_steps)
+    size = batch_size or 100
+    noise = noise_multiplier_of(private(epsilon, batch_size=batch_size), 100)
+    found = stepped(noise, size / 100, 60 * math.ceil(100 / size), 1e-5)
     assert 0.98 * epsilon <= found <= epsilon
-    assert found == pytest.approx(stepped(noise, rate, n_steps, 1e-5), rel=1e-9)
 
 
 @pytest.mark.parametrize("epsilon", [1.0, 8.0, 50.0])
@@ -87,33 +84,27 @@ def test_noise_grows_with_the_steps_and_falls_with_epsilon_and_delta() -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "n_images", "expected"),
-    [
-        (None, 100, (1.0, 60)),
-        (100, 100, (1.0, 60)),
-        (500, 100, (1.0, 60)),
-        (10, 100, (0.1, 600)),
-        (33, 100, (0.33, 240)),
-        (16, 24, (2 / 3, 120)),
-    ],
+    ("batch_size", "expected"), [(None, (1.0, 3)), (500, (1.0, 3)), (7, (7 / 24, 12))]
 )
-def test_the_schedule_is_that_of_the_training(
-    batch_size: int | None, n_images: int, expected: tuple[float, int]
+def test_noise_is_of_the_rate_and_steps_of_the_training(
+    monkeypatch: pytest.MonkeyPatch, batch_size: int | None, expected: tuple[float, int]
 ) -> None:
-    assert schedule_of(private(8, batch_size=batch_size), n_images) == pytest.approx(expected)
+    from opacus.accountants import utils
 
-
-def test_steps_draw_images_at_the_rate_of_the_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
     from recon_core.victims import noisy_training
 
     drawn: list[tuple[int, float]] = []
+    asked: dict[str, Any] = {}
 
     def watched(n: int, probability: float, generators: Any) -> Any:
         drawn.append((n, probability))
         return poisson_sample(n, probability, generators)
 
     monkeypatch.setattr(noisy_training, "poisson_sample", watched)
-    made = private(8, epochs=3, batch_size=7)
+    monkeypatch.setattr(utils, "get_noise_multiplier", lambda **given: asked.update(given) or 1.0)
+    made = private(8, epochs=3, batch_size=batch_size)
+    assert noise_multiplier_of(made, 24) == 1.0
+    assert (asked["sample_rate"], asked["steps"]) == (pytest.approx(expected[0]), expected[1])
     architecture = made.architecture((1, 8, 8))
     generators = [torch.Generator().manual_seed(k) for k in range(2)]
     start = architecture.initial(generators, dtype=torch.float32)
@@ -124,22 +115,14 @@ def test_steps_draw_images_at_the_rate_of_the_schedule(monkeypatch: pytest.Monke
         architecture, start, x, y, training=made.training, noise=made.noise(1.0),
         generators=generators,
     )  # fmt: skip
-    rate, n_steps = schedule_of(made, 24)
-    assert drawn == [(24, pytest.approx(rate))] * n_steps
+    assert drawn == [(24, pytest.approx(expected[0]))] * (expected[1] if batch_size == 7 else 0)
 
 
-def test_without_a_promise_there_is_no_noise_and_without_noise_none() -> None:
+def test_without_a_promise_there_is_no_noise_and_one_that_none_keeps_is_refused() -> None:
     assert noise_multiplier_of(recipe(), 8) == 0.0
     assert noise_multiplier_of(recipe(dropout=0.5), 8) == 0.0
-    assert epsilon_of(Private(epsilon=1), 0.0, 1.0, 10) == math.inf
-
-
-def test_a_promise_that_no_noise_keeps_is_refused_with_the_fix() -> None:
-    made = private(1e-9, epochs=1000)
-    with pytest.raises(ValueError, match=r"no noise makes 1,000 steps private with epsilon=1e-09"):
-        noise_multiplier_of(made, 100)
     with pytest.raises(ValueError, match="fewer epochs, or allow a larger epsilon"):
-        noise_multiplier_of(made, 100)
+        noise_multiplier_of(private(1e-9, epochs=1000), 100)
 
 
 def test_views_of_a_private_recipe_are_refused_and_not_miscounted(tmp_path: Path) -> None:

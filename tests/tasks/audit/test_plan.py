@@ -1,4 +1,4 @@
-"""Images of an audit: who learns what, what nobody sees, and sources that have too few."""
+"""Plan of an audit: who learns what, what nobody sees, sources that have too few; and its costs."""
 
 from __future__ import annotations
 
@@ -7,23 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from PIL import Image
 
+from recon_core.attacks.autoencoder.many_starts import NoiseAware
+from recon_core.attacks.inversion.strong_inversion import StrongInversion
+from recon_core.victims.autoencoder import FullyConnected
 from recon_core.victims.losses import Loss
 from recon_core.victims.training import Training
-from tasks.audit.plan import (
-    AuditImages,
-    members_of,
-    pool_of,
-    public_of,
-    read_images,
-    resolved,
-)
-from tasks.audit.plan import (
-    tests_of as held_out,
-)
-from tasks.audit.recipe import VictimRecipe
+from tasks.audit.plan import AuditImages, costs_of, pool_of, read_images, resolved, unseen
+from tasks.audit.recipe import AutoencoderRecipe, VictimRecipe
 from tests.tasks.audit.small import audit, defence, images_of, noise, plan_of, recipe
 
 FOUR = ("a", "b", "c", "d")
@@ -51,43 +45,32 @@ def test_a_victim_of_classes_has_images_of_each_of_them_alone() -> None:
     pool = pool_of(three, images, seed=0)
     assert np.bincount(pool.labels).tolist() == [6, 6, 6]
     assert (pool.labels == images.pool.labels[pool.rows]).all()
-    assert set(held_out(three, images, 60, seed=0).labels.tolist()) == {0, 1, 2}
+    assert set(unseen(three, images, 60, seed=0)[0].labels.tolist()) == {0, 1, 2}
 
 
-def test_victims_come_in_pairs_with_the_halves_of_a_pool() -> None:
-    pool = pool_of(recipe(n_images=8), images_of(60), seed=0)
-    members = members_of(pool, 6, seed=5)
-    assert members.shape == (6, 16)
-    assert (members[::2] == ~members[1::2]).all()
-    for own in members:
-        assert np.bincount(pool.labels[own]).tolist() == [4, 4]
-    assert members.sum(0).tolist() == [3] * 16
-    assert (members_of(pool, 6, seed=5) == members).all()
-    assert (members_of(pool, 4, seed=5) == members[:4]).all()  # more victims change none
-    assert (members_of(pool, 6, seed=6) != members).any()
+def test_victims_come_in_pairs_with_the_halves_of_a_pool(tmp_path: Path) -> None:
+    def members(n: int, seed: int) -> npt.NDArray[np.bool_]:
+        return plan_of(audit(n_victims=n, seed=seed), tmp_path, images_of(60)).jobs[0].members
+
+    six = members(6, 5)
+    assert six.shape == (6, 16)
+    assert (six[::2] == ~six[1::2]).all()
+    assert six.sum(0).tolist() == [3] * 16
+    assert (members(4, 5) == six[:4]).all()  # more victims change none
+    assert (members(6, 6) != six).any()
 
 
-def test_tests_and_public_images_are_seen_by_no_victim_and_not_twice() -> None:
+@pytest.mark.parametrize("n_tests", [20, 50, 1000])
+def test_tests_and_public_images_are_seen_by_no_victim_and_not_twice(n_tests: int) -> None:
     images, made = images_of(60, n_others=50), recipe(n_images=8)
-    tests = held_out(made, images, 20, seed=1)
-    public = public_of(made, images, 20, n=16, seed=1)
-    assert (len(tests), len(public)) == (20, 16)
+    tests, public = unseen(made, images, n_tests, seed=1)
+    assert (len(tests), len(public)) == (min(50, n_tests), max(0, 50 - n_tests))
     assert not set(tests.rows.tolist()) & set(public.rows.tolist())
+    learned = {image.tobytes() for image in pool_of(made, images, seed=1).images}
     for some in (tests, public):
         assert (some.images == images.others.images[some.rows]).all()
         assert (some.labels == images.others.labels[some.rows]).all()
-    pool = pool_of(made, images, seed=1)
-    learned = {image.tobytes() for image in pool.images}
-    assert not learned & {image.tobytes() for image in (*tests.images, *public.images)}
-
-
-def test_a_source_with_few_others_gives_what_it_has() -> None:
-    images, made = images_of(60, n_others=30), recipe(n_images=8)
-    assert len(held_out(made, images, 1000, seed=1)) == 30
-    assert len(public_of(made, images, 20, n=16, seed=1)) == 10
-    for n_tests in (29, 30, 1000):
-        with pytest.raises(ValueError, match="lower n_tests, or give more images"):
-            public_of(made, images, n_tests, n=16, seed=1)
+        assert not learned & {image.tobytes() for image in some.images}
 
 
 def test_few_others_are_shared_by_tests_and_students(tmp_path: Path) -> None:
@@ -164,3 +147,49 @@ def test_held_out_pictures_that_are_training_pictures_test_nothing(tmp_path: Pat
     assert heldout.facts["taken"] == "Test/ (9 pictures)"
     assert heldout.facts["left aside"] == "valid/ (4 pictures)"
     assert heldout.facts["not used"] == "1: they are in the training split, too"
+
+
+def test_cells_cost_what_their_recipes_ask_for(tmp_path: Path) -> None:
+    made = audit(
+        attacks=("span", "kkt", "loss"),
+        defences=(
+            defence("long", scale={"training.epochs": 100}),
+            defence("student", set={"distilled": True}),
+            defence("conv", set={"victim.conv": {"kernel": 3, "channels": 4}}),
+            defence("too many", scale={"n_images": 90}),
+            defence("released", set={"released.noise": 0.1}),
+        ),
+    )
+    plan = plan_of(made, tmp_path, images_of(80, 120))
+    costs = costs_of(plan)
+    base, long, _student, conv, released = costs
+    assert [cost.name for cost in costs] == ["as it is", "long", "student", "conv", "released"]
+    assert base.counts == {"images": 8, "victims": 4, "attacks": 8}
+    assert conv.counts["attacks"] == 4  # no span attack
+    train = [cost.seconds_of["training"] for cost in costs]
+    assert train[1] > 5 * train[0] > 0  # a hundred times, but for what is not training
+    assert train[2] > 0  # the student alone: its teacher is the base
+    assert train[4] == 0  # its networks are those of the base
+    attack = [cost.seconds_of["attacks take"] for cost in (base, long, released)]
+    assert attack[0] == attack[1] == attack[2] > 0
+    n_parameters = 256 * 32 + 32 * 32 + 32
+    assert released.disk_bytes == 4 * 2 * 4 * n_parameters
+    assert base.disk_bytes == released.disk_bytes + 4 * 2 * 16 * 256  # and pictures of two attacks
+    assert all(cost.memory_bytes and cost.memory_bytes > 0 for cost in costs)
+    assert not list(tmp_path.iterdir())  # and nothing is kept
+
+
+def test_other_victims_cost_their_epochs_and_steps(tmp_path: Path) -> None:
+    short = StrongInversion(n_steps=10, starts=("grey",))
+    split = audit(attacks=("features",), recipe=recipe(cut=1), inversion=short)
+    own = AutoencoderRecipe(network=FullyConnected(depth=2, width=8))
+    coded = audit(attacks=("autoencoder",), recipe=recipe(autoencoder=own),
+                  recovery=NoiseAware(n_steps=20))  # fmt: skip
+    long = replace(own, training=replace(own.training, epochs=100 * own.training.epochs))
+    for one, other, stage in (
+        (split, replace(split, inversion=replace(short, n_steps=10_000)), "attacks take"),
+        (coded, replace(coded, recipe=recipe(autoencoder=long)), "training"),
+    ):
+        (few,), (many,) = (costs_of(plan_of(m, tmp_path, images_of(80))) for m in (one, other))
+        assert many.seconds_of[stage] > 10 * few.seconds_of[stage] > 0
+        assert few.seconds_of["attacks take"] > 0
