@@ -12,7 +12,7 @@ from storage.errors import StorageError
 from storage.pairs.dataset import Dataset, is_store
 from tasks.campaign.plan import made_with
 from tasks.report.page import write_report
-from tasks.training.state import MODEL
+from tasks.training.loop import MODEL
 from tasks.workspace import Workspace
 
 SHOWN_VERSIONS = ("palimpsest", "torch", "numpy", "zarr", "dask", "prefect", "scikit-image", "piq")

@@ -20,13 +20,13 @@ from flows.naming import unknown_name
 from flows.recipe import Recipe
 from flows.settings import parse_assignments, read_recipe, resolve, to_json
 from recon_core.restore import NonfiniteLossError
+from recon_core.restore.fit import Ranks
 from storage.errors import SourceError, StorageError, StoreMismatchError
 from storage.files import write_json
 from storage.pairs.dataset import Dataset
 from tasks.devices import Device, resolve_device
 from tasks.progress import LOG_EVERY_SECONDS, progress_line
-from tasks.training.loop import OnStep
-from tasks.training.ranks import Accelerated, Group, OneProcess, leave, started_by_torchrun
+from tasks.training.loop import Accelerated, OnStep, leave
 from tasks.training.train import train_restorer
 from tasks.workspace import Workspace
 
@@ -66,7 +66,7 @@ def train_on_ranks(
     if group.rank == 0:
         write_json(workspace.recipe, to_json(recipe))
     group.close()
-    if started_by_torchrun():
+    if group.size > 1:
         leave()
 
 
@@ -80,10 +80,10 @@ def _recipe(workspace: Workspace, settings: list[str]) -> Recipe:
     return resolve(recipe, parse_assignments(settings))
 
 
-def _group(device: Device) -> tuple[Group, str]:
+def _group(device: Device) -> tuple[Ranks, str]:
     kind = resolve_device(device)
-    if not started_by_torchrun():
-        return OneProcess(), kind
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:  # torchrun says how many it has started
+        return Ranks(), kind
     group = Accelerated(cpu=kind == "cpu")
     return group, group.device
 
@@ -119,7 +119,7 @@ def main() -> None:
 
 
 def _fail(error: Exception, code: int) -> NoReturn:
-    who = f"process {os.environ['RANK']}: " if started_by_torchrun() else ""
+    who = f"process {os.environ['RANK']}: " if "RANK" in os.environ else ""
     Screen(stderr=True).print(
         f"{who}error: {error}", style="red", markup=False, highlight=False, soft_wrap=True
     )

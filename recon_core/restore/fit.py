@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -48,45 +48,40 @@ class LossAndNetwork(Protocol):
     ) -> Tensor: ...
 
 
-@runtime_checkable
-class Ranks(Protocol):
-    """The processes that train one network together, each on its share of every batch."""
+class Ranks:
+    """The processes that train one network together, each on its share of every batch: this one
+    alone. Subclasses join several."""
 
-    rank: int
-    size: int
+    rank: int = 0
+    size: int = 1
 
     def wrap(self, net: nn.Module) -> nn.Module:
         """`net` so that a backward pass through it leaves the mean of all ranks' gradients."""
-        ...
-
-    def place(self, n: int) -> tuple[int, int]:
-        """Start of this rank's `n` examples in the whole batch, and the size of that batch."""
-        ...
-
-    def sum(self, value: float) -> float:
-        """The sum of all ranks' values."""
-        ...
-
-    def unsynchronised(self, wrapped: nn.Module) -> AbstractContextManager[None]:
-        """Inside, backward passes only add up this rank's gradients."""
-        ...
-
-
-class OneRank:
-    rank, size = 0, 1
-
-    def wrap(self, net: nn.Module) -> nn.Module:
         return net
 
     def place(self, n: int) -> tuple[int, int]:
+        """Start of this rank's `n` examples in the whole batch, and the size of that batch."""
         return 0, n
 
     def sum(self, value: float) -> float:
+        """The sum of all ranks' values."""
         return value
 
     def unsynchronised(self, wrapped: nn.Module) -> AbstractContextManager[None]:
+        """Inside, backward passes only add up this rank's gradients."""
         del wrapped
         return nullcontext()
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, in order; of all ranks together, so also a place to wait."""
+        return [value]
+
+    def agree(self, flag: bool) -> bool:
+        """Rank 0's flag."""
+        return flag
+
+    def close(self) -> None:
+        """Called at the end, by all ranks."""
 
 
 class NonfiniteLossError(ArithmeticError):
@@ -174,7 +169,7 @@ class Fit:
         self.restorer = restorer
         self.training = training
         self.device = torch.device(device)
-        self.ranks = ranks or OneRank()
+        self.ranks = ranks or Ranks()
         require_precision(training.precision, self.device)
         self.step = 0
         self.net = restorer.build(seed=training.seed).to(self.device)

@@ -8,7 +8,6 @@ a decoy that is a training image elsewhere. If nothing leaks the two cannot be t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -22,9 +21,7 @@ from recon_core.attacks.autoencoder.many_starts import NoiseAware
 from recon_core.attacks.inversion.strong_inversion import StrongInversion
 from recon_core.attacks.kkt.attacks import check_pictures
 from recon_core.attacks.kkt.objective import KKTAttack
-from recon_core.attacks.kkt.settings import Attack
 from recon_core.attacks.span.attack import SpanAttack, check_victim
-from recon_core.experiments import KKT, bytes_per_run
 from recon_core.membership import complementary_halves
 from recon_core.types import no_progress, seeded_generator
 from recon_core.victims.autoencoder import n_parameters
@@ -344,7 +341,7 @@ def costs_of(plan: AuditPlan, _device: str = "") -> list[Cost]:
 def _cost(plan: AuditPlan, cell: Cell, known: dict[Any, float]) -> Cost:
     """The estimate of a cell; `known`: seconds of attacks on victims like those of other cells."""
     job, n_victims, is_trained = plan.jobs[cell.number], plan.study.n_victims, True
-    recipe, n, coder, shape = job.recipe, len(job.pool) // 2, job.recipe.autoencoder, job.shape
+    recipe, n, coder = job.recipe, len(job.pool) // 2, job.recipe.autoencoder
     if job.given is not None or plan.trained_by[cell.number] != cell.number:
         is_trained = recipe.distilled and job.given is None
     n_epochs = recipe.training.epochs if coder is None else coder.training.epochs
@@ -363,23 +360,21 @@ def _cost(plan: AuditPlan, cell: Cell, known: dict[Any, float]) -> Cost:
     seconds: dict[AttackName, float] = {}
     attacks = {name: plan.attacks(cell, name)[0] for name in plan.reconstructions(cell)}
     for name, one in attacks.items():
-        key = name, n, recipe.victim, recipe.cut, coder
+        key, attack = (name, n, recipe.victim, recipe.cut, coder), one.attack
+        if isinstance(attack, SpanAttack):
+            n_steps = max(attack.n_network, attack.n_independent)
+        else:
+            n_steps = attack.n_iterations if isinstance(attack, KKTAttack) else attack.n_steps
+
+        def run(n: int, one: AttackJob = one) -> None:
+            replace(one, attack=_shortened(one.attack, n)).scored(victims, no_progress)
+
         if key not in known:
-            known[key] = _in_full(
-                lambda steps, one=one: _shortened(one, steps).scored(victims, no_progress),
-                _iterations(one.attack),
-            )
+            known[key] = _in_full(run, n_steps)
         seconds[name] = known[key]
-    if coder is None:
-        weights = 2 * BYTES * job.architecture.n_parameters
-        memory = n_victims * bytes_per_run(_as_experiment(recipe), n * recipe.views, shape)
-        for one in attacks.values():
-            if isinstance(one.attack, KKTAttack | SpanAttack):
-                own = _as_experiment(recipe, one.attack)
-                memory = max(memory, bytes_per_run(own, n, shape))
-    else:
-        weights = BYTES * n_parameters(coder.network.on(shape))
-        memory = n_victims * (4 * weights + BYTES * n * recipe.views * math.prod(shape))
+    weights = 2 * BYTES * job.architecture.n_parameters  # and the start
+    if coder is not None:
+        weights = BYTES * n_parameters(coder.network.on(job.shape))
     pictures = job.pool.images.size * len(attacks) * cell.is_base
     return Cost(
         name=cell.name,
@@ -388,7 +383,6 @@ def _cost(plan: AuditPlan, cell: Cell, known: dict[Any, float]) -> Cost:
             "training": train_s if is_trained else 0.0,
             "attacks take": n_victims * sum(seconds.values()),
         },
-        memory_bytes=memory,
         disk_bytes=int(n_victims * (weights + pictures)),
     )
 
@@ -405,26 +399,10 @@ def _in_full(work: Callable[[int], object], n: int) -> float:
     return more_s + (n - n_more) * step_s
 
 
-def _iterations(attack: AnyAttack) -> int:
-    if isinstance(attack, SpanAttack):
-        return max(attack.n_network, attack.n_independent)
-    return attack.n_iterations if isinstance(attack, KKTAttack) else attack.n_steps
-
-
-def _shortened(job: AttackJob, n: int) -> AttackJob:
+def _shortened(attack: AnyAttack, n: int) -> AnyAttack:
     """The attack with so many iterations."""
-    attack = job.attack
     if isinstance(attack, SpanAttack):
-        return replace(job, attack=replace(attack, n_network=n, n_independent=n))
+        return replace(attack, n_network=n, n_independent=n)
     if isinstance(attack, KKTAttack):
-        return replace(job, attack=replace(attack, save_at=(n,)))
-    return replace(job, attack=replace(attack, n_steps=n))
-
-
-def _as_experiment(recipe: VictimRecipe, attack: Attack | None = None) -> KKT:
-    """The same victims in the family `kkt`, whose memory is known."""
-    attack = attack or KKTAttack(condition=recipe.condition, n_candidates=2)
-    return KKT(
-        augment_p=0.0, n_classes=recipe.n_classes, victim=recipe.victim, training=recipe.training,
-        attack=attack,
-    )  # fmt: skip
+        return replace(attack, save_at=(n,))
+    return replace(attack, n_steps=n)

@@ -200,7 +200,7 @@ def _attacked(
         "seconds": seconds,
         "n": int(members.sum()),
         "n_decoys": int((~members).sum()),
-        "found_at": {key_of(r): _share(share_found(scores, members, rate=r)) for r in RATES},
+        "found_at": _at_rates(scores, members, None),
         **dict.fromkeys(OF_PICTURES),
         "auc": _auc(scores, members),
         "p_value": _p_value(scores, members, rate=made.rate, generator=rng),
@@ -214,13 +214,9 @@ def _of_pictures(arrays: Arrays, members: npt.NDArray[np.bool_], made: Audit) ->
     """Numbers of an attack that gives pictures: its own, and those of the mean image alone."""
     least = made.good_threshold
     scores, control = (arrays[name].astype(np.float64) for name in ("ssim", "control"))
-    by_rate = [
-        {key_of(r): _share(share_found(some, members, rate=r, least=least)) for r in RATES}
-        for some in (scores, control)
-    ]
     return {
-        "good_at": by_rate[0],
-        "control_at": by_rate[1],
+        "good_at": _at_rates(scores, members, least),
+        "control_at": _at_rates(control, members, least),
         "identified": _share(share_of(arrays["identified"], members)),
         "identified_decoys": _share(share_of(arrays["identified"], ~members)),
         "n_good": int((scores[members] > least).sum()),
@@ -236,15 +232,21 @@ def _share(share: Share) -> dict[str, Any]:
     return {"mean": share.mean, "interval": list(share.interval), "each": list(share.each)}
 
 
+def _at_rates(
+    scores: Floats, members: npt.NDArray[np.bool_], least: float | None
+) -> dict[str, Any]:
+    found = {rate: share_found(scores, members, rate=rate, least=least) for rate in RATES}
+    return {key_of(rate): _share(share) for rate, share in found.items()}
+
+
 def _auc(scores: Floats, members: npt.NDArray[np.bool_]) -> float:
     """Chance that a member scores above a decoy of the same victim; the mean over victims."""
-    each = []
-    for own, member in zip(scores, members, strict=True):
-        order = np.sort(own[~member])
-        below = np.searchsorted(order, own[member], side="left")
-        not_above = np.searchsorted(order, own[member], side="right")
-        each.append((below + not_above).mean() / (2 * len(order)))
-    return float(np.mean(each))
+    from scipy import stats  # half a second, which a front does without
+
+    ranks = stats.rankdata(scores, axis=1)
+    n = members.sum(1)
+    above = (np.where(members, ranks, 0).sum(1) / n - (n + 1) / 2) / (~members).sum(1)
+    return float(above.mean())
 
 
 def _p_value(
@@ -260,7 +262,7 @@ def _p_value(
     p = exchangeable_p(scores, members, generator=generator)
     if len(scores) > 1:
         return p
-    from scipy import stats  # half a second, which a front does without
+    from scipy import stats
 
     decoys = scores[~members]
     n_allowed = int(np.floor(rate * len(decoys) + 1e-9))

@@ -180,32 +180,24 @@ def _variants(record: Record) -> str:
     return f"Trained in other ways: {'; '.join(found)}." if found else ""
 
 
-def best_defence(record: Record) -> Mapping[str, Any] | None:
+def best_defence(record: Record) -> Record | None:
     """The defence that is named: the cheapest on the front whose interval leaves little, or, if
     there is none, at least halves the leak. Where prices are not measured it is the one that leaves
     least. None where the network leaks nothing or no defence does that."""
-    base = record["cells"][0]
+    base, priced = record["cells"][0], not record["no_price"]
     if base["leak"] is None or base["leak"]["mean"] <= 0:
         return None
-    usable = [
+    usable: list[Record] = [
         c
         for c in record["cells"][1:]
         if c["kind"] != "variant" and c["failed"] is None and c["leak"] and c["effect"]
+        if c["on_front"] or not priced
     ]
-    priced = not record["no_price"]
+    halved = [c for c in usable if -c["effect"]["interval"][1] >= base["leak"]["mean"] / 2]
+    worth = [c for c in usable if _leaves_little(c)] or halved
     if priced:
-        usable = [c for c in usable if c["on_front"]]
-    for worth in (
-        [c for c in usable if _leaves_little(c)],
-        [c for c in usable if -c["effect"]["interval"][1] >= base["leak"]["mean"] / 2],
-    ):
-        if worth and priced:
-            cheapest: Record = max(worth, key=lambda cell: float(cell["accuracy"]["test"]))
-            return cheapest
-        if worth:
-            least: Record = min(worth, key=lambda cell: float(cell["leak"]["interval"][1]))
-            return least
-    return None
+        return max(worth, key=lambda cell: float(cell["accuracy"]["test"]), default=None)
+    return min(worth, key=lambda cell: float(cell["leak"]["interval"][1]), default=None)
 
 
 def _leaves_little(cell: Record) -> bool:
@@ -226,41 +218,45 @@ def does_not_cover(record: Record) -> list[str]:
     """Limits of what an audit says, for people who quote it."""
     names = {attack["name"] for attack in record["attacks"]}
     ran = {name for name in names if attacked(record["cells"][0], name)}
-    words = [
-        "Stronger attacks than these: what does not come back here is not safe, it is not found.",
-        "Networks of other sizes, other images, and longer or shorter training than this.",
-    ]
-    if record["subject"] == "recipe":
-        words.insert(
-            1,
+    epsilons = [cell["epsilon"] for cell in record["cells"]]
+    rows = [
+        (
+            True,
+            "Stronger attacks than these: what does not come back here is not safe, it is not "
+            "found.",
+        ),
+        (
+            record["subject"] == "recipe",
             "One network in particular: victims were trained by the recipe, on halves of the "
             "images, and stand for the next one that is.",
-        )
-    if "span_known" in ran:
-        words.append(
-            "The start known is the worst case: it holds for a public checkpoint or a fixed seed."
-        )
-    if "span_state" in ran:
-        words.append(
+        ),
+        (True, "Networks of other sizes, other images, and longer or shorter training than this."),
+        (
+            "span_known" in ran,
+            "The start known is the worst case: it holds for a public checkpoint or a fixed seed.",
+        ),
+        (
+            "span_state" in ran,
             "Releases without the optimiser's state, which checkpoints of training hold: where "
-            "weights are published alone that attack cannot be made."
-        )
-    if record["no_price"]:
-        words.append(f"The price of defences in {record['price']}: {record['no_price']}.")
-    if "features" in ran:
-        words.append(
-            "Features of other images: these are of training images, which the network knows best."
-        )
-    if "autoencoder" in ran:
-        words.append("Pictures that are damaged otherwise, or of which less is left.")
-    if "likelihood_ratio" not in names:
-        words.append("Membership beyond the loss: no networks were trained as shadows.")
-    if any(cell["epsilon"] for cell in record["cells"]):
-        words.append(
+            "weights are published alone that attack cannot be made.",
+        ),
+        (record["no_price"], f"The price of defences in {record['price']}: {record['no_price']}."),
+        (
+            "features" in ran,
+            "Features of other images: these are of training images, which the network knows best.",
+        ),
+        ("autoencoder" in ran, "Pictures that are damaged otherwise, or of which less is left."),
+        (
+            "likelihood_ratio" not in names,
+            "Membership beyond the loss: no networks were trained as shadows.",
+        ),
+        (
+            any(epsilons),
             "What epsilon promises beyond these attacks: it bounds every attack on one image at a "
-            "time, and is the accountant's number, not a measured one."
-        )
-    return words
+            "time, and is the accountant's number, not a measured one.",
+        ),
+    ]
+    return [text for holds, text in rows if holds]
 
 
 def junit(record: Record) -> bytes:

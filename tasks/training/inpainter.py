@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,28 +20,27 @@ from recon_core.restore import EDM, Examples, Training
 from recon_core.restore.edm import Denoiser
 from recon_core.restore.examples import to_network
 from recon_core.restore.inpaint import DDNM, unconditional
+from recon_core.strict import Strict
 from recon_core.types import N_AUGMENT, seeded_generator
 from storage.checkpoints import load_checkpoint
-from tasks.training.loop import OnStep, Trainer, ignore_step
-from tasks.training.state import MODEL
+from tasks.training.loop import MODEL, OnStep, Trainer, ignore
 
 SCHEMA = "palimpsest-inpainter"
 VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inpainter:
+class Inpainter(Strict):
     """A generic inpainter's network and its training; the defaults are EDM's for CIFAR-10.
 
     Raises ValueError if `restorer` diffuses residuals: there is no condition here.
     """
 
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
-
     restorer: EDM = field(default_factory=EDM)
     training: Training = field(default_factory=Training)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.restorer.target != "image":
             raise ValueError(
                 f"restorer.target={self.restorer.target!r}, but a generic inpainter has no "
@@ -76,7 +75,7 @@ def train_inpainter(
     *,
     out: Path,
     device: str,
-    on_step: OnStep = ignore_step,
+    on_step: OnStep = ignore,
     checkpoint_seconds: float = 60.0,
 ) -> Denoiser:
     """The denoiser D(x; sigma) of the model in `out`; trains it only as far as it is not there yet,
@@ -116,12 +115,8 @@ def train_inpainter(
 
 def inpainter_fingerprint(inpainter: Inpainter, images: npt.NDArray[np.uint8]) -> str:
     """SHA-256 over everything the weights depend on, but for device and versions."""
-    body = {
-        "version": VERSION,
-        "inpainter": asdict(inpainter),
-        "shape": images.shape,
-        "images": hashlib.sha256(np.ascontiguousarray(images).data).hexdigest(),
-    }
+    pixels = hashlib.sha256(np.ascontiguousarray(images).data).hexdigest()
+    body = [VERSION, asdict(inpainter), images.shape, pixels]
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 

@@ -1,38 +1,44 @@
-"""The loop of a training: update, look at it, keep it; and what is left at the end."""
+"""The loop of a training: update, look at it, keep it; and what is left at the end.
+
+`log.jsonl` has JSON lines (docs/training.md). `validation.png` shows the last validation: held-out
+pairs in columns, what came back over what was restored over what it should be. The checkpoint
+`latest` has all that a resumed training needs to end with the record that it would have had: lines
+of the log after it are removed. Several processes, one per device, can train together: `torchrun`
+starts them, `accelerate` (optional) joins them, DistributedDataParallel averages gradients. Each
+takes `batch_size / ranks` of its own share of the pairs a step; rank 0 validates and writes.
+"""
 
 from __future__ import annotations
 
+import io
+import json
+import math
+import os
+import platform
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
+import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from jaxtyping import Float32
+from PIL import Image
+from torch import Tensor, nn
 
 from recon_core.restore import Fit, NonfiniteLossError, Restorer, Training
 from recon_core.restore.examples import Examples
-from storage.checkpoints import save_checkpoint
-from storage.files import text_bytes, write_file
+from recon_core.restore.fit import Ranks
+from storage.checkpoints import load_checkpoint, save_checkpoint
+from storage.errors import CorruptPartError
+from storage.files import write_file
+from tasks.campaign.plan import code_version
 from tasks.campaign.watch import log_notice
 from tasks.interruption import Interruption
-from tasks.training.card import PAGE, device_name, model_page, versions
-from tasks.training.log import TrainingLog
-from tasks.training.ranks import Group, OneProcess
-from tasks.training.state import (
-    BEST,
-    LATEST,
-    MODEL,
-    Record,
-    arrays,
-    load_best,
-    load_latest,
-    remove,
-    save_best,
-    save_latest,
-)
 from tasks.training.validation import (
     HeldOut,
     Validation,
@@ -41,7 +47,12 @@ from tasks.training.validation import (
     score,
 )
 
+LATEST, BEST, MODEL = "latest", "best", "model"
+LOG, PICTURE = "log.jsonl", "validation.png"
 CHECKPOINT_SHARE = 0.05  # at most this part of the time is spent on writing checkpoints
+CURVE_POINTS = 200
+LONGEST_LOG_WINDOW = 100
+N_SHOWN, GAP, SCALE = 16, 2, 2
 
 Arrays = dict[str, npt.NDArray[Any]]
 OnStep = Callable[[int, int, float], None]
@@ -54,12 +65,8 @@ FORWARD_PER_STEP = 3
 """Evaluations of the network that an update takes as long as: forward once, backward twice."""
 
 
-def ignore_work(_done: int, _share: float, _note: str) -> None:
-    """An `OnWork` that nobody listens to."""
-
-
-def ignore_step(_done: int, _n_steps: int, _loss: float) -> None:
-    """An `OnStep` that nobody listens to."""
+def ignore(*_progress: object) -> None:
+    """An `OnStep` or `OnWork` that nobody listens to."""
 
 
 class Feed(Protocol):
@@ -76,6 +83,117 @@ class Feed(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
+@dataclass
+class Curve:
+    """A value, averaged over every `window` steps, as [steps done, mean]."""
+
+    window: int
+    points: list[tuple[int, float]] = field(default_factory=list)
+    waiting: list[float] = field(default_factory=list)
+
+    def add(self, step: int, value: float) -> bool:
+        """True if this step completes a window."""
+        self.waiting.append(value)
+        if len(self.waiting) < self.window:
+            return False
+        self.points.append((step, sum(self.waiting) / self.window))
+        self.waiting = []
+        return True
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.points = [(int(step), float(value)) for step, value in state["points"]]
+        self.waiting = [float(value) for value in state["waiting"]]
+
+
+@dataclass
+class Record:
+    """The loss for the card and for the log, validations as (steps done, SSIM), seconds."""
+
+    curve: Curve
+    log: Curve
+    validations: list[tuple[int, float]] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @classmethod
+    def of(cls, n_steps: int) -> Record:
+        """An empty record of a training of `n_steps` steps."""
+        window = max(1, n_steps // CURVE_POINTS)
+        return cls(Curve(window), Curve(min(window, LONGEST_LOG_WINDOW)))
+
+    @property
+    def best(self) -> tuple[int, float] | None:
+        """The validation with the highest SSIM, the first of equals."""
+        return max(self.validations, key=lambda found: found[1], default=None)
+
+    def state_dict(self) -> dict[str, Any]:
+        state = asdict(self)
+        state["log"]["points"] = []  # they are in the log's file
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.curve.restore(state["curve"])
+        self.log.restore(state["log"])
+        self.validations = [(int(step), float(ssim)) for step, ssim in state["validations"]]
+        self.seconds = float(state["seconds"])
+
+
+class TrainingLog:
+    """Writes what a training in `out` that has done `step` steps says from there on."""
+
+    def __init__(self, out: Path, *, step: int) -> None:
+        self._out = out
+        out.mkdir(parents=True, exist_ok=True)
+        lines = (out / LOG).read_bytes().splitlines(keepends=True) if (out / LOG).is_file() else []
+        # the log is not synced: a kill leaves half a line at its end, a power failure maybe zeros
+        kept = [line for line in lines if line.endswith(b"\n") and _step_of(line) <= step]
+        write_file(out / LOG, b"".join(kept) if step else b"")
+        self._file = (out / LOG).open("ab")
+        if not step:
+            (out / PICTURE).unlink(missing_ok=True)
+
+    def scalars(self, step: int, **values: float) -> None:
+        """Values after `step` steps; those of a validation begin with "validation_"."""
+        line = json.dumps({"step": step, **values}, allow_nan=False)
+        self._file.write(line.encode() + b"\n")
+        self._file.flush()
+
+    def pictures(
+        self,
+        inputs: Float32[Tensor, "n c h w"],
+        restored: Float32[Tensor, "n c h w"],
+        targets: Float32[Tensor, "n c h w"],
+    ) -> None:
+        """A grid of the first pairs, in [0, 1]: input, restored and target, one over the other."""
+        picture = grid(torch.stack([inputs[:N_SHOWN], restored[:N_SHOWN], targets[:N_SHOWN]]))
+        content = io.BytesIO()
+        Image.fromarray(picture).save(content, format="PNG")
+        write_file(self._out / PICTURE, content.getvalue())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def grid(pictures: Float32[Tensor, "rows n c h w"]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """The pictures in rows and columns on white, uint8 (height, width, 3), each pixel a square."""
+    values = (pictures * 255).round().clamp(0, 255).byte().cpu().numpy()
+    n_rows, n_columns, n_channels, height, width = values.shape
+    values = np.broadcast_to(values, (n_rows, n_columns, max(3, n_channels), height, width))
+    values = values.repeat(SCALE, axis=3).repeat(SCALE, axis=4)
+    edges = ((0, 0), (0, 0), (0, 0), (GAP, GAP), (GAP, GAP))
+    padded = np.pad(values, edges, constant_values=255)
+    rows_columns = padded.transpose(0, 3, 1, 4, 2)
+    tall, wide = n_rows * padded.shape[3], n_columns * padded.shape[4]
+    return np.ascontiguousarray(rows_columns.reshape(tall, wide, 3))
+
+
+def _step_of(line: bytes) -> float:
+    """The step of a line; infinite for what is no line of the log."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf
+
+
 class Trainer:
     """One training from where `out` has it to its end."""
 
@@ -88,19 +206,19 @@ class Trainer:
         out: Path,
         device: str,
         fingerprint: str,
-        group: Group | None = None,
+        group: Ranks | None = None,
         validation: Validation | None = None,
         held_out: HeldOut | None = None,
     ) -> None:
         self.restorer, self.training, self.feed = restorer, training, feed
         self.out, self.device, self.fingerprint = out, device, fingerprint
-        self.group, self.held_out = group or OneProcess(), held_out
+        self.group, self.held_out = group or Ranks(), held_out
         self.validation = validation or Validation()
         self.fit = Fit(restorer, training, device=device, ranks=self.group)
         self.record = Record.of(training.n_steps)
         # Other processes would wait for ever for one that saves while they do not.
         self.interruption = Interruption(holds=self.group.size == 1)
-        self.on_work: OnWork = ignore_work
+        self.on_work: OnWork = ignore
         self._restored: tuple[int, Tensor] | None = None
         self._resume()
         self.started = time.monotonic() - self.record.seconds
@@ -114,7 +232,7 @@ class Trainer:
                 remove(self.out, LATEST, BEST)
             return
         state, meta = found
-        self.fit.load_state_dict(state)
+        self.fit.load_state_dict({name: torch.from_numpy(array) for name, array in state.items()})
         feeds = meta["feeds"]
         self.feed.load_state_dict(feeds[min(self.group.rank, len(feeds) - 1)])
         self.record.load_state_dict(meta["record"])
@@ -132,19 +250,26 @@ class Trainer:
         self, on_step: OnStep, checkpoint_seconds: float, log: TrainingLog | None = None
     ) -> None:
         """Trains to the end, validating and saving on the way; rank 0 has a log, if any has."""
-        pace = _Pace()
+        n_images, waited, worked = 0, 0.0, 0.0  # since the last line of the log
         last_saved, saving = time.monotonic(), 0.0
-        for waited, batch in _timed(self.feed):
+        batches = iter(self.feed)
+        while True:
+            asked = time.monotonic()
+            batch = next(batches)
             began = time.monotonic()
             lr = self.training.learning_rate(self.fit.step)
             loss = self.fit.update(Examples(**batch))
-            pace.add(self.training.batch_size, waited, time.monotonic() - began)
+            n_images += self.training.batch_size
+            waited, worked = waited + began - asked, worked + time.monotonic() - began
             self.record.curve.add(self.fit.step, loss)
             if self.record.log.add(self.fit.step, loss) and log is not None:
                 step, mean = self.record.log.points.pop()
-                log.scalars(step, loss=mean, lr=lr, **pace.take())
+                took = max(waited + worked, 1e-9)
+                pace = {"images_per_s": n_images / took, "wait_share": waited / took}
+                log.scalars(step, loss=mean, lr=lr, **pace)
+                n_images, waited, worked = 0, 0.0, 0.0
             on_step(self.fit.step, self.training.n_steps, loss)
-            self._tell(self.fit.step - 1)
+            self._report(self.fit.step - 1)
             improved = False
             if self.validation.due(self.fit.step, self.training.n_steps):
                 self._require_finite(loss)
@@ -170,7 +295,7 @@ class Trainer:
         ssim, restored = score(
             for_validation(self.restorer, self.validation), self.fit.ema, self.held_out,
             device=self.device, n_samples=self.validation.n_samples,
-            progress=lambda fraction: self._tell(self.fit.step - 1, fraction, "validation"),
+            progress=lambda fraction: self._report(self.fit.step - 1, fraction, "validation"),
         )  # fmt: skip
         step, before = self.fit.step, self.held_out.ssim_inputs
         self._restored = (step, restored)
@@ -179,7 +304,8 @@ class Trainer:
         log.pictures(self.held_out.inputs, restored, self.held_out.targets)
         improved = self.record.best == (step, ssim)
         if improved:
-            save_best(self.out, self.fingerprint, self.fit, ssim)
+            meta = {"fingerprint": self.fingerprint, "step": step, "ssim": ssim}
+            save_checkpoint(self.out, BEST, arrays(self.fit.ema.state_dict()), meta)
         return improved
 
     def save(self) -> None:
@@ -187,45 +313,75 @@ class Trainer:
         feeds = self.group.gather(self.feed.state_dict())
         self.record.seconds = time.monotonic() - self.started
         if self.writes:
-            save_latest(self.out, self.fingerprint, self.fit, self.record, feeds)
+            meta = {
+                "fingerprint": self.fingerprint,
+                "step": self.fit.step,
+                "feeds": feeds,
+                "record": self.record.state_dict(),
+            }
+            save_checkpoint(self.out, LATEST, arrays(self.fit.state_dict()), meta)
 
-    def finish(self, facts: Mapping[str, Any]) -> dict[str, Any]:
-        """Writes the model and its card, `facts` and what all trainings say, and returns the
-        card."""
+    def finish(
+        self, facts: Mapping[str, Any], page: Callable[[Mapping[str, Any]], None] | None = None
+    ) -> dict[str, Any]:
+        """Writes the model and its card, `facts` and what all trainings say, and returns the card.
+        `page` is given the card before the model is there."""
         n_images = sum(self.group.gather(self.feed.n_given))
-        card = self._write_model({**facts, "n_images": n_images}) if self.writes else {}
-        found: dict[str, Any] = self.group.gather(card)[0]
-        return found
-
-    def _write_model(self, facts: Mapping[str, Any]) -> dict[str, Any]:
+        if not self.writes:
+            return dict(self.group.gather({})[0])
         weights, step = arrays(self.fit.ema.state_dict()), self.fit.step
         best = self.record.best
         if self.validation.keep == "best" and best is not None and best[0] != step:
             step = best[0]
-            weights = load_best(self.out, self.fingerprint, step)
+            found = load_checkpoint(self.out, BEST)
+            wanted = {"fingerprint": self.fingerprint, "step": step}
+            if found is None or not wanted.items() <= found[1].items():
+                raise CorruptPartError(
+                    f"{self.out} has no best.json of step {step}, where the validation was best; "
+                    f"remove {self.out / 'latest.json'} to train from the start"
+                )
+            weights = found[0]
         restorer, curve = self._fitted(weights, step)
+        validation = None
+        if self.held_out is not None:
+            validation = {
+                **asdict(self.validation),
+                **self.held_out.facts(),
+                "strength_curve": curve,
+                "ssim_curve": self.record.validations,
+                "best": None if best is None else {"step": best[0], "ssim": best[1]},
+            }
+        device = torch.device(self.device)
         card = {
             **facts,
+            "n_images": n_images,
             "fingerprint": self.fingerprint,
             "restorer": asdict(restorer),
             "training": asdict(self.training),
             "step": step,
-            "validation": self._validation_facts(curve),
+            "validation": validation,
             "n_parameters": sum(p.numel() for p in self.fit.net.parameters()),
             "seconds": round(time.monotonic() - self.started, 3),
-            "device": torch.device(self.device).type,
-            "device_name": device_name(self.device),
+            "device": device.type,
+            "device_name": torch.cuda.get_device_name(device)
+            if device.type == "cuda"
+            else platform.processor() or platform.machine(),
             "threads": torch.get_num_threads(),
             "ranks": self.group.size,
             "torch": torch.__version__,
-            "versions": versions(),
+            "versions": {
+                "palimpsest": code_version(),
+                "python": platform.python_version(),
+                "torch": torch.__version__,
+                "numpy": np.__version__,
+            },
             "loss_curve": self.record.curve.points,
         }
-        if "dataset" in card:
-            write_file(self.out / PAGE, text_bytes(model_page(card)))
+        if page is not None:
+            page(card)
         save_checkpoint(self.out, MODEL, weights, card)
         remove(self.out, LATEST)
-        return card
+        return dict(self.group.gather(card)[0])
 
     def _fitted(self, weights: Arrays, step: int) -> tuple[Restorer, list[tuple[float, float]]]:
         """The restorer with the strength that its validation asks for, and what was compared:
@@ -241,13 +397,13 @@ class Trainer:
                 replace(for_validation(self.restorer, self.validation), strength=1.0),
                 net.to(self.device), self.held_out,
                 device=self.device, n_samples=self.validation.n_samples,
-                progress=lambda fraction: self._tell(self.fit.step, fraction, "strength"),
+                progress=lambda fraction: self._report(self.fit.step, fraction, "strength"),
             )  # fmt: skip
         strength, curve = fitted_strength(restored, self.held_out)
         return replace(self.restorer, strength=strength), curve
 
-    def _tell(self, validated_to: int, fraction: float = 0.0, note: str = "") -> None:
-        """Tells how far the training is, in evaluations of the network: those of the steps, of the
+    def _report(self, validated_to: int, fraction: float = 0.0, note: str = "") -> None:
+        """Reports the progress in evaluations of the network: those of the steps, of the
         validations due up to step `validated_to`, and of this fraction of another."""
         n_steps, of_step = self.training.n_steps, FORWARD_PER_STEP * self.training.batch_size
         done, total = float(self.fit.step * of_step), n_steps * of_step
@@ -256,18 +412,6 @@ class Trainer:
             done += (self.validation.n_due(validated_to, n_steps) + fraction) * one
             total += self.validation.n_due(n_steps, n_steps) * one
         self.on_work(self.fit.step, min(1.0, done / total), note)
-
-    def _validation_facts(self, strengths: list[tuple[float, float]]) -> dict[str, Any] | None:
-        if self.held_out is None:
-            return None
-        best = self.record.best
-        return {
-            **asdict(self.validation),
-            **self.held_out.facts(),
-            "strength_curve": strengths,
-            "ssim_curve": self.record.validations,
-            "best": None if best is None else {"step": best[0], "ssim": best[1]},
-        }
 
     def _require_finite(self, loss: float) -> None:
         """A loss can be finite and the step after it not: such weights are not kept."""
@@ -278,29 +422,82 @@ class Trainer:
             )
 
 
-@dataclass
-class _Pace:
-    """How fast the steps since the last `take` were, apart from validating and saving."""
-
-    n_images: int = 0
-    waited: float = 0.0
-    worked: float = 0.0
-
-    def add(self, n_images: int, waited: float, worked: float) -> None:
-        self.n_images += n_images
-        self.waited += waited
-        self.worked += worked
-
-    def take(self) -> dict[str, float]:
-        seconds = max(self.waited + self.worked, 1e-9)
-        values = {"images_per_s": self.n_images / seconds, "wait_share": self.waited / seconds}
-        self.n_images, self.waited, self.worked = 0, 0.0, 0.0
-        return values
+def load_latest(out: Path, fingerprint: str) -> tuple[Arrays, dict[str, Any]] | None:
+    """State and meta of the checkpoint in `out`, if it was of this training; else None. Raises
+    CorruptPartError if the files are not as they were written."""
+    found = load_checkpoint(out, LATEST)
+    return found if found is not None and found[1].get("fingerprint") == fingerprint else None
 
 
-def _timed(feed: Feed) -> Iterator[tuple[float, Mapping[str, Tensor]]]:
-    """Batches, and the seconds that each was waited for."""
-    started = time.monotonic()
-    for batch in feed:
-        yield time.monotonic() - started, batch
-        started = time.monotonic()
+def remove(out: Path, *names: str) -> None:
+    """Removes checkpoints, first what names the weights."""
+    for name in names:
+        for file in (out / f"{name}.json", *out.glob(f"{name}-*.safetensors")):
+            file.unlink(missing_ok=True)
+
+
+def arrays(state: Mapping[str, Tensor]) -> Arrays:
+    return {name: value.detach().cpu().numpy() for name, value in state.items()}
+
+
+class Accelerated(Ranks):
+    """The processes that torchrun has started, `device` being each one's own.
+
+    Raises ValueError if `accelerate` is not installed.
+    """
+
+    def __init__(self, *, cpu: bool = False) -> None:
+        try:
+            from accelerate import Accelerator
+        except ImportError as error:
+            raise ValueError(
+                f"several processes need accelerate, which cannot be imported ({error}); "
+                "pip install '.[multigpu]', or start one process"
+            ) from error
+        self._accelerator: Any = Accelerator(cpu=cpu, mixed_precision="no")
+        self.rank: int = self._accelerator.process_index
+        self.size: int = self._accelerator.num_processes
+
+    @property
+    def device(self) -> str:
+        return str(self._accelerator.device)
+
+    def wrap(self, net: nn.Module) -> nn.Module:
+        wrapped: nn.Module = self._accelerator.prepare_model(net)
+        return wrapped
+
+    def place(self, n: int) -> tuple[int, int]:
+        counts = self.gather(n)
+        return sum(counts[: self.rank]), sum(counts)
+
+    def sum(self, value: float) -> float:
+        held = torch.tensor(value, dtype=torch.float64, device=self._accelerator.device)
+        return float(self._accelerator.reduce(held, reduction="sum"))
+
+    def unsynchronised(self, wrapped: nn.Module) -> AbstractContextManager[None]:
+        context: AbstractContextManager[None] = self._accelerator.no_sync(wrapped)
+        return context
+
+    def gather(self, value: Any) -> list[Any]:
+        from accelerate.utils import gather_object
+
+        return list(gather_object([value]))
+
+    def agree(self, flag: bool) -> bool:
+        return self.sum(float(flag and self.rank == 0)) > 0
+
+    def close(self) -> None:
+        """Ends the connections; a process that ends with them open may end with an error."""
+        self.gather(None)  # nobody leaves while another waits for it
+        self._accelerator.end_training()
+
+
+def leave() -> NoReturn:
+    """Ends this process at once, all of its work being done and written.
+
+    With torch 2.13 a rank sometimes aborts in the destructors of its libraries ("terminate called
+    without an active exception"), and torchrun would call a finished training failed.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from contextlib import ExitStack
-from dataclasses import asdict, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +25,28 @@ from torch import nn
 from recon_core.balance import Curation
 from recon_core.matching import CLIPPED
 from recon_core.restore import RESTORERS, NonfiniteLossError, Restorer, Training
+from recon_core.restore.fit import Ranks
 from storage.checkpoints import load_checkpoint
 from storage.errors import StorageError
+from storage.files import text_bytes, write_file
 from storage.pairs.dataset import Dataset
 from tasks.dataset.pair_stream import ORDER, PairExamples
-from tasks.training.log import TrainingLog
-from tasks.training.loop import OnStep, OnWork, Trainer, ignore_step, ignore_work
-from tasks.training.ranks import Group, OneProcess
-from tasks.training.state import LATEST, MODEL, load_latest
+from tasks.training.loop import (
+    LATEST,
+    MODEL,
+    OnStep,
+    OnWork,
+    Trainer,
+    TrainingLog,
+    ignore,
+    load_latest,
+)
 from tasks.training.validation import Validation, held_out_parts, read_held_out
 
 SCHEMA, VERSION = "palimpsest-restorer", 1
 
+PAGE = "MODEL_CARD.md"
+TITLES = {"edm": "EDM diffusion restorer", "bf_dncnn": "BF-DnCNN", "unet": "U-Net regression"}
 WHOLE_MODEL = "use the model as it was written, update the program, or train again"
 
 
@@ -50,9 +60,9 @@ def train_restorer(
     out: Path,
     device: str,
     validation: Validation | None = None,
-    group: Group | None = None,
-    on_step: OnStep = ignore_step,
-    on_work: OnWork = ignore_work,
+    group: Ranks | None = None,
+    on_step: OnStep = ignore,
+    on_work: OnWork = ignore,
     checkpoint_seconds: float = 20.0,
 ) -> dict[str, Any]:
     """The card of the model that is then in `out`; trains it only as far as it is not there yet.
@@ -76,7 +86,7 @@ def train_restorer(
     finished = load_checkpoint(out, MODEL)
     if finished is not None and finished[1].get("fingerprint") == fingerprint:
         return finished[1]
-    group = group or OneProcess()
+    group = group or Ranks()
     if training.batch_size % group.size:
         raise ValueError(
             f"batch_size={training.batch_size} cannot be shared evenly by {group.size} "
@@ -110,28 +120,26 @@ def train_restorer(
     }
     trainer.on_work = on_work
     with trainer.interruption:
+        log = TrainingLog(out, step=trainer.fit.step) if trainer.writes else None
         try:
-            with ExitStack() as stack:
-                log = None
-                if trainer.writes:
-                    log = TrainingLog(out, step=trainer.fit.step)
-                    stack.callback(log.close)
-                trainer.run(on_step, checkpoint_seconds, log)
+            trainer.run(on_step, checkpoint_seconds, log)
         except NonfiniteLossError as error:
-            raise error.with_note(_what_is_kept(out, fingerprint)) from None
+            found = load_latest(out, fingerprint)
+            kept = f"no checkpoint had been written to {out} before"
+            if found is not None:
+                kept = (
+                    f"{out / LATEST}.json is kept as it was before, after step "
+                    f"{found[1]['step']}; with the same settings the training would come to the "
+                    "same step again"
+                )
+            raise error.with_note(f"; {kept}") from None
+        finally:
+            if log is not None:
+                log.close()
         return trainer.finish(
-            {"schema": SCHEMA, "version": VERSION, "curation": asdict(curation), "dataset": pairs}
+            {"schema": SCHEMA, "version": VERSION, "curation": asdict(curation), "dataset": pairs},
+            lambda card: write_file(out / PAGE, text_bytes(model_page(card))),
         )
-
-
-def _what_is_kept(out: Path, fingerprint: str) -> str:
-    found = load_latest(out, fingerprint)
-    if found is None:
-        return f"; no checkpoint had been written to {out} before"
-    return (
-        f"; {out / LATEST}.json is kept as it was before, after step {found[1]['step']}; with the "
-        "same settings the training would come to the same step again"
-    )
 
 
 def load_restorer(path: Path, device: str) -> tuple[Restorer, nn.Module]:
@@ -148,9 +156,27 @@ def load_restorer(path: Path, device: str) -> tuple[Restorer, nn.Module]:
             f"{folder}/model.json is {card.get('schema')} version {card.get('version')}, this "
             f"program reads {SCHEMA} version {VERSION}; train again or update the program"
         )
-    where = f"{folder}/{MODEL}.json"
-    restorer = _described(card.get("restorer"), where)
-    net = _built(restorer, where)
+    where, settings = f"{folder}/{MODEL}.json", card.get("restorer")
+    kind = settings.get("kind") if isinstance(settings, dict) else None
+    if not isinstance(kind, str) or kind not in RESTORERS:
+        raise StorageError(
+            f"{where} describes no restorer: {settings!r} with kind={kind!r}; known are "
+            f"{', '.join(RESTORERS)}; {WHOLE_MODEL}"
+        )
+    try:
+        restorer: Restorer = TypeAdapter(RESTORERS[kind]).validate_python(settings)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"]))
+        value = f"{name}={first['input']!r}: " if name else ""
+        raise StorageError(
+            f"{where} is of no {kind} of this program: {value}{first['msg']}; {WHOLE_MODEL}"
+        ) from error
+    try:
+        net = restorer.build(seed=0)
+    except (ValueError, TypeError, RuntimeError) as error:  # torch's own, of sizes beyond 64 bits
+        why = str(error).splitlines()[0]
+        raise StorageError(f"{where} describes no network: {why}; {WHOLE_MODEL}") from error
     wanted = {name: tuple(value.shape) for name, value in net.state_dict().items()}
     given = {name: array.shape for name, array in tensors.items()}
     for name in sorted(wanted | given):
@@ -175,39 +201,6 @@ def model_folder(path: Path) -> Path:
             "`palimpsest train` wrote, or that file in it"
         )
     return path.parent
-
-
-def _described(settings: Any, where: str) -> Restorer:
-    """The restorer of a card's settings. StorageError names what is wrong with them."""
-    kind = settings.get("kind") if isinstance(settings, dict) else None
-    if not isinstance(kind, str) or kind not in RESTORERS:
-        raise StorageError(
-            f"{where} describes no restorer: {settings!r} with kind={kind!r}; known are "
-            f"{', '.join(RESTORERS)}; {WHOLE_MODEL}"
-        )
-    known = [one.name for one in fields(RESTORERS[kind])]
-    odd = [f"{name}={settings[name]!r} is unknown" for name in settings if name not in known]
-    odd += [f"{name} is missing" for name in known if name not in settings]
-    if odd:
-        raise StorageError(f"{where} is of no {kind} of this program: {odd[0]}; {WHOLE_MODEL}")
-    try:
-        restorer: Restorer = TypeAdapter(RESTORERS[kind]).validate_python(settings)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(map(str, first["loc"]))
-        value = f"{name}={first['input']!r}: " if name else ""
-        raise StorageError(
-            f"{where} is of no {kind} of this program: {value}{first['msg']}; {WHOLE_MODEL}"
-        ) from error
-    return restorer
-
-
-def _built(restorer: Restorer, where: str) -> nn.Module:
-    try:
-        return restorer.build(seed=0)
-    except (ValueError, TypeError, RuntimeError) as error:  # torch's own, of sizes beyond 64 bits
-        why = str(error).splitlines()[0]
-        raise StorageError(f"{where} describes no network: {why}; {WHOLE_MODEL}") from error
 
 
 def training_fingerprint(
@@ -240,3 +233,69 @@ def training_fingerprint(
     if validation.keep == "best" or validation.strength == "fitted":
         body["validation"] = asdict(validation)
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def model_page(card: Mapping[str, Any]) -> str:
+    """The card as Markdown."""
+    training, dataset, found = card["training"], card["dataset"], card["validation"]
+    kind = TITLES.get(card["restorer"]["kind"], card["restorer"]["kind"])
+    is_averaged = training["ema_halflife_images"] > 0 and training["ema_ramp"] > 0
+    lines = [
+        f"# {kind}",
+        "",
+        "Turns the reconstruction of a training image, got from the weights of a network that was "
+        "trained on it, into an estimate of that image. What it adds may be invented.",
+        "",
+        f"- **Weights:** {'' if is_averaged else 'not '}averaged{' (EMA)' * is_averaged}, after "
+        f"step {card['step']:,} of {training['n_steps']:,}; {card['n_parameters']:,} parameters",
+        f"- **Examples:** {card['n_images']:,}, from {dataset['n_pairs_used']:,} of the "
+        f"{dataset['n_pairs']:,} pairs of the dataset `{dataset['content_hash']}`",
+        f"- **Time:** {card['seconds']:,.0f} seconds on {card['ranks']} x {card['device']} "
+        f"({card['device_name']}), {card['threads']} CPU threads",
+        "- **Versions:** " + ", ".join(f"{name} {v}" for name, v in card["versions"].items()),
+        f"- **Fingerprint:** `{card['fingerprint']}`",
+        "",
+        "## Validation",
+        "",
+    ]
+    if found is None:
+        lines.append("None: no pairs were held out (`validation.every` is 0).")
+    else:
+        parts = ", ".join(str(part) for part in found["held_out_parts"])
+        plain = "unaugmented" if found["unaugmented"] else "partly augmented"
+        elsewhere = "" if found["strength_curve"] else "; other runs may hold the same images"
+        lines += [
+            f"Mean SSIM (Gaussian 11 x 11) of {found['n_pairs']} {plain} pairs of part {parts}, "
+            f"which the training did not see{elsewhere}. Before restoration "
+            f"{found['ssim_inputs']:.4f}; the best was {found['best']['ssim']:.4f} after step "
+            f"{found['best']['step']:,}. The weights kept are the {found['keep']}.",
+            "",
+            *_table(("step", "SSIM"), [(f"{n:,}", f"{x:.4f}") for n, x in found["ssim_curve"]]),
+        ]
+        if curve := found["strength_curve"]:
+            fitted = card["restorer"]["strength"]
+            lines += [
+                "",
+                f"The strength is {fitted:g}: restorations go this share of the way from the "
+                "picture to the network's answer. The images of these pairs were in no example of "
+                "the training." + (" No strength helps them beyond chance." if not fitted else ""),
+                "",
+                *_table(("strength", "SSIM"), [(f"{s:g}", f"{x:.4f}") for s, x in curve]),
+            ]
+    for name in ("restorer", "training", "curation"):
+        values = [(f"`{setting}`", str(value)) for setting, value in card[name].items()]
+        lines += ["", f"## {name.capitalize()}", "", *_table(("setting", "value"), values)]
+    lines += [
+        "",
+        "## Limits",
+        "",
+        "Made to measure and close leaks of training data, for models that one owns or may test. "
+        "Restorers also raise false positives: read good counts beside those of decoys "
+        "(`palimpsest evaluate`).",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _table(heads: tuple[str, str], rows: Sequence[tuple[str, str]]) -> list[str]:
+    return [f"| {a} | {b} |" for a, b in (heads, ("---", "---"), *rows)]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from recon_core.balance import Curation
 from recon_core.metrics import ssim_pairs
 from recon_core.restore import EDM, Restorer
 from recon_core.restore.examples import make_examples, to_pictures
+from recon_core.strict import Count, Natural, Strict, Within
 from recon_core.summary import t_interval
 from recon_core.types import Progress, no_progress
 from storage.errors import StorageError
@@ -36,7 +37,7 @@ LEFT_OUT = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Validation:
+class Validation(Strict):
     """Settings of a training's validation, and of which weights become the model.
 
     Every `every` steps and at the end, `n_pairs` pairs of `n_parts` held-out parts of the store are
@@ -49,25 +50,16 @@ class Validation:
     network's answer as helps them most; nowhere if none helps them beyond chance.
     """
 
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
-
-    every: int = 0
-    n_pairs: int = 256
-    n_parts: int = 1
-    n_samples: int = 1
-    n_sampler_steps: int | None = None
+    every: Natural = 0
+    n_pairs: Count = 256
+    n_parts: Count = 1
+    n_samples: Count = 1
+    n_sampler_steps: Annotated[int | None, Within("[2, inf)")] = None
     keep: Literal["last", "best"] = "last"
     strength: Literal["full", "fitted"] = "full"
 
     def __post_init__(self) -> None:
-        if self.every < 0:
-            raise ValueError(f"every={self.every}; expected steps between validations, 0: none")
-        if self.n_pairs < 1 or self.n_parts < 1:
-            raise ValueError(f"n_pairs={self.n_pairs} and n_parts={self.n_parts} must be 1 or more")
-        if self.n_samples < 1:
-            raise ValueError(f"n_samples={self.n_samples} must be 1 or more")
-        if self.n_sampler_steps is not None and self.n_sampler_steps < 2:
-            raise ValueError(f"n_sampler_steps={self.n_sampler_steps}; a sampler needs at least 2")
+        super().__post_init__()
         for name, value in (("keep", "best"), ("strength", "fitted")):
             if getattr(self, name) == value and not self.every:
                 raise ValueError(
@@ -138,12 +130,22 @@ def read_held_out(dataset: Dataset, validation: Validation, curation: Curation) 
         ranked = sorted(ids[counts > 0].tolist(), key=lambda image: _rank(image, "image"))
         images = np.array(ranked[: max(2, round(LEFT_OUT * n_all))], np.int64)
     for unaugmented in (True, False):
-        stream = PairStream(
-            held_out,
-            repeats=_Eligible(held_out, curation, unaugmented, images),
-            seed=0,
-            prefetch=False,
-        )
+
+        def eligible(
+            part: int,
+            columns: Mapping[str, npt.NDArray[Any]],
+            unaugmented: bool = unaugmented,
+        ) -> npt.NDArray[np.int64]:
+            """1 for the pairs of a part that may be scored, 0 for the others."""
+            found = columns["confident"] & (columns["iteration"] >= curation.min_iteration)
+            if images is not None:
+                found = found & np.isin(columns["image_id"], images)
+            if unaugmented:
+                is_plain = ~np.any(held_out.stored(part, "targets/augment") != 0, axis=1)
+                found = found & is_plain[held_out.stored(part, "pairs/target_row")]
+            return np.asarray(found, np.int64)
+
+        stream = PairStream(held_out, repeats=eligible, seed=0, prefetch=False)
         batch = next(stream.batches(validation.n_pairs, scaled=False), None)
         if batch is not None:
             examples = make_examples(batch)
@@ -201,27 +203,6 @@ def for_validation(restorer: Restorer, validation: Validation) -> Restorer:
     if isinstance(restorer, EDM) and validation.n_sampler_steps is not None:
         return replace(restorer, n_steps=validation.n_sampler_steps)
     return restorer
-
-
-@dataclass(frozen=True, eq=False)
-class _Eligible:
-    """1 for the pairs of a part that may be scored, 0 for the others."""
-
-    dataset: Dataset
-    curation: Curation
-    unaugmented: bool
-    images: npt.NDArray[np.int64] | None
-
-    def __call__(self, part: int, columns: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.int64]:
-        eligible = columns["confident"] & (columns["iteration"] >= self.curation.min_iteration)
-        if self.images is not None:
-            eligible = eligible & np.isin(columns["image_id"], self.images)
-        if self.unaugmented:
-            augmented = np.any(self.dataset.stored(part, "targets/augment") != 0, axis=1)
-            eligible = (
-                eligible & ~np.asarray(augmented)[self.dataset.stored(part, "pairs/target_row")]
-            )
-        return eligible.astype(np.int64)
 
 
 def _rank(number: int, kind: str = "part") -> str:

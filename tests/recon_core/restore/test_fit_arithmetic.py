@@ -13,7 +13,7 @@ from recon_core.augment import mirrored_labels
 from recon_core.restore.bf_dncnn import BFDnCNN
 from recon_core.restore.edm import EDM
 from recon_core.restore.examples import Examples
-from recon_core.restore.fit import Fit, OneRank, Training
+from recon_core.restore.fit import Fit, Ranks, Training
 from recon_core.restore.precision import InBF16, float32_arithmetic
 from recon_core.restore.regression import RegressionUNet
 
@@ -39,7 +39,7 @@ def gradient(fit: Fit, batch: Examples) -> Tensor:
     return torch.cat(grads)
 
 
-class OneOfTwo(OneRank):
+class OneOfTwo(Ranks):
     """A rank of two with a third of the batch, or the rest of it."""
 
     size = 2

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tasks.training.log import LOG
+from tasks.training.loop import LOG
 
 
 def read_log(out: Path) -> list[dict[str, Any]]:

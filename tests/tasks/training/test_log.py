@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from storage.pairs.dataset import Dataset
-from tasks.training.log import TrainingLog, grid
+from tasks.training.loop import TrainingLog, grid
 from tasks.training.validation import Validation
 from tests.storage import stores
 from tests.tasks.training.logs import read_log

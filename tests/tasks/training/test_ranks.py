@@ -15,11 +15,12 @@ import torch
 
 from recon_core.restore import Fit
 from recon_core.restore.examples import Examples
+from recon_core.restore.fit import Ranks
 from storage.checkpoints import load_checkpoint, save_checkpoint
 from storage.errors import StorageError
 from storage.pairs.dataset import Dataset
 from tasks.dataset.pair_stream import PairExamples
-from tasks.training.ranks import Accelerated, OneProcess
+from tasks.training.loop import Accelerated
 from tasks.training.validation import held_out_parts
 from tests.storage import stores
 from tests.tasks.training import train_on_ranks as ranks
@@ -93,7 +94,7 @@ def test_a_checkpoint_is_removed_only_after_every_process_has_looked(tmp_path: P
     latest = tmp_path / "out" / "latest.json"
     there: list[bool] = []
 
-    class Watching(OneProcess):
+    class Watching(Ranks):
         def gather(self, value: Any) -> list[Any]:
             there.append(latest.exists())
             return super().gather(value)
@@ -105,7 +106,7 @@ def test_a_checkpoint_is_removed_only_after_every_process_has_looked(tmp_path: P
 
 
 def test_processes_that_see_different_pairs_are_refused(tmp_path: Path) -> None:
-    class Other(OneProcess):
+    class Other(Ranks):
         def gather(self, value: Any) -> list[Any]:
             return [value, "another fingerprint"]
 
@@ -115,7 +116,7 @@ def test_processes_that_see_different_pairs_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_batch_that_cannot_be_shared_is_refused(tmp_path: Path) -> None:
-    group = OneProcess()
+    group = Ranks()
     group.size = 3
     stores.store(tmp_path / "store", n_parts=2, size=ranks.SIDE)
     with pytest.raises(ValueError, match="batch_size=8 cannot be shared evenly by 3 processes"):

@@ -10,8 +10,9 @@ import torch
 
 from recon_core.balance import Curation
 from recon_core.restore import EDM, Training
+from recon_core.restore.fit import Ranks
 from storage.pairs.dataset import Dataset
-from tasks.training.ranks import Accelerated, Group, leave
+from tasks.training.loop import Accelerated, leave
 from tasks.training.train import train_restorer
 from tasks.training.validation import Validation
 
@@ -33,7 +34,7 @@ def images() -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, (20, 3, SIDE, SIDE), dtype=np.uint8)
 
 
-def train(store: Path, out: Path, group: Group, *, interrupt: bool) -> dict[str, object]:
+def train(store: Path, out: Path, group: Ranks, *, interrupt: bool) -> dict[str, object]:
     def on_step(done: int, _n_steps: int, _loss: float) -> None:
         assert interrupt or done > 1, "it started over"
         if interrupt and done == STOP_AT:
