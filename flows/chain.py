@@ -14,7 +14,7 @@ from flows.recipe import Recipe
 from flows.report import report
 from flows.settings import resolve
 from flows.train import train
-from recon_core.restore.precision import require_precision
+from recon_core.precision import require_precision
 from storage.sources.load import Split
 from tasks.campaign.plan import Plan
 from tasks.cluster.workers import Workers, check_workers

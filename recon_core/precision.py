@@ -2,7 +2,8 @@
 
 "ieee" is float32 throughout. "tf32" rounds the factors to 10 bits of mantissa (NVIDIA GPUs from the
 A100 on; CPUs with AMX for float16) and "bf16" to 7 (CPUs with AVX512-BF16 or AMX). Sums are kept in
-float32; other dtypes are not touched.
+float32; other dtypes are not touched. A restorer's network is trained in "float32", in "tf32" on
+CUDA, convolutions included, or in "bf16": the network, and nothing else, under autocast.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 Precision = Literal["ieee", "tf32", "bf16"]
+NetworkPrecision = Literal["float32", "tf32", "bf16"]
 LEGACY = {"ieee": "highest", "tf32": "high", "bf16": "medium"}
 PROBE = 128
 
@@ -41,6 +43,32 @@ def matmul_precision(precision: Precision, device: torch.device | None = None) -
         yield
     finally:
         _write(before)
+
+
+def require_precision(precision: NetworkPrecision, device: torch.device) -> None:
+    """Raises ValueError where `device` has no such arithmetic and would go on in float32."""
+    if precision == "tf32" and device.type != "cuda":
+        raise ValueError(
+            f"precision='tf32' needs a CUDA device and this is {device.type}; use 'float32' or "
+            "'bf16'"
+        )
+
+
+@contextmanager
+def float32_arithmetic(precision: NetworkPrecision, device: torch.device) -> Iterator[None]:
+    """Float32 products and convolutions as `precision` says, inside the block only; the switches
+    are the whole process's."""
+    chosen: Precision = "tf32" if precision == "tf32" else "ieee"
+    cudnn: Any = torch.backends.cudnn
+    with matmul_precision(chosen, device):
+        new = hasattr(cudnn, "conv")  # from torch 2.9 on
+        place, name = (cudnn.conv, "fp32_precision") if new else (cudnn, "allow_tf32")
+        before = getattr(place, name)
+        setattr(place, name, chosen if new else chosen == "tf32")
+        try:
+            yield
+        finally:
+            setattr(place, name, before)
 
 
 def _probe(device: torch.device) -> Tensor:

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from benchmarks.record import Measurement, compared
 from benchmarks.restore.reference import ReferenceAttention, ReferenceNorm
 from recon_core.restore import PaperRestorer
-from recon_core.restore.bf_dncnn import BFDnCNN, BiasFreeBatchNorm
 from recon_core.restore.edm import EDM
-from recon_core.restore.precision import InBF16
+from recon_core.restore.fit import InBF16
+from recon_core.restore.regression import BFDnCNN, BiasFreeBatchNorm
 from recon_core.restore.unet import UNET_SIZES, SelfAttention
 from recon_core.types import N_AUGMENT
 

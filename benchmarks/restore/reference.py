@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from recon_core.restore import BFDnCNN, Examples, PaperRestorer, Training
-from recon_core.restore.bf_dncnn import BATCH_NORM_EPS, BATCH_NORM_MOMENTUM
 from recon_core.restore.edm import EDM
+from recon_core.restore.regression import BATCH_NORM_EPS, BATCH_NORM_MOMENTUM
 from recon_core.restore.unet import UNET_SIZES, UNetSize
 from recon_core.types import N_AUGMENT
 

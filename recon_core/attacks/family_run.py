@@ -20,7 +20,7 @@ from torch import Tensor
 
 from recon_core.attacks.candidate_matching import no_pairs, own_pairs
 from recon_core.augment import augment_images
-from recon_core.restore.precision import float32_arithmetic
+from recon_core.precision import float32_arithmetic
 from recon_core.sampling import class_labels
 from recon_core.strict import Share, Strict
 from recon_core.threads import (

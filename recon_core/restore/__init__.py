@@ -6,11 +6,10 @@ training `loss`, and `restore`. `fit` trains any of them.
 
 from __future__ import annotations
 
-from recon_core.restore.bf_dncnn import BFDnCNN
 from recon_core.restore.edm import EDM
 from recon_core.restore.examples import Examples, make_examples, noise_examples
 from recon_core.restore.fit import Fit, NonfiniteLossError, Training
-from recon_core.restore.regression import RegressionUNet
+from recon_core.restore.regression import BFDnCNN, RegressionUNet
 
 PaperRestorer = EDM | BFDnCNN
 """The two of the image restoration paper."""

@@ -17,6 +17,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Literal
 
 import torch
@@ -24,7 +25,7 @@ from jaxtyping import Float32, Float64, Int64
 from torch import Tensor, nn
 
 from recon_core.restore.examples import Examples, to_network
-from recon_core.restore.unet import UNET_SIZES, UNet, UNetSizeName
+from recon_core.restore.unet import UNET_SIZES, UNet, UNetSizeName, built
 from recon_core.strict import Share, Strict, Within
 from recon_core.threads import share_of
 from recon_core.types import N_AUGMENT, Progress, no_progress
@@ -105,17 +106,9 @@ class EDM(Strict):
 
     def build(self, *, seed: int) -> nn.Module:
         """A freshly initialised network F, on the CPU; the same seed gives the same weights."""
-        with torch.device("meta"):
-            net = UNet(
-                UNET_SIZES[self.size],
-                in_channels=6,
-                out_channels=3,
-                n_labels=N_AUGMENT,
-                resolution=self.resolution,
-            )
-        net.to_empty(device="cpu")
-        net.initialise(torch.Generator().manual_seed(seed))
-        net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        make = partial(UNet, UNET_SIZES[self.size], in_channels=6, out_channels=3,
+                       n_labels=N_AUGMENT, resolution=self.resolution)  # fmt: skip
+        net: nn.Module = built(make, seed=seed)
         return net
 
     def loss(
@@ -220,14 +213,15 @@ class EDM(Strict):
             share = share_of(progress, done / len(starts), (done + 1) / len(starts))
             state = flat_noise[part].to(device, torch.float64)
             known = given if self.target == "residual" else 0.0
-            denoise = self._denoiser(net, given)
+            denoise = self.denoiser(net, given)
             if constraint is not None:
                 denoise = constraint.on(denoise, known)
             drawn = heun(denoise, state, sigmas, progress=share).float()
             restored[part] = (drawn + known + 1) / 2
         return torch.lerp(condition, restored.view(n_samples, *shape), self.strength)
 
-    def _denoiser(self, net: nn.Module, condition: Float32[Tensor, "n 3 h w"]) -> Denoiser:
+    def denoiser(self, net: nn.Module, condition: Float32[Tensor, "n 3 h w"]) -> Denoiser:
+        """D(x; sigma), in float64, of unaugmented images with that condition."""
         labels = torch.zeros(len(condition), N_AUGMENT, device=condition.device)
 
         def denoise(x: Tensor, sigma: float) -> Tensor:

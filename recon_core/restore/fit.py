@@ -19,13 +19,8 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from recon_core.precision import NetworkPrecision, float32_arithmetic, require_precision
 from recon_core.restore.examples import Examples
-from recon_core.restore.precision import (
-    InBF16,
-    NetworkPrecision,
-    float32_arithmetic,
-    require_precision,
-)
 from recon_core.strict import Count, Natural, NonNegative, Positive, Strict
 from recon_core.types import seeded_generator
 
@@ -109,8 +104,8 @@ class Training(Strict):
     (paper, section 4), "cosine" lets it fall to zero at `n_steps`. The EMA forgets half in
     `ema_halflife_images` images, less in the beginning: at most `ema_ramp` times the images seen so
     far. A step goes through its `batch_size` examples in `accumulate` micro-batches. `precision`:
-    see `restore.precision`. With `mirror`, every example is flipped left to right with probability
-    1/2, reconstruction and original alike: ours, for few pairs.
+    see `recon_core.precision`. `mirror` flips every example left to right with probability 1/2,
+    reconstruction and original alike: ours, for few pairs.
     """
 
     n_steps: Count = 400_000
@@ -152,6 +147,19 @@ class Training(Strict):
         n_images = step * self.batch_size
         halflife = min(self.ema_halflife_images, self.ema_ramp * n_images)
         return 0.5 ** (self.batch_size / halflife) if halflife > 0 else 0.0
+
+
+class InBF16(nn.Module):
+    """`net` under bfloat16 autocast, its answer in float32."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor, *others: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, dtype=torch.bfloat16):
+            answer: Tensor = self.net(x, *others)
+        return answer.float()
 
 
 class Fit:
@@ -221,7 +229,11 @@ class Fit:
             shares |= {"first": before + start} if shares else {}
             last = end == len(batch)
             with nullcontext() if last else self.ranks.unsynchronised(self._wrapped):
-                rows = self._mirrored(batch.rows(start, end), before + start, total)
+                rows = batch.rows(start, end)
+                if self.training.mirror:
+                    draw = torch.Generator().manual_seed(self._seed("mirror"))
+                    flip = torch.rand(total, generator=draw)[before + start : before + end] < 0.5
+                    rows = rows.mirrored(flip.to(self.device))
                 loss = self.restorer.loss(self._called, rows, generator=generator, **shares)
                 value += loss.item()
                 if last:  # all ranks stop, or none
@@ -230,13 +242,6 @@ class Fit:
                     raise NonfiniteLossError(self.step, value, lr)
                 (loss * self.ranks.size if self.ranks.size > 1 else loss).backward()
         return value
-
-    def _mirrored(self, rows: Examples, first: int, total: int) -> Examples:
-        if not self.training.mirror:
-            return rows
-        draw = torch.Generator().manual_seed(self._seed("mirror"))
-        flip = torch.rand(total, generator=draw)[first : first + len(rows)] < 0.5
-        return rows.mirrored(flip.to(self.device))
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything that `load_state_dict` needs to continue bit for bit, as flat tensors."""

@@ -8,7 +8,6 @@ picture, as the median absolute deviation of its finest wavelet coefficients (Do
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import warnings
 from abc import ABC, abstractmethod
@@ -82,15 +81,12 @@ class NonLocalMeans(Denoiser):
     patch_distance: Count = 6
 
     def denoised(self, picture: Picture, sigma: float) -> Any:
-        return _scikit_image().denoise_nl_means(
-            picture,
-            patch_size=self.patch_size,
-            patch_distance=self.patch_distance,
-            h=self.strength * sigma,
-            sigma=sigma,
-            fast_mode=True,
-            channel_axis=-1,
-        )
+        from skimage.restoration import denoise_nl_means
+
+        return denoise_nl_means(
+            picture, patch_size=self.patch_size, patch_distance=self.patch_distance,
+            h=self.strength * sigma, sigma=sigma, fast_mode=True, channel_axis=-1,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,10 +98,10 @@ class TotalVariation(Denoiser):
     n_iterations: Count = 200
 
     def denoised(self, picture: Picture, sigma: float) -> Any:
+        from skimage.restoration import denoise_tv_chambolle
+
         weight, most = self.strength * sigma, self.n_iterations
-        return _scikit_image().denoise_tv_chambolle(
-            picture, weight=weight, max_num_iter=most, channel_axis=-1
-        )
+        return denoise_tv_chambolle(picture, weight=weight, max_num_iter=most, channel_axis=-1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,15 +114,12 @@ class Wavelet(Denoiser):
 
     def denoised(self, picture: Picture, sigma: float) -> Any:
         need_wavelets()
-        return _scikit_image().denoise_wavelet(
-            picture,
-            sigma=self.strength * sigma,
-            wavelet=self.wavelet,
-            method="BayesShrink",
-            mode="soft",
-            rescale_sigma=False,
-            channel_axis=-1,
-        )
+        from skimage.restoration import denoise_wavelet
+
+        return denoise_wavelet(
+            picture, sigma=self.strength * sigma, wavelet=self.wavelet, method="BayesShrink",
+            mode="soft", rescale_sigma=False, channel_axis=-1,
+        )  # fmt: skip
 
 
 GENERIC_RESTORERS: dict[str, type[NonLocalMeans] | type[TotalVariation] | type[Wavelet]] = {
@@ -141,15 +134,13 @@ def estimate_noise(picture: Picture) -> float:
     """The strength of white noise in a picture; 0 for a channel whose finest coefficients are 0.
     Raises ImportError if PyWavelets is missing."""
     need_wavelets()
+    from skimage.restoration import estimate_sigma
+
     with warnings.catch_warnings():
         # Of a channel without any detail scikit-image takes the median of nothing, which is NaN.
         warnings.simplefilter("ignore", RuntimeWarning)
-        estimates = _scikit_image().estimate_sigma(picture, channel_axis=-1)
+        estimates = estimate_sigma(picture, channel_axis=-1)
     return float(np.mean(np.nan_to_num(estimates)))
-
-
-def _scikit_image() -> Any:
-    return importlib.import_module("skimage.restoration")
 
 
 def need_wavelets() -> None:

@@ -30,7 +30,7 @@ from recon_core.restore.edm import EDM, Denoiser
 from recon_core.restore.examples import to_network, to_pictures
 from recon_core.strict import Count, Strict
 from recon_core.threads import share_of
-from recon_core.types import N_AUGMENT, Progress, no_progress
+from recon_core.types import Progress, no_progress
 
 Draw = Callable[[], Tensor]
 """Gives standard normal noise for a batch, new at every call."""
@@ -47,10 +47,8 @@ def unconditional(edm: EDM, net: nn.Module) -> Denoiser:
 
     @torch.inference_mode()
     def denoise(x: Tensor, sigma: float) -> Tensor:
-        level = torch.full((len(x), 1, 1, 1), sigma, device=x.device)
         nothing = torch.zeros_like(x, dtype=torch.float32)
-        labels = torch.zeros(len(x), N_AUGMENT, device=x.device)
-        return edm.denoise(net, x.float(), level, nothing, labels).to(x.dtype)
+        return edm.denoiser(net, nothing)(x, sigma).to(x.dtype)
 
     return denoise
 

@@ -8,9 +8,10 @@ condition). The smaller ones are ours, for CPUs, with 3.0 (`small`), 1.3 (`mini`
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -235,6 +236,15 @@ def position_embedding(position: Float[Tensor, " n"], n_channels: int) -> Float[
     frequency = MAX_POSITIONS ** -(index / (half - 1))
     phase = torch.outer(position.float(), frequency)
     return torch.cat([phase.sin(), phase.cos()], dim=1)
+
+
+def built(make: Callable[[], Any], *, seed: int) -> Any:
+    """A freshly initialised network, on the CPU; the same seed gives the same weights."""
+    with torch.device("meta"):
+        net = make()
+    net.to_empty(device="cpu")
+    net.initialise(torch.Generator().manual_seed(seed))
+    return net.to(memory_format=torch.channels_last)
 
 
 class CompactUNet(nn.Module):

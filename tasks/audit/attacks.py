@@ -31,7 +31,7 @@ from recon_core.attacks.span.rows import SpanRows, weight_rows
 from recon_core.degradation import degrade, mask_pattern
 from recon_core.matching import best_per_target, fit_to_range, identified, scaled_to_range
 from recon_core.metrics import ssim_matrix, ssim_pairs
-from recon_core.restore.precision import float32_arithmetic
+from recon_core.precision import float32_arithmetic
 from recon_core.threads import share_of
 from recon_core.types import Progress, seeded_generator
 from recon_core.victims.network import Architecture, Parameters

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from recon_core.attacks.span.rows import SpanRows, state_rows
 from recon_core.membership import confidence
-from recon_core.restore.precision import float32_arithmetic
+from recon_core.precision import float32_arithmetic
 from recon_core.threads import share_of
 from recon_core.types import Progress, seeded_generator
 from recon_core.victims.autoencoder import Weights, initial_weights

@@ -26,7 +26,7 @@ from recon_core.attacks.inversion.strong_inversion import (
 )
 from recon_core.attacks.plug_and_play import Ending
 from recon_core.metrics import ssim_matrix
-from recon_core.restore.precision import float32_arithmetic
+from recon_core.precision import float32_arithmetic
 from recon_core.similarity import perceptual_similarity, similarities, spread
 from recon_core.types import seeded_generator
 from recon_core.victims.separability import separability

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from recon_core.restore.precision import float32_arithmetic
+from recon_core.precision import float32_arithmetic
 from recon_core.victims.split import CutClassifier
 from storage.weights import WeightsError
 from tasks.attack_file.pictures import (

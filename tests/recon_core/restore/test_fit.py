@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from recon_core.restore import CPU_RESTORERS, CPU_TRAININGS, PAPER_TRAININGS, RESTORERS
-from recon_core.restore.bf_dncnn import BFDnCNN
 from recon_core.restore.edm import EDM
 from recon_core.restore.examples import Examples
 from recon_core.restore.fit import Fit, NonfiniteLossError, Training
-from recon_core.restore.regression import RegressionUNet
+from recon_core.restore.regression import BFDnCNN, RegressionUNet
 from recon_core.restore.unet import UNET_SIZES
 
 SHORT = Training(

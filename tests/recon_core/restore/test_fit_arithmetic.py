@@ -10,12 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from recon_core.augment import mirrored_labels
-from recon_core.restore.bf_dncnn import BFDnCNN
+from recon_core.precision import float32_arithmetic
 from recon_core.restore.edm import EDM
 from recon_core.restore.examples import Examples
-from recon_core.restore.fit import Fit, Ranks, Training
-from recon_core.restore.precision import InBF16, float32_arithmetic
-from recon_core.restore.regression import RegressionUNet
+from recon_core.restore.fit import Fit, InBF16, Ranks, Training
+from recon_core.restore.regression import BFDnCNN, RegressionUNet
 
 EDM_TINY = EDM(size="tiny", resolution=16)
 BF_TINY = BFDnCNN(depth=4, n_channels=8)

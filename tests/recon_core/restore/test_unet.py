@@ -9,9 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from recon_core.restore.bf_dncnn import BFDnCNN, BFDnCNNNet, BiasFreeBatchNorm, variance
 from recon_core.restore.examples import Examples
-from recon_core.restore.regression import RegressionUNet
+from recon_core.restore.regression import (
+    BFDnCNN,
+    BFDnCNNNet,
+    BiasFreeBatchNorm,
+    RegressionUNet,
+    variance,
+)
 from recon_core.restore.unet import (
     UNET_SIZES,
     SelfAttention,

@@ -15,9 +15,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from recon_core.precision import float32_arithmetic
 from recon_core.restore import Examples, Fit
 from recon_core.restore.examples import to_network
-from recon_core.restore.precision import float32_arithmetic
 from recon_core.threads import share_of
 from recon_core.types import N_AUGMENT, Progress, seeded_generator
 from tasks.families.inversion.study.images import Part

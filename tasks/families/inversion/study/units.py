@@ -25,7 +25,7 @@ from recon_core.attacks.inversion.strong_inversion import (
     errors_by_zeta,
     whiten,
 )
-from recon_core.restore.precision import float32_arithmetic
+from recon_core.precision import float32_arithmetic
 from recon_core.similarity import similarities, unit_ssim
 from recon_core.threads import share_of
 from recon_core.types import Progress, no_progress, seeded_generator
