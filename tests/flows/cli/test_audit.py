@@ -10,7 +10,6 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from flows.audit import AUDIT
-from tests.flows.cli.test_study import PACE
 from tests.flows.conftest import Command
 
 TIME = r"[\d.]+ (s|min)"
@@ -38,17 +37,12 @@ def test_the_help_tells_the_exit_code_and_every_option(audit: Command) -> None:
 
 
 def test_a_dry_run_says_what_it_would_take_and_makes_nothing(
-    audit: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    audit: Command, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("tasks.audit.plan.measured_pace", lambda _device: PACE)
     store = tmp_path / "audit"
     said = " ".join(audit.done(*TINY, "--out", store, "--dry-run").split())
     assert re.search(rf"as it is 8 4 4 {TIME} {TIME} .*weights in 8 4 4 ", said)
     assert re.search(rf"10 units: about {TIME} of work on cpu, {TIME} on 1 workers", said)
-    assert not store.exists()
-    whole = " ".join(audit.done("--data", "digits", "--device", "cpu", "--out", store,
-                                "--dry-run").split())  # fmt: skip
-    assert whole.count("DP-SGD,") == 3
     assert not store.exists()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tasks.audit.page import AUDIT_PAGE, describe_figures
 from tasks.audit.verdict import effect_of
@@ -134,36 +133,14 @@ def _head(title: str) -> dict[str, Any]:
 
 
 def _finished(record: dict[str, Any], rng: np.random.Generator) -> Made:
-    pictures: Arrays = {}
-    for side, n, noise in (("exposed", len(record["exposed"]), 0.1),
-                           ("decoys", len(record["decoys_shown"]), 0.55)):  # fmt: skip
-        originals = _scenes(rng, n)
-        found = (1 - noise) * originals + noise * _scenes(rng, n)
-        found += rng.normal(0, 0.04 + 0.1 * noise, found.shape)
-        pictures[f"{side}/original"] = _eight_bits(originals)
-        pictures[f"{side}/reconstruction"] = _eight_bits(found)
+    pictures: Arrays = {
+        f"{side}/{kind}": rng.integers(0, 256, (len(record[rows]), 3, SIZE, SIZE), np.uint8)
+        for side, rows in (("exposed", "exposed"), ("decoys", "decoys_shown"))
+        for kind in ("original", "reconstruction")
+    }
     if len(record["exposed"]):
         pictures["exposed/reconstruction"][-1] = 0
     return record | {"figures": describe_figures(record)}, pictures
-
-
-def _scenes(rng: np.random.Generator, n: int) -> npt.NDArray[np.float64]:
-    """Smooth pictures with a shape in each."""
-    at = np.linspace(-1, 1, SIZE)
-    x, y = np.meshgrid(at, at)
-    made = []
-    for _ in range(n):
-        turn, colours = rng.uniform(0, np.pi), rng.uniform(0.1, 0.95, (2, 3))
-        ground = 0.5 + 0.3 * (np.cos(turn) * x + np.sin(turn) * y)
-        left, up, size = rng.uniform((-0.4, -0.4, 0.3), (0.4, 0.4, 0.6))
-        shape = 1 / (1 + np.exp(20 * (np.hypot(x - left, (y - up) * rng.uniform(0.6, 1.6)) - size)))
-        picture = [ground * a * (1 - shape) + shape * b * (0.8 + 0.2 * y) for a, b in colours.T]
-        made.append(np.stack(picture))
-    return np.array(made).reshape(n, 3, SIZE, SIZE)
-
-
-def _eight_bits(pictures: npt.NDArray[np.float64]) -> npt.NDArray[np.uint8]:
-    return (255 * pictures.clip(0, 1)).round().astype(np.uint8)
 
 
 def _attacks(attacks: Any) -> list[dict[str, Any]]:
@@ -252,7 +229,7 @@ def _exposed(rng: np.random.Generator, n: int, n_decoys: int, n_victims: int) ->
             "image_id": 17 + 31 * k, "label": k % 2, "class": CLASSES[k % 2], "n_in": n_in,
             "n_back": n_in if k < n - 1 else 0,
             "mean_ssim": round(0.93 - 0.6 * (k / n) ** 2, 6) if k < n - 1 else 0.12,
-            "margin": round(1.0 + 0.1 * k, 6), "loss": 0.01, "n_copies": int(k == 2),
+            "margin": round(1.0 + 0.1 * k, 6), "n_copies": int(k == 2),
             "why": "; ".join(["it lies near the boundary"] * (k % 3 == 0)
                              + ["its class leaks most"] * (k % 2 == 0)),
         }
