@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -82,11 +81,9 @@ class GivenPlan(AuditPlan):
             training=replace(study.recipe.training, loss=loss),
             n_images=len(self.truth),
         )
+        self.subject = "gradients" if self.gives_gradients else "weights"
         super().__init__(replace(study, recipe=recipe), images, root, device=device)
-
-    @property
-    def subject(self) -> Literal["recipe", "weights", "gradients"]:
-        return "gradients" if self.gives_gradients else "weights"
+        self.task, self.sides = self.victim.layers.architecture, ("training images", "decoys")
 
     def why_not(self, cell: Cell, name: AttackName) -> str | None:
         if name == "likelihood_ratio":
@@ -139,14 +136,6 @@ class GivenPlan(AuditPlan):
                 gives_gradients=self.gives_gradients,
             ),
         )
-
-    @property
-    def task(self) -> str:
-        return self.victim.layers.architecture
-
-    @property
-    def sides(self) -> tuple[str, str]:
-        return "training images", "decoys"
 
     def _labels(self) -> tuple[bool, tuple[list[int], list[int]]]:
         """Labels as the network has them, of its images and of the decoys; zeros where the folders

@@ -143,11 +143,16 @@ def _counts(recipe: VictimRecipe, images: ImageSet) -> dict[int, int]:
 
 class AuditPlan:
     """The units of an audit in a folder. `refused`: why a cell has no victims, by its number;
-    `trained_by`: the cell that trains a cell's networks, mostly itself."""
+    `trained_by`: the cell that trains a cell's networks, mostly itself. `subject`: the thing that
+    is audited. `sides`: names of the images that victims learn,
+    and of the others."""
+
+    subject: Literal["recipe", "weights", "gradients"] = "recipe"
 
     def __init__(self, study: Audit, images: AuditImages, root: Path, *, device: str) -> None:
         self.study, self.images, self.device = study, images, device
         self.root, self.folder = str(root), Folder(root)
+        self.sides: tuple[str, str] = (images.pool.split, images.others.split)
         self.jobs: dict[int, VictimsJob] = {}
         self.refused: dict[int, str] = {}
         for cell in study.cells:
@@ -177,21 +182,11 @@ class AuditPlan:
                     "choose attacks that can be made, or leave the limit out"
                 )
 
-    @property
-    def subject(self) -> Literal["recipe", "weights", "gradients"]:
-        """The thing that is audited."""
-        return "recipe"
-
-    @property
+    @cached_property
     def task(self) -> str:
         """The victims' task in words."""
         pool = self.images.pool
         return self.study.recipe.labels_of(pool.labels, pool.class_names)[1]
-
-    @property
-    def sides(self) -> tuple[str, str]:
-        """Names of the images that victims learn, and of the others."""
-        return self.images.pool.split, self.images.others.split
 
     @cached_property
     def numbers(self) -> dict[str, int]:

@@ -33,15 +33,6 @@ LITTLE = 0.05
 SIGNIFICANT = 0.05
 SUITE = "palimpsest audit"
 HEADING = "## Privacy: what this model leaks of its training images"
-_FROM = {
-    "span": "the weights alone",
-    "span_known": "the weights and those that training began with",
-    "span_state": "the weights and the optimiser's state",
-    "kkt": "the weights alone",
-    "gradient": "its gradients and the weights",
-    "features": "the features that clients send of them",
-    "autoencoder": "the autoencoder and what is left of them where most pixels are erased",
-}
 
 
 def is_told(attack: Mapping[str, Any], found: Record, n_victims: int) -> bool:
@@ -98,9 +89,9 @@ def verdict_of(record: Record) -> dict[str, Any]:
         level = "nothing found"
     what = "images of the batch" if leak["attack"] == "gradient" else "training images"
     images, rate = f"{record['n_images']} {what}", rate_text(record["rate"])
-    title = next(a["title"] for a in record["attacks"] if a["name"] == leak["attack"])
+    how = next(a for a in record["attacks"] if a["name"] == leak["attack"])
     over = f", over {n_victims} networks" if n_victims > 1 else ""
-    by = f", by the attack {title}{over}."
+    by = f", by the attack {how['title']}{over}."
     told = ""
     if attack.get("identified") is not None:
         decoys = share(attack["identified_decoys"]["mean"])
@@ -110,7 +101,7 @@ def verdict_of(record: Record) -> dict[str, Any]:
         f"{share(leak['interval'][1])}, at {rate} false positives{by}"
         if level == "nothing found"
         else f"{share(leak['mean'])} of {images} come back well ({within(leak['interval'])}; "
-        f"{rate} false positives){told} from {_FROM[leak['attack']]}{by}"
+        f"{rate} false positives){told} from {how['knows']}{by}"
     ]
     n_decoys = attack.get("n_decoys") or attack["n"]
     if attack["n_good_decoys"] / n_decoys > attack["n_good"] / attack["n"] / 2:

@@ -96,7 +96,7 @@ def test_a_batch_comes_back_from_its_gradients(files: Files, tmp_path: Path) -> 
     assert base["attacks"]["gradient"]["good_at"]["0.01"]["mean"] > 0.8
     assert base["attacks"]["gradient"]["n_good_decoys"] <= 1
     assert base["accuracy"] is None
-    assert "its gradients" in record["verdict"]["sentence"]
+    assert "the batch's gradients" in record["verdict"]["sentence"]
     assert record["cells"][1]["name"] == "noise of 10 % on the gradients"
 
 
@@ -125,7 +125,7 @@ def test_features_of_a_given_network_are_those_of_its_layer(
     base, noisy = record["cells"]
     assert noisy["name"] == "noise of 10 % on the features"
     assert base["attacks"]["features"]["good_at"]["0.01"]["mean"] == 1.0
-    assert "the features that clients send" in record["verdict"]["sentence"]
+    assert "the features of an image" in record["verdict"]["sentence"]
 
 
 def test_a_checkpoint_gives_back_by_its_state_what_its_weights_hide(
@@ -143,7 +143,7 @@ def test_a_checkpoint_gives_back_by_its_state_what_its_weights_hide(
     assert base["attacks"]["span"]["good_at"]["0.01"]["mean"] <= 3 / N
     assert base["leak"]["attack"] == "span_state"
     sentence = record["verdict"]["sentence"]
-    assert "from the weights and the optimiser's state" in sentence
+    assert "the weights and the optimiser's state" in sentence
     assert "From the weights alone, with the start unknown" in sentence
     assert "Publish weights alone, without the optimiser's state." in sentence
     assert weights_alone["name"] == "publish weights alone"

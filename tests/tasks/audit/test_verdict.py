@@ -42,7 +42,7 @@ def test_a_leak_is_said_with_its_interval_rate_attack_and_number_of_networks() -
     assert found == {
         "level": "leaks",
         "sentence": "66 % of 100 training images come back well (60 to 72 %; 1 % false positives); "
-        "53 % are identified, of decoys 0 %, from the weights alone, by the attack span, start "
+        "53 % are identified, of decoys 0 %, from the weights, by the attack span, start "
         "unknown, over 12 networks.",
         "base_leak": 0.663,
         "defence": None,
