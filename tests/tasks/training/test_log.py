@@ -14,7 +14,7 @@ from tasks.training.loop import TrainingLog, grid
 from tasks.training.validation import Validation
 from tests.storage import stores
 from tests.tasks.training.logs import read_log
-from tests.tasks.training.test_train import TRAINING, _Interrupted, one_thread, train
+from tests.tasks.training.test_train import TRAINING, one_thread, stopped, train
 
 __all__ = ["one_thread"]
 
@@ -30,15 +30,6 @@ def watched(dataset: Dataset, out: Path, **changes: object) -> dict[str, object]
     images = np.random.default_rng(0).integers(0, 256, (20, 3, SIDE, SIDE), dtype=np.uint8)
     settings = {"images_for_noise": images, "validation": Validation(every=4, n_pairs=3)}
     return train(dataset, out, **(settings | changes))
-
-
-def interrupted(dataset: Dataset, out: Path, after: int, **changes: object) -> None:
-    def interrupt(done: int, _n_steps: int, _loss: float) -> None:
-        if done > after:
-            raise _Interrupted
-
-    with pytest.raises(_Interrupted):
-        watched(dataset, out, on_step=interrupt, checkpoint_seconds=0.0, **changes)
 
 
 def clockless(out: Path) -> list[dict[str, float]]:
@@ -63,7 +54,7 @@ def test_the_log_has_every_step_and_validation(dataset: Dataset, tmp_path: Path)
 
 def test_a_resumed_log_is_the_log_of_one_training(dataset: Dataset, tmp_path: Path) -> None:
     watched(dataset, tmp_path / "through")
-    interrupted(dataset, tmp_path / "out", 6)
+    stopped(watched, dataset, tmp_path / "out", after=6)
     assert read_log(tmp_path / "out")[-1]["step"] > 6
     with (tmp_path / "out" / "log.jsonl").open("ab") as log:
         log.write(b'{"step": 8, "lo')  # a kill in the middle of a line
