@@ -319,8 +319,10 @@ def model_card(record: Record) -> str:
         if cell["failed"]:
             name += f" (no numbers: {_text(cell['failed'])})"
         effect = _text((cell["effect"] or {}).get("word", NOTHING))
-        shares = (estimated(cell["leak"]), *(headline(record, cell, a) for a in members))
-        leak, *found = (with_ends(share, one) for one in (*shares, accuracy(cell)))
+        told = [headline(record, cell, a) for a in members]
+        leak, *found = (
+            with_ends(share, one) for one in (estimated(cell["leak"]), *told, accuracy(cell))
+        )
         defences.append([name, leak, effect, *found, with_ends(points, change(cell))])
     uncovered = (*record["does_not_cover"], *(f"Left out: {text}" for text in record["left_out"]))
     made = [

@@ -346,7 +346,10 @@ class Trainer:
         if self.held_out is not None:
             validation = {
                 **asdict(self.validation),
-                **self.held_out.facts(),
+                "held_out_parts": list(self.held_out.parts),
+                "n_pairs": len(self.held_out.targets),
+                "unaugmented": self.held_out.unaugmented,
+                "ssim_inputs": self.held_out.ssim_inputs,
                 "strength_curve": curve,
                 "ssim_curve": self.record.validations,
                 "best": None if best is None else {"step": best[0], "ssim": best[1]},

@@ -96,15 +96,6 @@ class HeldOut:
     targets: Float32[Tensor, "n c h w"]
     ssim_inputs: float
 
-    def facts(self) -> dict[str, Any]:
-        """Facts of them on a model's card."""
-        return {
-            "held_out_parts": list(self.parts),
-            "n_pairs": len(self.targets),
-            "unaugmented": self.unaugmented,
-            "ssim_inputs": self.ssim_inputs,
-        }
-
 
 def held_out_parts(dataset: Dataset, n_parts: int) -> tuple[int, ...]:
     """The parts that are kept from the training, ascending. Raises StorageError if no part with
