@@ -7,7 +7,7 @@ import importlib
 import math
 import pkgutil
 from collections.abc import Iterator
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import pytest
 
@@ -16,12 +16,18 @@ import recon_core
 import storage
 import tasks
 from recon_core.strict import Strict, Within, bounds
+from tasks.families.inversion.study.settings import InversionSource
 
+SOURCE: dict[str, Any] = {"name": "digits", "title": "digits", "data": "digits"}
+SOURCE |= {"n_train": 1000, "n_tests": 300, "n_public": 200}
 NEEDED: dict[str, dict[str, object]] = {
     "Audit": {"preset": "small"},
     "Card": {"shape": (1, 16, 16), "widths": (8,), "patch": 1, "centred": True, "mirrored": True}
     | {"shifted": 0, "floor": 0.1, "source": "", "n_pictures": 1, "sha256": "", "n_steps": 1}
     | {"alone": 0.0, "spread": 1.0},
+    "InversionJob": {"weights": "net.pt", "out": "out", "data": "photos"},
+    "InversionSource": SOURCE,
+    "InversionStudy": {"preset": "test", "sources": (InversionSource(**SOURCE),)},
     "Kind": {"data": "synthetic"},
     "Private": {"epsilon": 1.0},
     "SeparatorJob": {"data": "synthetic", "shape": (1, 16, 16)},

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from torch import Tensor
 
 from benchmarks.record import Claim, hardware, parse_claims
 from recon_core.attacks.inversion.feature_matching import SYNTHETIC
+from recon_core.attacks.inversion.run import KnownClassifier
 from recon_core.recovery_scores import errors
 from recon_core.similarity import cosine_similarity
 from recon_core.types import seeded_generator
@@ -35,14 +36,15 @@ from recon_core.victims.separability import MixCon, separability
 from recon_core.victims.split import SplitMLP, evaluate_split, features_of, initial_weights
 from recon_core.victims.split_training import SplitTraining, train_split
 from tasks.attack_file.record import six_digits
-from tasks.families.inversion.study.results import difference
+from tasks.families.inversion.study.claims import difference
 from tasks.study.statements import NotTestableError, Statement, Verdict, decided, decided_by
 
 RECORD = Path(__file__).parents[2] / "docs/results/claims/mixcon/synthetic.json"
 COMMAND = "python -m benchmarks.inversion.synthetic"
 ROOT_SEED, SEEDS = 42, range(4)
 N_TRAIN, N_TESTS, DIMENSION, FLIPPED = 800, 200, 10, 0.05
-START, RATE, EPS = "torch", 0.02, 1e-2
+START: Literal["paper", "torch"] = "torch"
+RATE, EPS = 0.02, 1e-2
 PLAIN, MIXED, COLLAPSED = "no defence", "MixCon (0.1, 10⁻²)", "MixCon (0.1, 0)"
 DEFENCES = {
     PLAIN: None,
@@ -98,7 +100,7 @@ def numbers_of(seed: int, server: str) -> dict[str, Any]:
     for k in range(len(DEFENCES)) if server == "default" else ():
         own = {name: tensor[k : k + 1] for name, tensor in trained.weights.items()}
         recovered = SYNTHETIC.invert(
-            lambda s, own=own: model.features(own, s.unsqueeze(0))[0],
+            KnownClassifier(model, own, 0.0, 0.0, diverged=False).h,
             features[k],
             shape=(1, 1, DIMENSION),
             generators=[drawn(i, f"synthetic start {seed}") for i in range(len(tests))],

@@ -115,7 +115,7 @@ def _list(
     weights: Path, architecture: str | None, size: int | None, data: str | None, *, trust: bool
 ) -> None:
     """The places where the network can be cut."""
-    from tasks.families.inversion.cuts import image_shape, modules_of
+    from tasks.families.inversion.inputs import image_shape, modules_of
     from tasks.families.inversion.networks import read_network
 
     network = read_network(weights, architecture, trust=trust)

@@ -7,16 +7,16 @@ from typing import Any
 
 from flows.families.inversion.methods import inversion_methods
 from tasks.artifacts import leave_table
-from tasks.attack_file.report import leave, page_context
+from tasks.attack_file.report import leave, page_context, write_arrays
 from tasks.devices import Device, resolve_device, use_threads
 from tasks.families.inversion.attack import (
     Attacked,
     attack_all,
+    inversion_page,
     inversion_record,
     separability_of,
 )
 from tasks.families.inversion.inputs import InversionJob, PreparedCut, prepare_cut
-from tasks.families.inversion.report import inversion_page, inversion_sheet, write_reconstructions
 from tasks.orchestration import flow, task
 from tasks.progress import stage_progress
 
@@ -56,11 +56,11 @@ def attack_inversion(
     record = record_of_inversion(job, prepared, attacked)
     job.out.mkdir(parents=True, exist_ok=True)
     (job.out / RECORD).unlink(missing_ok=True)  # of an earlier attack, whose pictures go now
-    write_reconstructions(job.out / "reconstructions.safetensors", prepared.data, attacked)
+    arrays = {"original": prepared.data.images} | {a.method.kind: a.found.x for a in attacked}
+    write_arrays(job.out / "reconstructions.safetensors", arrays)
     packages = ("torchvision", "numpy", "safetensors")
     context = page_context(packages, outcome=outcome(record), n_shown=job.n_shown)
-    page = inversion_page(record, prepared.data, attacked, context)
-    png = inversion_sheet(prepared.data, attacked, job.n_shown)
+    page, png = inversion_page(record, prepared.data, attacked, context)
     sheet = ("reconstructions", png, "What came back, below the originals")
     leave(job.out, record, page, name=RECORD, sheet=sheet)
     leave_table("inversion", screen_rows(record), "Every attack, beside chance")

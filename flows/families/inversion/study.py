@@ -13,13 +13,11 @@ from storage.files import write_file
 from tasks.campaign.state import CONTROL_FILE
 from tasks.families.inversion.study import record as records
 from tasks.families.inversion.study.claims import check_inversion
-from tasks.families.inversion.study.cost import costs_of
-from tasks.families.inversion.study.figure_specs import describe_figures
-from tasks.families.inversion.study.images import read_sources
 from tasks.families.inversion.study.page import INVERSION_PAGE
-from tasks.families.inversion.study.plan import InversionPlan
+from tasks.families.inversion.study.plan import InversionPlan, costs_of
 from tasks.families.inversion.study.record import role_cells, sweet_spots
-from tasks.families.inversion.study.settings import InversionStudy
+from tasks.families.inversion.study.settings import InversionStudy, read_sources
+from tasks.families.inversion.study.tables import describe_figures
 from tasks.study.executor import Outcome, Unit
 
 OF_EVERY_SOURCE = "source"

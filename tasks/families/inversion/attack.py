@@ -1,17 +1,18 @@
 """Invert what a client's half sends, and score it beside chance: each reconstruction against its
 own image, and against the others, which it cannot be of. The SSIM to the others is what a picture
 gets for looking like any picture of this kind; an image counts as identified if its reconstruction
-is more like it than like any other."""
+is more like it than like any other. For people: a sheet of pictures, a page, raw files."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
@@ -20,7 +21,6 @@ from recon_core.attacks.inversion.feature_matching import GradientInversion, Inv
 from recon_core.attacks.inversion.strong_inversion import (
     ZETAS,
     StrongInversion,
-    Whitening,
     errors_by_zeta,
     whiten,
 )
@@ -30,13 +30,16 @@ from recon_core.precision import float32_arithmetic
 from recon_core.similarity import perceptual_similarity, similarities, spread
 from recon_core.types import seeded_generator
 from recon_core.victims.separability import separability
+from tasks.attack_file.pictures import Named
 from tasks.attack_file.record import six_digits
+from tasks.attack_file.report import as_bytes
 from tasks.evaluation.perceptual import MapsOf
-from tasks.families.inversion.cuts import outputs_of
-from tasks.families.inversion.inputs import InversionJob, PreparedCut, features
+from tasks.families.inversion.inputs import InversionJob, PreparedCut, features, outputs_of
+from tasks.page.files import page_html
+from tasks.page.formats import fixed
+from tasks.page.pictures import COLUMNS, Tile, data_uri, strips_sheet, wrapped
 
 Method = GradientInversion | StrongInversion
-OnProgress = Callable[[float, float], None]
 TITLES = {"sgd": "the paper's attack", "strong": "ours"}
 VALUES_AT_ONCE = 3 << 20
 """Pixels and channels of all starts that are moved at once: 340 images of 3x32x32 from 3 starts."""
@@ -78,7 +81,7 @@ def attack_all(
     *,
     tuned: bool,
     device: str,
-    on_progress: OnProgress = lambda _done, _total: None,
+    on_progress: Callable[[float, float], None] = lambda _done, _total: None,
 ) -> list[Attacked]:
     """Every attack on all images; `tuned`: ours finds its zeta on public images, if there are any.
 
@@ -103,74 +106,50 @@ def attack_all(
 def _inverted(
     job: InversionJob, prepared: PreparedCut, method: Method, tuned: bool, device: str
 ) -> tuple[Method, Inverted, tuple[str, ...]]:
-    """The method with the zeta that it used, what it found, and what is to be said about it."""
-    whitening: Whitening | None = None
-    notes: tuple[str, ...] = ()
+    """The method with the zeta that it used, what it found, and what is to be said about it.
+
+    Features are measured by the spread of those of public images or, without, of those sent.
+    """
+    more: dict[str, Any] = {}
+    notes: list[str] = []
     if isinstance(method, StrongInversion):
-        whitening, notes = _whitening(prepared, device)
-        if tuned and prepared.public is not None:
-            method, more = _tuned(job, prepared, method, whitening, device)
-            notes = (*notes, more)
+        public = None if prepared.public is None else prepared.public.images
+        known = prepared.z if public is None else features(prepared.h, public, device)
+        more["whitening"] = whiten(known)
+        if public is None:
+            notes.append(
+                "No --public images: features are measured by the spread of those that were sent."
+            )
+        if tuned and public is not None:
+            few = public[:N_TUNED].to(device)
+            drawn = [seeded_generator(job.seed, row, "start tuning") for row in range(len(few))]
+            error = errors_by_zeta(method, prepared.h, few, ZETAS, generators=drawn, **more)
+            zeta = ZETAS[int(error.argmin())]
+            method = dataclasses.replace(method, zeta=zeta)
+            edge = "; the largest that was tried, so more may be better" * (zeta == ZETAS[-1])
+            notes.append(
+                f"zeta = {zeta:g} was best of {len(ZETAS)} on {len(few)} public images{edge}."
+            )
         elif tuned:
-            notes = (*notes, f"zeta is the default, {method.zeta:g}, not found on public images.")
+            notes.append(f"zeta is the default, {method.zeta:g}, not found on public images.")
     n_starts = len(method.starts) if isinstance(method, StrongInversion) else 1
     per_group = max(1, VALUES_AT_ONCE // (n_starts * math.prod(prepared.shape)))
     parts = []
     for rows in torch.arange(len(prepared.z)).split(per_group):
-        generators = [seeded_generator(job.seed, int(row), "start") for row in rows]
-        parts.append(_solved(method, prepared, prepared.z[rows], generators, whitening))
+        drawn = [seeded_generator(job.seed, int(row), "start") for row in rows]
+        parts.append(
+            method.invert(
+                prepared.h, prepared.z[rows], shape=prepared.shape, generators=drawn, **more
+            )
+        )
     fields = ("x", "objective", "ending", "n_steps")
     joined = Inverted(*(torch.cat([getattr(p, f).cpu() for p in parts]) for f in fields))
-    n_lost = int((joined.ending == Ending.NONFINITE).sum())
-    if n_lost:
-        notes = (
-            *notes,
+    if n_lost := int((joined.ending == Ending.NONFINITE).sum()):
+        notes.append(
             f"{n_lost} of {len(joined.x)} descents diverged and were stopped at the last finite "
-            "image: a smaller rate may do better (--set sgd.lr=1, strong.lr=.01).",
+            "image: a smaller rate may do better (--set sgd.lr=1, strong.lr=.01)."
         )
-    return method, joined, notes
-
-
-def _solved(
-    method: Method,
-    prepared: PreparedCut,
-    z: Tensor,
-    generators: Sequence[torch.Generator],
-    whitening: Whitening | None,
-) -> Inverted:
-    if isinstance(method, StrongInversion):
-        return method.invert(
-            prepared.h, z, shape=prepared.shape, generators=generators, whitening=whitening
-        )
-    return method.invert(prepared.h, z, shape=prepared.shape, generators=generators)
-
-
-def _whitening(prepared: PreparedCut, device: str) -> tuple[Whitening, tuple[str, ...]]:
-    """By features of public images, or, without, of those that were sent."""
-    if prepared.public is None:
-        return whiten(prepared.z), (
-            "No --public images: features are measured by the spread of those that were sent.",
-        )
-    return whiten(features(prepared.h, prepared.public.images, device)), ()
-
-
-def _tuned(
-    job: InversionJob,
-    prepared: PreparedCut,
-    method: StrongInversion,
-    whitening: Whitening,
-    device: str,
-) -> tuple[StrongInversion, str]:
-    assert prepared.public is not None
-    public = prepared.public.images[:N_TUNED].to(device)
-    generators = [seeded_generator(job.seed, row, "start tuning") for row in range(len(public))]
-    error = errors_by_zeta(
-        method, prepared.h, public, ZETAS, generators=generators, whitening=whitening
-    )
-    zeta = ZETAS[int(error.argmin())]
-    edge = "; the largest that was tried, so more may be better" if zeta == ZETAS[-1] else ""
-    said = f"zeta = {zeta:g} was best of {len(ZETAS)} on {len(public)} public images{edge}."
-    return dataclasses.replace(method, zeta=zeta), said
+    return method, joined, tuple(notes)
 
 
 def _scores(
@@ -228,15 +207,19 @@ def inversion_record(attacked: Attacked, names: Sequence[str]) -> dict[str, Any]
     of_images = scores | {"ssim_others": attacked.others, "identified": attacked.identified}
     columns = {key: values.tolist() for key, values in of_images.items()}
     columns["objective"] = found.objective.tolist()
+
+    def spread_of(name: str, values: Float64[Tensor, " n"]) -> dict[str, Any]:
+        """`worst` is who defends' worst case: the image recovered best."""
+        found = spread(values, higher_is_alike=name != "mse")
+        numbers = {"mean": found.mean, "std": found.std, "worst": found.worst}
+        return {**six_digits(numbers), "worst_image": names[found.worst_row]}
+
     return {
         "attack": attacked.method.kind,
         "title": attacked.title,
         "settings": dataclasses.asdict(attacked.method),
-        "summary": {
-            name: _spread(values, higher=name != "mse", names=names)
-            for name, values in scores.items()
-        },
-        "chance": {name: _spread(v, higher=True, names=names) for name, v in chance.items()},
+        "summary": {name: spread_of(name, values) for name, values in scores.items()},
+        "chance": {name: spread_of(name, values) for name, values in chance.items()},
         "n_identified": int(attacked.identified.sum()),
         "identified_by_chance": six_digits(1 / len(names)),
         "images": [
@@ -256,8 +239,49 @@ def separability_of(z: Float[Tensor, "n m"]) -> dict[str, float | None]:
     return dict(six_digits({"mean": float(found.mean), "minimum": float(found.minimum)}))
 
 
-def _spread(values: Float64[Tensor, " n"], *, higher: bool, names: Sequence[str]) -> dict[str, Any]:
-    """`worst` is who defends' worst case: the image recovered best."""
-    found = spread(values, higher_is_alike=higher)
-    numbers = {"mean": found.mean, "std": found.std, "worst": found.worst}
-    return {**six_digits(numbers), "worst_image": names[found.worst_row]}
+def shown_rows(attacked: Sequence[Attacked], n_shown: int) -> list[int]:
+    """From best to worst by the last attack, which is ours where there are both; where not all are
+    shown, at equal steps from the best to the worst."""
+    order = attacked[-1].order()
+    if len(order) <= n_shown:
+        return order
+    places = np.linspace(0, len(order) - 1, n_shown).round().astype(int)
+    return [order[place] for place in places]
+
+
+def inversion_page(
+    record: Mapping[str, Any],
+    data: Named,
+    attacked: Sequence[Attacked],
+    context: Mapping[str, Any],
+) -> tuple[str, bytes]:
+    """The page, and a PNG of originals over reconstructions with their SSIM, bold where identified,
+    ten a row, from best to worst.
+
+    `context`: `command` and `created` as texts, `versions` as a mapping, `outcome` in a sentence or
+    two, `n_shown`.
+    """
+    rows = shown_rows(attacked, context["n_shown"])
+    shown: list[tuple[str, list[Tile]]] = [
+        ("original", [(as_bytes(data.images[i]), "", False) for i in rows])
+    ]
+    for a in attacked:
+        scored = ((i, f"{float(a.ssim[i]):.2f}", bool(a.identified[i])) for i in rows)
+        shown.append((a.title, [(as_bytes(a.found.x[i]), text, bold) for i, text, bold in scored]))
+    lines = [(title.replace("'s ", "'s\n"), tiles) for title, tiles in shown]
+    columns = min(len(rows), COLUMNS)
+    png = strips_sheet([*wrapped(lines)], columns=columns, labels=1.5, tile_inches=0.78)
+
+    def spread_text(found: Mapping[str, Any], digits: int = 2) -> str:
+        """`.53 ± .08`."""
+        return f"{fixed(found['mean'], digits)} ± {fixed(found['std'], digits)}"
+
+    page = page_html(
+        "attack-inversion.html",
+        {"figure": lambda value, digits=2: fixed(value, digits), "spread": spread_text},
+        record=record,
+        names=[data.names[i] for i in rows],
+        walls=[(t, [(data_uri(p), text, bold) for p, text, bold in tiles]) for t, tiles in shown],
+        context=context,
+    )
+    return page, png

@@ -1,19 +1,22 @@
 """Inputs of an attack on somebody's classifier f = g(h(x)), of which the client sends z = h(x): h
-at a cut, images, public images. Refused is what would make numbers wrong without looking wrong:
-features that are not finite, that depend on the other images of a batch, or have no gradient."""
+at a cut, which is found by asking the network, images, public images. Refused is what would make
+numbers wrong without looking wrong: features that are not finite, that depend on the other images
+of a batch, or have no gradient."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from recon_core.precision import float32_arithmetic
+from recon_core.strict import Count, Positive, Strict, Within
 from recon_core.victims.split import CutClassifier
 from storage.weights import WeightsError
 from tasks.attack_file.pictures import (
@@ -23,20 +26,24 @@ from tasks.attack_file.pictures import (
     by_channel,
     default_split,
     read_source,
+    side_of,
 )
 from tasks.attack_file.programs import in_rows
-from tasks.attack_file.record import check_least, check_std
 from tasks.evaluation.perceptual import OWN, MapsOf, feature_maps
-from tasks.families.inversion.cuts import check_size, chosen_cut, image_shape, probed
 from tasks.families.inversion.networks import OUTPUT, Network, read_network
 
 Attack = Literal["paper", "strong", "both"]
 H = Callable[[Tensor], Tensor]
 ROWS_AT_ONCE = 64
+DEFAULT_SIDE = 32
+SIDES = Within("[11, 2048]", fix="SSIM, by which images are scored, has a window of 11x11")
+"""Sides of images that can be scored and inverted."""
+N_NAMED = 20
+"""Modules that an error names."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class InversionJob:
+class InversionJob(Strict):
     """An attack on a given classifier: everything but where it is computed.
 
     `data`: whose features are sent; `public`: images that the attacker has beside them. `split` is
@@ -53,31 +60,20 @@ class InversionJob:
     architecture: str | None = None
     public: str | None = None
     split: Split | None = None
-    size: int | None = None
+    size: Annotated[int | None, SIDES] = None
     n_classes: int | None = None
-    mean: tuple[float, ...] = (0.0,)
-    std: tuple[float, ...] = (1.0,)
-    n_images: int = 20
-    n_public: int = 100
+    mean: tuple[Annotated[float, Within("(-inf, inf)")], ...] = (0.0,)
+    std: tuple[Positive, ...] = (1.0,)
+    n_images: Annotated[int, Within("[2, inf)")] = 20
+    n_public: Annotated[int, Within("[2, inf)")] = 100
     attack: Attack = "both"
-    n_steps: int | None = None
+    n_steps: Count | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
     perceptual: str = "own"
     trust: bool = False
     seed: int = 0
-    n_shown: int = 20
+    n_shown: Count = 20
     skip_corrupt: bool = False
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
-
-    def __post_init__(self) -> None:
-        check_least(self, n_images=2, n_public=2, n_shown=1, n_steps=1)
-        check_std(self.std)
-        if self.size is not None:
-            check_size(self.size)
-        if self.attack not in get_args(Attack):
-            raise ValueError(f"attack={self.attack!r} is none of {', '.join(get_args(Attack))}")
-        if not all(map(math.isfinite, self.mean)):
-            raise ValueError(f"mean={self.mean} must be finite")
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,13 +111,26 @@ def prepare_cut(job: InversionJob, device: str = "cpu") -> PreparedCut:
     files that cannot be used, ValueError for settings that do not fit together or a cut that cannot
     be attacked."""
     network = read_network(job.weights, job.architecture, trust=job.trust)
-    _check_classes(job, network)
+    if None not in (job.n_classes, network.n_classes) and job.n_classes != network.n_classes:
+        raise ValueError(
+            f"--n-classes {job.n_classes}, but {job.weights} has {network.n_classes} classes; "
+            "correct it, or leave it out"
+        )
     shape = image_shape(network, job.size, job.data)
     if network.shape is None and network.channels is None and not network.cut_inside:
         shape = probed(network, shape)
     maps = None if job.perceptual == OWN else feature_maps(job.perceptual, device)
     cut = chosen_cut(job.cut or network.cut, network, shape)
-    data, public = _images(job, shape)
+    split, public = job.split or default_split(job.data, "heldout"), None
+    data = _images(job, job.data, split, shape, job.n_images)
+    if job.public is not None:
+        split = default_split(job.public, "train")
+        public = _images(job, job.public, split, shape, job.n_public)
+        data.check_disjoint(
+            public,
+            "public images of SOURCE are among those that are attacked; an attacker has no "
+            "originals of those: give others with --public",
+        )
     module = network.on(shape, device)
 
     def normalise(x: Tensor) -> Tensor:
@@ -140,42 +149,13 @@ def prepare_cut(job: InversionJob, device: str = "cpu") -> PreparedCut:
     )
 
 
-def _check_classes(job: InversionJob, network: Network) -> None:
-    known = network.n_classes
-    if None not in (job.n_classes, known) and job.n_classes != known:
+def _images(job: InversionJob, source: str, split: Split, shape: Shape, limit: int) -> Named:
+    found = read_source(source, split, shape, limit, job.seed, skip_corrupt=job.skip_corrupt)
+    if len(found) < 2:
         raise ValueError(
-            f"--n-classes {job.n_classes}, but {job.weights} has {known} classes; correct it, or "
-            "leave it out"
+            f"{source} has {len(found)} image; give at least 2: each is compared with the others"
         )
-
-
-def _images(job: InversionJob, shape: Shape) -> tuple[Named, Named | None]:
-    data = read_source(
-        job.data,
-        job.split or default_split(job.data, "heldout"),
-        shape,
-        job.n_images,
-        job.seed,
-        skip_corrupt=job.skip_corrupt,
-    )
-    if len(data) < 2:
-        raise ValueError(
-            f"{job.data} has {len(data)} image; give at least 2: each is compared with the others"
-        )
-    if job.public is None:
-        return data, None
-    split = default_split(job.public, "train")
-    public = read_source(
-        job.public, split, shape, job.n_public, job.seed, skip_corrupt=job.skip_corrupt
-    )
-    data.check_disjoint(
-        public,
-        "public images of SOURCE are among those that are attacked; an attacker has no originals "
-        "of those: give others with --public",
-    )
-    if len(public) < 2:
-        raise ValueError(f"{job.public} has {len(public)} image; give at least 2 public images")
-    return data, public
+    return found
 
 
 def features(h: H, images: Tensor, device: str) -> Tensor:
@@ -222,19 +202,116 @@ def _accuracy(
     logits: H | None, data: Named, n_classes: int | None, device: str
 ) -> tuple[float | None, tuple[str, ...]]:
     """The share of images that are put into their class, where it is known; else why not."""
-    if logits is None:
-        return None, ("The file is taken whole as h: there are no classes and no accuracy.",)
-    phi = features(logits, data.images, device)
-    if phi.dim() != 2:
-        return None, ("The network's output is no row of logits: there is no accuracy.",)
-    if n_classes is not None and phi.shape[1] != n_classes:
+    phi = None if logits is None else features(logits, data.images, device)
+    if phi is None:
+        why = "The file is taken whole as h: there are no classes and no accuracy."
+    elif phi.dim() != 2:
+        why = "The network's output is no row of logits: there is no accuracy."
+    elif n_classes is not None and phi.shape[1] != n_classes:
         raise WeightsError(f"the network gives {phi.shape[1]} logits for {n_classes} classes")
-    if data.labels is None:
-        return None, ("The images are in no class folders: there is no accuracy.",)
-    if len(data.class_names) != phi.shape[1]:
-        return None, (
+    elif data.labels is None:
+        why = "The images are in no class folders: there is no accuracy."
+    elif len(data.class_names) != phi.shape[1]:
+        why = (
             f"The images have {len(data.class_names)} classes and the network {phi.shape[1]}: "
-            "which is which is not known, and there is no accuracy.",
+            "which is which is not known, and there is no accuracy."
         )
-    right = phi.argmax(1).cpu() == torch.tensor(data.labels)
-    return float(right.double().mean()), ()
+    else:
+        right = phi.argmax(1).cpu() == torch.tensor(data.labels)
+        return float(right.double().mean()), ()
+    return None, (why,)
+
+
+def image_shape(network: Network, size: int | None, data: str | None) -> Shape:
+    """Shape of the images: as the file has it, as `--size` says, or as the pictures are.
+
+    Raises ValueError if the file's shape is another than --size, no square or too small.
+    """
+    if network.shape is not None:
+        _channels, height, width = network.shape
+        if size not in (None, height) or height != width:
+            wanted = "a square" if size is None else f"--size {size}"
+            raise ValueError(
+                f"{network.path} takes images of {height}x{width}, not {wanted}; leave out --size, "
+                "and give a network of square images"
+            )
+        SIDES.check(f"the side of images of {network.path}", height)
+        return network.shape
+    side = size or (None if data is None else side_of(data)) or DEFAULT_SIDE
+    SIDES.check("size", side)
+    return network.channels or 3, side, side
+
+
+def modules_of(network: Network, shape: Shape) -> list[tuple[str, tuple[int, ...]]]:
+    """Every place where the network can be cut, with the shape of one image's features there, in
+    the order in which they are computed."""
+    module = network.on(shape, "cpu")
+    rows = network.batch or 2
+    with outputs_of(module, network.parts(module), rows) as found:
+        output = _applied(network, module, torch.full((rows, *shape), 0.5))
+    shapes = {name: tuple(maps.shape[1:]) for name, maps in found.items()}
+    return [*shapes.items(), (OUTPUT, tuple(output.shape[1:]))]
+
+
+@contextmanager
+def outputs_of(module: nn.Module, names: Iterable[str], n_rows: int) -> Iterator[dict[str, Tensor]]:
+    """Outputs of the modules that give a tensor with a row per image, as soon as `module` is
+    applied to `n_rows` of them; in the order in which they are computed."""
+    found: dict[str, Tensor] = {}
+
+    def keep(name: str) -> Callable[[nn.Module, object, object], None]:
+        def hook(_module: nn.Module, _inputs: object, output: object) -> None:
+            if isinstance(output, Tensor) and output.dim() >= 2 and len(output) == n_rows:
+                found.setdefault(name, output.clone())  # what follows may work in place
+
+        return hook
+
+    hooks = [module.get_submodule(name).register_forward_hook(keep(name)) for name in names]
+    try:
+        yield found
+    finally:
+        for handle in hooks:
+            handle.remove()
+
+
+def _applied(network: Network, module: nn.Module, x: Tensor) -> Tensor:
+    """WeightsError if the network does not take such images."""
+    try:
+        with torch.no_grad():
+            output = module(x)
+    except Exception as error:  # a network may fail in any way
+        raise WeightsError(
+            f"{network.path} fails on images of {'x'.join(map(str, x.shape[1:]))} "
+            f"({type(error).__name__}: {(str(error).strip().splitlines() or [''])[-1][:200]}); "
+            "give --size as it was trained with"
+        ) from error
+    if not isinstance(output, Tensor) or output.dim() < 2 or len(output) != len(x):
+        raise WeightsError(
+            f"{network.path} gives no tensor with a row per image; save a network that does"
+        )
+    return output
+
+
+def probed(network: Network, shape: Shape) -> Shape:
+    """The channels that a program takes, found by trying; as it was if neither works."""
+    for channels in (3, 1):
+        tried = (channels, *shape[1:])
+        try:
+            _applied(network, network.on(tried, "cpu"), torch.full((2, *tried), 0.5))
+        except WeightsError:
+            continue
+        return tried
+    return shape
+
+
+def chosen_cut(name: str | None, network: Network, shape: Shape) -> str:
+    """The cut, if there is one of that name."""
+    known = dict(modules_of(network, shape))
+    if name in known:
+        return str(name)
+    short = sorted(known, key=lambda n: (n.count("."), list(known).index(n)))[:N_NAMED]
+    listed = ", ".join(f"{n} ({'x'.join(map(str, known[n]))})" for n in known if n in short)
+    what = "give --cut" if name is None else f"there is no cut {name!r}; give --cut"
+    more = "" if len(short) == len(known) else f"; all {len(known)}: --cut list"
+    inside = "" if network.cut_inside else " (TorchScript runs its modules out of reach)"
+    raise ValueError(f"{what} one of: {listed}{more}{inside}")

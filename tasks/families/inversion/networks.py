@@ -142,18 +142,52 @@ def _torchvision(file: WeightFile, name: str) -> Network:
     net = _made(name, options)
     shapes = {key: tuple(tensor.shape) for key, tensor in net.state_dict().items()}
     heads = [key for key, shape in shapes.items() if shape[:1] == (CLASSES,)]
-    found = file.tensors.get(heads[-1])
-    if found is None or not found.ndim:
-        raise WeightsError(_mismatch(file, name, heads[-1], shapes[heads[-1]]))
-    n_classes = int(found.shape[0])
+    head = file.tensors.get(heads[-1])
+    n_classes = int(head.shape[0]) if head is not None and head.ndim else CLASSES
     if n_classes != CLASSES:
         net = _made(name, options | {"num_classes": n_classes})
-    channels = _match_channels(net, file)
-    _load(net, file, name)
+    channels = 3
+    for key, module in net.named_modules():
+        if isinstance(module, nn.Conv2d):  # the first, for as many channels as the file's has
+            found = file.tensors.get(f"{key}.weight")
+            if found is not None and found.ndim == 4 and module.groups == 1:
+                module.in_channels = int(found.shape[1])
+                sides = (module.out_channels, module.in_channels, *module.kernel_size)
+                module.weight = nn.Parameter(module.weight.new_empty(sides))
+            channels = module.in_channels
+            break
+    state, wanted = {}, net.state_dict()
+    for key, tensor in wanted.items():
+        found = file.tensors.get(key)
+        if found is None and key.endswith(".num_batches_tracked"):
+            state[key] = torch.zeros((), dtype=torch.int64)  # it only counts steps of training
+            continue
+        if found is None or found.shape != tuple(tensor.shape):
+            shape, what, fix = tuple(tensor.shape), "is not there", ""
+            if found is not None:
+                what = f"has shape {found.shape}"
+            else:  # one tensor may be meant, by the end of its name or its shape
+                alike = [n for n in file.tensors if n.endswith(f".{key}")]
+                alike = alike or [n for n, t in file.tensors.items() if t.shape == shape]
+                if len(alike) == 1:
+                    fix = f"if {alike[0]} is meant, rename it to {key} and the others accordingly; "
+                    fix += "or "
+            raise WeightsError(
+                f"{key} {what} in {file.path}, but is {shape} in torchvision's {name}; "
+                f"{fix}correct --architecture, {HOW_ELSE}"
+            )
+        value = torch.from_numpy(found)
+        state[key] = value.float() if value.is_floating_point() else value
+    if left := [key for key in file.tensors if key not in wanted]:
+        raise WeightsError(
+            f"{file.path} has {left[0]}, which torchvision's {name} has not: it is another "
+            f"network; correct --architecture, {HOW_ELSE}"
+        )
+    net.load_state_dict(state, assign=True)
     n_parameters = sum(p.numel() for p in net.parameters())
     return Network(
         file.path, file.sha256, file.kind, f"{TORCHVISION}{name}",
-        lambda _shape, device: net.to(device),
+        lambda _shape, device: net.eval().requires_grad_(False).to(device),
         channels=channels, n_classes=n_classes, n_parameters=n_parameters,
     )  # fmt: skip
 
@@ -173,80 +207,45 @@ def _made(name: str, options: Mapping[str, Any]) -> nn.Module:
     return net
 
 
-def _match_channels(net: nn.Module, file: WeightFile) -> int:
-    """The images' channels; the first convolution is made for as many as the file's has."""
-    for name, module in net.named_modules():
-        if isinstance(module, nn.Conv2d):
-            found = file.tensors.get(f"{name}.weight")
-            if found is not None and found.ndim == 4 and module.groups == 1:
-                module.weight = nn.Parameter(
-                    module.weight.new_empty(
-                        (module.out_channels, found.shape[1], *module.kernel_size)
-                    )
-                )
-                module.in_channels = int(found.shape[1])
-            return module.in_channels
-    return 3
-
-
-def _load(net: nn.Module, file: WeightFile, name: str) -> None:
-    state = {}
-    wanted = net.state_dict()
-    for key, tensor in wanted.items():
-        found = file.tensors.get(key)
-        if found is None and key.endswith(".num_batches_tracked"):
-            state[key] = torch.zeros((), dtype=torch.int64)  # it only counts steps of training
-            continue
-        if found is None or found.shape != tuple(tensor.shape):
-            raise WeightsError(_mismatch(file, name, key, tuple(tensor.shape)))
-        value = torch.from_numpy(found)
-        state[key] = value.float() if value.is_floating_point() else value
-    left = [key for key in file.tensors if key not in wanted]
-    if left:
-        raise WeightsError(
-            f"{file.path} has {left[0]}, which torchvision's {name} has not: it is another "
-            f"network; correct --architecture, {HOW_ELSE}"
-        )
-    net.load_state_dict(state, assign=True)
-    net.eval().requires_grad_(False)
-
-
-def _mismatch(file: WeightFile, name: str, key: str, wanted: tuple[int, ...]) -> str:
-    found = file.tensors.get(key)
-    what = "is not there" if found is None else f"has shape {found.shape}"
-    return (
-        f"{key} {what} in {file.path}, but is {wanted} in torchvision's {name}; "
-        f"{_rename(file, key, wanted) if found is None else ''}correct --architecture, {HOW_ELSE}"
-    )
-
-
-def _rename(file: WeightFile, key: str, wanted: tuple[int, ...]) -> str:
-    """The renaming of the tensor that is meant by `key`, by the end of its name or its shape."""
-    longer = [name for name in file.tensors if name.endswith(f".{key}")]
-    alike = longer or [name for name, tensor in file.tensors.items() if tensor.shape == wanted]
-    if len(alike) != 1:
-        return ""
-    return f"if {alike[0]} is meant, rename it to {key} and the others accordingly; or "
-
-
 def _own(file: WeightFile, architecture: str | None, about: dict[str, Any] | None) -> Network:
     """A LeNet5 or SplitMLP, by what the file says or by the shapes of its tensors."""
     shapes = {name: tuple(tensor.shape) for name, tensor in file.tensors.items()}
-    said = None if about is None else _settings(file, about)
+    said: LeNet5 | SplitMLP | None = None
+    if about is not None:
+        own_kind = LeNet5 if about["network"]["kind"] == "lenet5" else SplitMLP
+        try:
+            said = TypeAdapter[LeNet5 | SplitMLP](own_kind).validate_python(about["network"])
+        except ValidationError as error:
+            raise WeightsError(
+                f"the description in {file.path} cannot be read ({error.errors()[0]['msg']}); give "
+                "the tensors alone with --architecture"
+            ) from error
     kind = architecture or ("lenet5" if isinstance(said, LeNet5) else "split-mlp")
     if said is not None and isinstance(said, LeNet5) != (kind == "lenet5"):
         raise WeightsError(f"{file.path} says it is {said}; leave out --architecture")
     dense = sorted((n for n in shapes if re.fullmatch(r"fc\d+\.weight", n)), key=natural_key)
     first = "conv1.weight" if kind == "lenet5" else "fc1.weight"
     if not dense or len(shapes.get(first, ())) != (4 if kind == "lenet5" else 2):
+        of_convolutions, of_dense = (
+            [name for name, shape in shapes.items() if len(shape) == n] for n in (4, 2)
+        )
+        fix = ""  # the names that weights, in the order of the file, would have here
+        if len(of_convolutions) == (2 if kind == "lenet5" else 0) and len(of_dense) > 1:
+            names = {old: f"conv{i}.weight" for i, old in enumerate(of_convolutions, 1)}
+            names |= {old: f"fc{i}.weight" for i, old in enumerate(of_dense, 1)}
+            listed = ", ".join(f"{old} to {new}" for old, new in names.items() if old != new)
+            fix = f"rename {listed}, their biases alike; or "
         raise WeightsError(
             f"{file.path} has tensors {', '.join(list(shapes)[:4])}, ..., which are not those of "
             f"{kind}; it needs {', '.join(dict.fromkeys([first, 'fc1.weight']))}, as this project "
             "names them: "
-            f"{_renames(shapes, kind)}correct --architecture, {HOW_ELSE}"
+            f"{fix}correct --architecture, {HOW_ELSE}"
         )
     n_classes = shapes[dense[-1]][0]
-    shape = None if about is None or "shape" not in about else _three(about["shape"])
+    shape: Shape | None = None
+    if about is not None and "shape" in about:
+        c, h, w = map(int, about["shape"])
+        shape = c, h, w
     if kind == "lenet5":
         network: LeNet5 | SplitMLP = said or LeNet5()
         channels = shapes["conv1.weight"][1]
@@ -267,30 +266,6 @@ def _own(file: WeightFile, architecture: str | None, about: dict[str, Any] | Non
     )  # fmt: skip
 
 
-def _renames(shapes: Mapping[str, tuple[int, ...]], kind: str) -> str:
-    """How weights, in the order of the file, would be called in a network of this project."""
-    convolutions = [name for name, shape in shapes.items() if len(shape) == 4]
-    dense = [name for name, shape in shapes.items() if len(shape) == 2]
-    fits = len(convolutions) == (2 if kind == "lenet5" else 0) and len(dense) > 1
-    if not fits:
-        return ""
-    names = {old: f"conv{i}.weight" for i, old in enumerate(convolutions, 1)}
-    names |= {old: f"fc{i}.weight" for i, old in enumerate(dense, 1)}
-    listed = ", ".join(f"{old} to {new}" for old, new in names.items() if old != new)
-    return f"rename {listed}, their biases alike; or "
-
-
-def _settings(file: WeightFile, about: Mapping[str, Any]) -> LeNet5 | SplitMLP:
-    kind: type[LeNet5 | SplitMLP] = LeNet5 if about["network"]["kind"] == "lenet5" else SplitMLP
-    try:
-        return TypeAdapter(kind).validate_python(about["network"])
-    except ValidationError as error:
-        raise WeightsError(
-            f"the description in {file.path} cannot be read ({error.errors()[0]['msg']}); give the "
-            "tensors alone with --architecture"
-        ) from error
-
-
 def _own_module(
     file: WeightFile, network: LeNet5 | SplitMLP, n_classes: int, shape: Shape, device: str
 ) -> nn.Module:
@@ -303,42 +278,20 @@ def _own_module(
                 f"{name} {what} in {file.path}, but is {expected} in {network.kind} for images of "
                 f"{'x'.join(map(str, shape))}; correct --size or --architecture"
             )
-    net = _lenet(shape, n_classes) if isinstance(network, LeNet5) else _mlp(network, wanted)
+    with torch.device("meta"):  # with a module at each cut
+        net = nn.Sequential()
+        for name, padding in (("conv1", 2 if shape[1:] == (28, 28) else 0), ("conv2", 0)):
+            if f"{name}.weight" in wanted:
+                n_out, n_in = wanted[f"{name}.weight"][:2]
+                convolution = nn.Conv2d(n_in, n_out, KERNEL, padding=padding)
+                net.add_module(name, nn.Sequential(convolution, nn.ReLU(), nn.MaxPool2d(2)))
+        net.add_module("flatten", nn.Flatten())
+        *dense, last = (name for name in wanted if re.fullmatch(r"fc\d+\.weight", name))
+        for name in (*dense, last):
+            linear = nn.Linear(wanted[name][1], wanted[name][0])
+            layer = linear if name == last else nn.Sequential(linear, nn.ReLU())
+            net.add_module(name.removesuffix(".weight"), layer)
     state = {name: torch.from_numpy(file.tensors[name]).float() for name in wanted}
     inner = {n: n if n in net.state_dict() else n.replace(".", ".0.") for n in wanted}
     net.load_state_dict({inner[name]: tensor for name, tensor in state.items()}, assign=True)
     return net.eval().requires_grad_(False).to(device)
-
-
-def _lenet(shape: Shape, n_classes: int) -> nn.Sequential:
-    """`recon_core.victims.split.LeNet5` with a module at each cut."""
-    padding = 2 if shape[1:] == (28, 28) else 0
-    n_features = LeNet5(cut=2).on(shape, n_classes).n_features
-    with torch.device("meta"):
-        net = nn.Sequential()
-        for name, (c, k, p) in {"conv1": (shape[0], 6, padding), "conv2": (6, 16, 0)}.items():
-            convolution = nn.Conv2d(c, k, KERNEL, padding=p)
-            net.add_module(name, nn.Sequential(convolution, nn.ReLU(), nn.MaxPool2d(2)))
-        net.add_module("flatten", nn.Flatten())
-        for name, (a, b) in {"fc1": (n_features, 120), "fc2": (120, 84)}.items():
-            net.add_module(name, nn.Sequential(nn.Linear(a, b), nn.ReLU()))
-        net.add_module("fc3", nn.Linear(84, n_classes))
-    return net
-
-
-def _mlp(network: SplitMLP, shapes: Mapping[str, tuple[int, ...]]) -> nn.Sequential:
-    """`recon_core.victims.split.SplitMLP` with a module at each cut."""
-    last = len(network.widths) + 1
-    with torch.device("meta"):
-        net = nn.Sequential()
-        net.add_module("flatten", nn.Flatten())
-        for i in range(1, last + 1):
-            n_out, n_in = shapes[f"fc{i}.weight"]
-            layer = nn.Linear(n_in, n_out)
-            net.add_module(f"fc{i}", layer if i == last else nn.Sequential(layer, nn.ReLU()))
-    return net
-
-
-def _three(sides: Any) -> Shape:
-    channels, height, width = (int(side) for side in sides)
-    return channels, height, width

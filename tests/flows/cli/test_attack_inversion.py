@@ -108,7 +108,7 @@ def test_refusals_start_no_server_and_leave_nothing_behind(
     out = tmp_path / "out"
     for more, said in [
         (["--cut", "frist"], "no cut 'frist'"),
-        (["--cut", "first", "--size", 8], "smaller than the 11x11"),
+        (["--cut", "first", "--size", 8], "window of 11x11"),
         (["--cut", "first", "--set", "sgd.rate=1"], "unknown setting"),
         (["--cut", "first", "--mean", "grey"], "--mean grey is no number"),
         (["--cut", "first", "--threads", 0], "greater than or equal to 1"),

@@ -6,135 +6,123 @@ Each function goes from rows of a figure's table to rows of panels, one per sour
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from html import escape
 from typing import Any
 
-from tasks.families.inversion.study.charts import Mark, Series, trade_off
-from tasks.families.inversion.study.figure_specs import (
-    attack_styles,
-    ends,
-    mean_of,
-    measure,
-    small,
-    with_role,
+from tasks.families.inversion.study.tables import ends, mean_of, measure, small, with_role
+from tasks.page.axes import LEFT, RIGHT, Axis, round_axis
+from tasks.page.charts import (
+    APART,
+    N_MARKERS,
+    Estimate,
+    Panel,
+    Style,
+    estimates,
+    marker,
+    styles_of,
 )
-from tasks.page.axes import Axis, round_axis
-from tasks.page.charts import APART, N_MARKERS, Estimate, Panel, Style, estimates
 from tasks.page.files import Record
 from tasks.page.formats import number, power
 from tasks.page.heatmaps import Square, heatmap
 from tasks.page.study_page import Drawing, Row
 from tasks.page.tables import Table
 
+ATTACK_COLOURS, OTHER_COLOURS = {"paper": 13, "strong": 14, "restored": 15}, (12, 16, 17)
+"""Told apart with any colour vision (templates/matrix.css)."""
 NEAR_POINTS = 3.0  # of accuracy below vanilla that the close-up shows
 WIDE_SPREAD = 50.0  # of distances that are shaded by their logarithm
 LAYERS = (260, 210)
 SETTING_COLOURS = (17, 16, 12, 15, 14, 13)
 FIRST_SETTING = 20  # styles are numbered on the whole page
+LETTER_BOX = (10.0, 13.0)
+LETTER_PLACES = ((7, -4), (-15, -4), (-4, -8), (-4, 17), (9, 9), (-17, 9), (9, -13), (-17, -13),
+                 *((radius * x, radius * y) for radius in (22, 34, 48) for x, y in (
+                     (1, -0.5), (-1, -0.5), (0, -1), (0.2, 1), (1, 0.7), (-1, 0.7))))  # fmt: skip
 
 
-def heat_rows(record: Record, figure: Record, table: Table) -> list[Row]:
+def attack_styles(record: Record) -> dict[str, Style]:
+    """Look of each attack, the same everywhere on the page."""
+    names = [attack["name"] for attack in record["attacks"]]
+    return styles_of(names, ATTACK_COLOURS, OTHER_COLOURS)
+
+
+def heat_rows(record: Record, table: Table) -> list[Row]:
     """Accuracy, distance and the SSIM of each attack that most of the grid has, by source.
 
-    Raises ValueError for two cells at one place of a grid.
+    Raises ValueError for cells that are not on the axes of their grid, or not alone at their place.
     """
     rows = []
     for source in record["sources"]:
         mine = list(table.where("source", source["name"]).rows())
         if not mine:
             continue
+        note, vanilla = f"layer {source['cut']}", with_role(record, source, "vanilla")
+        if vanilla is None:
+            note += "; without vanilla"
+        else:
+            parts = [f"{name} {measure(name, mean_of(vanilla[1], name))}"
+                     for name in ("accuracy", "distance")]  # fmt: skip
+            for attack in record["attacks"]:
+                found = mean_of(vanilla[1], "ssim", attack["name"])
+                parts += [f"SSIM {found:.2f} ({attack['title']})"] if found is not None else []
+            note += f"; without the defence: {', '.join(parts)}"
         values = [("accuracy", "Test accuracy, %"), ("distance", "Mean distance of the features")]
         for attack in record["attacks"]:
             column = f"ssim {attack['name']}"
-            known = sum(row.get(column) is not None for row in mine)
-            if 2 * known >= len(mine):
+            if 2 * sum(row.get(column) is not None for row in mine) >= len(mine):
                 values.append((column, f"SSIM, {attack['title']}"))
-        panels = [
-            Drawing(_heat(source, figure, value, title, mine), title) for value, title in values
-        ]
-        rows.append(Row(source["title"], _vanilla_note(record, source), panels))
+        panels = [Drawing(_heat(source, value, title, mine), title) for value, title in values]
+        rows.append(Row(source["title"], note, panels))
     return rows
 
 
-def _vanilla_note(record: Record, source: Record) -> str:
-    note = f"layer {source['cut']}"
-    vanilla = with_role(record, source, "vanilla")
-    if vanilla is None:
-        return f"{note}; without vanilla"
-    cell = vanilla[1]
-    parts = [f"accuracy {measure('accuracy', mean_of(cell, 'accuracy'))}"]
-    parts.append(f"distance {measure('distance', mean_of(cell, 'distance'))}")
-    for attack in record["attacks"]:
-        found = mean_of(cell, "ssim", attack["name"])
-        parts += [f"SSIM {found:.2f} ({attack['title']})"] if found is not None else []
-    return f"{note}; without the defence: {', '.join(parts)}"
-
-
-def _heat(source: Record, figure: Record, value: str, title: str, rows: Sequence[Record]) -> str:
+def _heat(source: Record, value: str, title: str, rows: Sequence[Record]) -> str:
     lams, betas = sorted(source["lams"]), sorted(source["betas"], reverse=True)
     known = [row[value] for row in rows if row[value] is not None]
-    log = value == "distance" and bool(known) and 0 < WIDE_SPREAD * min(known) < max(known)
+    low, high = min(known, default=0.0), max(known, default=0.0)
+    log = value == "distance" and 0 < WIDE_SPREAD * low < high
     squares: dict[tuple[int, int], Square] = {}
-    said = []
     for row in rows:
-        if row["lam"] not in lams or row["beta"] not in betas:
+        at = row["lam"], row["beta"]
+        on_axes = at[0] in lams and at[1] in betas
+        if not on_axes or (lams.index(at[0]), betas.index(at[1])) in squares:
             raise ValueError(
-                f"cell {row['cell']} ({row['name']!r}) is said to be in the grid, but its λ, β "
-                f"({row['lam']}, {row['beta']}) are not among {lams} and {betas}"
-            )
-        place = lams.index(row["lam"]), betas.index(row["beta"])
-        if place in squares:
-            raise ValueError(
-                f"figure {figure['name']!r} has two cells at λ={row['lam']:g}, β={row['beta']:g} "
-                f"of source {source['name']!r}; only one of them can be in the grid"
+                f"cell {row['cell']} ({row['name']!r}) should be in the grid, but its λ, β {at} "
+                f"are {'those of another cell' if on_axes else f'not among {lams} and {betas}'}"
             )
         about = f"{row['title']}: {_interval(value, row)}"
         about += f"; diverged with {row['diverged']} of {row['n_seeds']}" if row["diverged"] else ""
-        said.append(about)
-        squares[place] = Square(_share(row[value], known, log=log), _texts(value, row), about)
+        text, share = ["div." if row["diverged"] else "–"], None
+        if (mean := row[value]) is not None:
+            place = math.log(mean / low) / math.log(high / low) if log else mean - low
+            share = place if log else place / (high - low) if high > low else 0.5
+            text = [f"{100 * mean:.1f}" if value == "accuracy" else f"{mean:.2f}"]
+            if value == "distance":  # two digits in at most six letters: 0.0035, 6.9e−4
+                text = [small(mean)]
+                if 0 < mean < 1e-3:
+                    digits, _e, exponent = f"{mean:.1e}".partition("e")
+                    text = [f"{digits}e{int(exponent)}".replace("-", "−")]
+            text += [row["letter"]] if row["letter"] else []
+            text += [f"{row['diverged']}/{row['n_seeds']} div."] if row["diverged"] else []
+        squares[lams.index(at[0]), betas.index(at[1])] = Square(share, text, about)
+    described = "; ".join(square.about for square in squares.values())
     return heatmap(
         [number(lam) for lam in lams],
         [power(beta) for beta in betas],
         squares,
         titles=("λ", "β"),
-        description=f"{title} by λ and β, {source['title']}. {'; '.join(said)}",
+        description=f"{title} by λ and β, {source['title']}. {described}",
     )
-
-
-def _share(found: float | None, known: Sequence[float], *, log: bool) -> float | None:
-    """Between the least and the most of a heatmap."""
-    if found is None:
-        return None
-    low, high, at = min(known), max(known), found
-    if log:
-        low, high, at = math.log(low), math.log(high), math.log(found)
-    return (at - low) / (high - low) if high > low else 0.5
-
-
-def _texts(value: str, row: Record) -> list[str]:
-    """The number, and below it the cell's letter and how many networks diverged."""
-    if row[value] is None:
-        return ["div."] if row["diverged"] else ["–"]
-    if value == "accuracy":
-        text = f"{100 * row[value]:.1f}"
-    else:
-        text = _narrow(row[value]) if value == "distance" else f"{row[value]:.2f}"
-    below = [row["letter"]] if row["letter"] else []
-    below += [f"{row['diverged']}/{row['n_seeds']} div."] if row["diverged"] else []
-    return [text, *below]
-
-
-def _narrow(found: float) -> str:
-    """Two digits in at most six letters: `0.0035`, `6.9e−4`."""
-    if found >= 1e-3 or found <= 0:
-        return small(found)
-    digits, _e, exponent = f"{found:.1e}".partition("e")
-    return f"{digits}e{int(exponent)}".replace("-", "−")
 
 
 def _interval(value: str, row: Record) -> str:
     name, found = value.partition(" ")[0], {end: row[f"{value} {end}"] for end in ("low", "high")}
     return f"{measure(name, row[value])} {ends(name, found)}".strip()
+
+
+Series = tuple[Style, list[dict[str, Any]]]
+"""Look of an attack, and the rows that are its marks, with `x` and words `about` them."""
 
 
 def pareto_rows(record: Record, table: Table) -> tuple[list[Row], list[tuple[Style, str]]]:
@@ -143,76 +131,119 @@ def pareto_rows(record: Record, table: Table) -> tuple[list[Row], list[tuple[Sty
     run = [attack for attack in record["attacks"] if attack["name"] in table.columns["attack"]]
     rows = []
     for source in record["sources"]:
-        mine = list(table.where("source", source["name"]).rows())
+        mine = sorted(table.where("source", source["name"]).rows(), key=lambda r: r["accuracy"])
         if not mine:
             rows.append(Row(source["title"], "nothing was measured", []))
             continue
-        series = [
-            _series(styles[attack["name"]], attack, mine)
-            for attack in run
-            if any(row["attack"] == attack["name"] for row in mine)
-        ]
+        series: list[Series] = []
+        for attack in run:
+            own = []
+            for row in (row for row in mine if row["attack"] == attack["name"]):
+                about = f"{row['title']}, {attack['title']}: accuracy "
+                about += f"{_interval('accuracy', row)}, SSIM {_interval('ssim', row)}"
+                own.append({**row, "x": 100 * row["accuracy"], "about": about})
+            series += [(styles[attack["name"]], own)] if own else []
         known = [row["chance"] for row in mine if row["chance"] is not None]
         level = sum(known) / len(known) if known else None
         panels = [_trade_panel(source, series, level, None)]
         vanilla = with_role(record, source, "vanilla")
         base = mean_of(vanilla[1], "accuracy") if vanilla else None
-        if base is not None and min(row["accuracy"] for row in mine) < base - NEAR_POINTS / 100:
+        if base is not None and mine[0]["accuracy"] < base - NEAR_POINTS / 100:
             panels.append(_trade_panel(source, series, level, 100 * base - NEAR_POINTS))
         rows.append(Row(source["title"], f"layer {source['cut']}", panels))
     return rows, [(styles[attack["name"]], attack["title"]) for attack in run]
 
 
-def _series(style: Style, attack: Record, rows: Sequence[Record]) -> Series:
-    mine = [row for row in rows if row["attack"] == attack["name"]]
-    mine.sort(key=lambda row: row["accuracy"])
-    marks = [
-        Mark(
-            100 * row["accuracy"],
-            row["ssim"],
-            _ends(row, "accuracy", 100),
-            _ends(row, "ssim", 1),
-            row["letter"] or "",
-            f"{row['title']}, {attack['title']}: accuracy {_interval('accuracy', row)}, "
-            f"SSIM {_interval('ssim', row)}",
-        )
-        for row in mine
-    ]
-    return Series(style, marks, [k for k, row in enumerate(mine) if row["on_front"]])
-
-
-def _ends(row: Record, value: str, factor: float) -> tuple[float, float] | None:
-    low, high = row[f"{value} low"], row[f"{value} high"]
-    return None if low is None or high is None else (factor * low, factor * high)
-
-
 def _trade_panel(
     source: Record, series: Sequence[Series], level: float | None, least: float | None
 ) -> Drawing:
-    """A panel of all marks, or of those with an accuracy of at least `least`."""
-    shown = [m for one in series for m in one.marks if least is None or m.x >= least]
-    heights = [end for mark in shown for end in (mark.y, *(mark.up or ()))]
-    heights += [level] if level is not None else []
-    heights = [min(1.0, max(0.0, height)) for height in heights]
-    across = round_axis("test accuracy, %", [mark.x for mark in shown])
-    frame = Panel("SSIM", across, round_axis("", heights))
+    """Marks with whiskers both ways, each attack's front as a line, letters beside some marks; all
+    of them, or those with an accuracy of at least `least`. `level`: a dotted line across."""
+    shown = [row for _style, rows in series for row in rows if least is None or row["x"] >= least]
+    heights = [row[end] for row in shown for end in ("ssim", "ssim low", "ssim high")]
+    known = [min(1.0, max(0.0, height)) for height in (*heights, level) if height is not None]
+    across = round_axis("test accuracy, %", [row["x"] for row in shown])
+    panel = Panel("SSIM", across, round_axis("", known))
     title = "all settings"
     if least is not None:
         title = f"close-up: at most {NEAR_POINTS:g} points below vanilla"
     about = f"SSIM by test accuracy, {source['title']}, {title}. "
-    about += "; ".join(mark.about for mark in shown if mark.letter)
-    return Drawing(trade_off(frame, series, level=level, description=about), title)
+    about += "; ".join(row["about"] for row in shown if row["letter"])
+    parts = [panel.horizontal(level)] if level is not None else []
+    inside: list[dict[str, Any]] = []
+    for style, rows in series:
+        drawn = [f'<g class="s{style.number} m{style.colour}">']
+        on_x = [row for row in rows if panel.x.low <= row["x"] <= panel.x.high]
+        own = [row for row in on_x if panel.y.low <= row["ssim"] <= panel.y.high]
+        inside += own
+        on_front = [panel.at((row["x"], row["ssim"])) for row in own if row["on_front"]]
+        if len(on_front) > 1:
+            path = " ".join(f"{x:.1f},{y:.1f}" for x, y in on_front)
+            drawn.append(f'<polyline class="curve front" points="{path}"/>')
+        for row in own:
+            (x, y), whiskers = panel.at((row["x"], row["ssim"])), ""
+            if row["ssim low"] is not None:
+                low, high = (panel.at((row["x"], row[f"ssim {end}"]))[1] for end in ("low", "high"))
+                whiskers += f"M{x:.1f} {low:.1f}V{high:.1f}"
+            if row["accuracy low"] is not None:
+                ends_of = (100 * row[f"accuracy {end}"] for end in ("low", "high"))
+                low, high = (panel.at((end, row["ssim"]))[0] for end in ends_of)
+                whiskers += f"M{low:.1f} {y:.1f}H{high:.1f}"
+            path = f'<path class="whisker" d="{whiskers}"/>' if whiskers else ""
+            drawn.append(
+                f"<g><title>{escape(row['about'])}</title>{path}{marker(style.marker, x, y)}</g>"
+            )
+        parts.append("\n".join([*drawn, "</g>"]))
+    return Drawing(panel.svg([*parts, *_letters(panel, inside)], about), title)
+
+
+def _letters(panel: Panel, rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Each letter near its mark where it covers no other letter and as few marks as can be."""
+    taken = [panel.at((row["x"], row["ssim"])) for row in rows]
+    boxes: list[tuple[float, float]] = []
+    parts = []
+    width, height = LETTER_BOX
+    right, base = panel.width - RIGHT, panel.at((panel.x.low, panel.y.low))[1]
+    for row, (x, y) in zip(rows, taken, strict=True):
+        if not row["letter"]:
+            continue
+        places: list[tuple[float, float, float]] = []
+        for place, (dx, dy) in enumerate(LETTER_PLACES):
+            left, bottom = x + dx, y + dy
+            if not (LEFT + 1 <= left <= right - width and panel.top + height <= bottom <= base - 1):
+                continue
+            if any(abs(left - a) < width and abs(bottom - b) < height for a, b in boxes):
+                continue
+            covered = sum(
+                left - 3 < a < left + width + 2 and bottom - height < b < bottom + 3
+                for a, b in taken
+            )
+            places.append((4.0 * covered + place / 4, left, bottom))
+        if not places:
+            continue
+        _cost, left, bottom = min(places, key=lambda at: at[0])
+        boxes.append((left, bottom))
+        middle = left + width / 2 - 1, bottom - 4
+        if math.dist(middle, (x, y)) > 17:
+            parts.append(
+                f'<line class="leader" x1="{x:.1f}" y1="{y:.1f}" x2="{middle[0]:.1f}" '
+                f'y2="{middle[1]:.1f}"/>'
+            )
+        parts.append(
+            f'<text class="axis letter halo" x="{left:.1f}" y="{bottom:.1f}">'
+            f"{escape(row['letter'])}</text>"
+        )
+    return parts
 
 
 def layer_rows(record: Record, table: Table) -> tuple[list[Row], list[tuple[Style, str]]]:
     """SSIM by layer, a panel per attack with one axis for a source; with the legend of settings."""
-    found = list(table.rows())
-    settings = list(dict.fromkeys(_setting(row) for row in found))
+    found = sorted(table.rows(), key=lambda row: row["cut"])
+    titles = {_setting(row): row["title"] for row in table.rows()}
     styles = {
         setting: Style(FIRST_SETTING + k, SETTING_COLOURS[k % 6], k % N_MARKERS)
-        for k, setting in enumerate(settings)
+        for k, setting in enumerate(titles)
     }
-    titles = {_setting(row): row["title"] for row in found}
     rows = []
     for source in record["sources"]:
         mine = [row for row in found if row["source"] == source["name"]]
@@ -229,35 +260,25 @@ def layer_rows(record: Record, table: Table) -> tuple[list[Row], list[tuple[Styl
         panels = []
         for attack in record["attacks"]:
             of_attack = [row for row in mine if row["attack"] == attack["name"]]
-            if len({row["cut"] for row in of_attack}) > 1:
-                frame = Panel("SSIM", across, up, *LAYERS)
-                svg = _layers_panel(source, attack, of_attack, styles, frame)
-                panels.append(Drawing(svg, attack["title"]))
+            if len({row["cut"] for row in of_attack}) < 2:
+                continue
+            series = []
+            for setting, style in styles.items():
+                points = []
+                for row in (row for row in of_attack if _setting(row) == setting):
+                    about = f"{row['title']}, layer {row['cut']}: SSIM {_interval('ssim', row)}, "
+                    about += f"accuracy {_interval('accuracy', row)}"
+                    low, high = row["ssim low"], row["ssim high"]
+                    points.append(Estimate(row["cut"], row["ssim"], low, high, about))
+                series += [(style, points)] if points else []
+            about = f"SSIM by layer, {source['title']}, {attack['title']}. "
+            about += "; ".join(point.about for _style, points in series for point in points)
+            frame = Panel("SSIM", across, up, *LAYERS)
+            svg = frame.svg(estimates(frame, series, apart=APART), about)
+            panels.append(Drawing(svg, attack["title"]))
         rows.append(Row(source["title"], "", panels))
-    return rows, [(styles[setting], titles[setting]) for setting in settings]
+    return rows, [(styles[setting], title) for setting, title in titles.items()]
 
 
 def _setting(row: Record) -> tuple[Any, ...]:
-    return tuple(row[key] for key in ("kind", "lam", "beta"))
-
-
-def _layers_panel(
-    source: Record,
-    attack: Record,
-    rows: Sequence[Record],
-    styles: Mapping[tuple[Any, ...], Style],
-    frame: Panel,
-) -> str:
-    series, said = [], []
-    for setting, style in styles.items():
-        points = []
-        for row in sorted((r for r in rows if _setting(r) == setting), key=lambda r: r["cut"]):
-            about = f"{row['title']}, layer {row['cut']}: SSIM {_interval('ssim', row)}, accuracy "
-            about += _interval("accuracy", row)
-            said.append(about)
-            low, high = row["ssim low"], row["ssim high"]
-            points.append(Estimate(row["cut"], row["ssim"], low, high, about))
-        if points:
-            series.append((style, points))
-    about = f"SSIM by layer, {source['title']}, {attack['title']}. {'; '.join(said)}"
-    return frame.svg(estimates(frame, series, apart=APART), about)
+    return row["kind"], row["lam"], row["beta"]

@@ -1,33 +1,53 @@
-"""Plan of a study of split classifiers: its units, in two rounds.
+"""Plan of a study of split classifiers: its units, in rounds, and what they cost.
 
 First the grid by its seeds, the cuts and UniCon by all; then, once the sweet spots are known, these
-by the seeds that they lack, and the restorers.
+by the seeds that they lack, and the restorers. For the costs, steps of training, gradients of the
+attacks and steps of the restorer are timed on the study's own networks and images, a few of each;
+all of them are done whatever comes out.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
-from functools import cached_property
+from dataclasses import asdict, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tasks.families.inversion.study.images import SourceImages
-from tasks.families.inversion.study.restoring import RestoreJob
+from recon_core.attacks.inversion.run import KnownClassifier
+from recon_core.attacks.inversion.strong_inversion import whiten
+from recon_core.restore import Fit
+from recon_core.restore.examples import Examples
+from recon_core.types import N_AUGMENT, seeded_generator
+from recon_core.victims.split import LeNet5, initial_weights
+from recon_core.victims.split_training import train_split
 from tasks.families.inversion.study.settings import (
     Cell,
     InversionSource,
     InversionStudy,
+    SourceImages,
     defence_json,
     defence_name,
 )
-from tasks.families.inversion.study.units import InvertJob, TrainJob, VictimId
+from tasks.families.inversion.study.units import (
+    InvertJob,
+    RestoreJob,
+    TrainJob,
+    VictimId,
+    pictures,
+    run_attack,
+    stacked,
+)
+from tasks.study.cost import Cost, seconds_of
 from tasks.study.executor import Unit
 from tasks.study.products import Folder, hash_of, write_weights
 
-VICTIMS = "victims"
+TIMED_STEPS = 3
+MAX_ROLES = 4
+"""Cells of a source that get a restorer: without defence, the paper's, and two sweet spots."""
 
 
 class InversionPlan:
@@ -50,7 +70,7 @@ class InversionPlan:
         """All trainings of the first round."""
         maps = [self._training((v,)) for v in map(self.maps_of, self.study.sources) if v]
         return [
-            *(Unit(self._classifier(job.victims[0].source), TrainJob.run, job) for job in maps),
+            *(Unit(f"classifier of {j.victims[0].source.name}", TrainJob.run, j) for j in maps),
             *self.trainings(self.study.cells),
         ]
 
@@ -65,7 +85,7 @@ class InversionPlan:
                 f"invert {victim.name}",
                 InvertJob.run,
                 self.inverting(victim),
-                frozenset({self._classifier(victim.source)} if has_maps else ()),
+                frozenset({f"classifier of {victim.source.name}"} if has_maps else ()),
             )
             for victim in unit.job.victims
         ]
@@ -104,9 +124,8 @@ class InversionPlan:
         for cell in cells:
             for seed in self.seeds(cell):
                 if seed not in (without or {}).get(cell, ()):
-                    groups.setdefault((cell.source, cell.cut, seed), []).append(
-                        self.victim(cell, seed)
-                    )
+                    group = groups.setdefault((cell.source, cell.cut, seed), [])
+                    group.append(self.victim(cell, seed))
         n = self.study.victims_at_once
         return [
             Unit(
@@ -120,14 +139,13 @@ class InversionPlan:
 
     def victim(self, cell: Cell, seed: int) -> VictimId:
         """A cell's network of a seed."""
-        images, hashed = self.images[cell.source], self._hashes[cell.source]
-        c, h, w = images.train.images.shape[1:]
+        c, h, w = self.images[cell.source].train.images.shape[1:]
         return VictimId(
             source=self.study.source(cell.source),
             cut=cell.cut,
             defence=cell.defence,
             seed=seed,
-            data=hashed,
+            data=self._hashes[cell.source],
             shape=(c, h, w),
             root_seed=self.study.root_seed,
         )
@@ -137,9 +155,6 @@ class InversionPlan:
         if self.study.perceptual != "own":
             return None
         return self.victim(Cell(source.name, source.cut, None), self.study.n_seeds)
-
-    def _classifier(self, source: InversionSource) -> str:
-        return f"classifier of {source.name}"
 
     def _training(self, victims: tuple[VictimId, ...]) -> TrainJob:
         images = self.images[victims[0].source.name]
@@ -167,9 +182,8 @@ class InversionPlan:
         )
 
     def restoring(self, cell: Cell, seed: int) -> RestoreJob:
-        """Raises ValueError for a study without restorers."""
-        if self.study.chain is None:
-            raise ValueError("the study has chain=null; there is nothing to restore with")
+        """The restorer of a cell's network; only of a study that has restorers."""
+        assert self.study.chain is not None
         return RestoreJob(
             **self.where,
             inverting=self.inverting(self.victim(cell, seed)),
@@ -188,16 +202,103 @@ class InversionPlan:
                 continue
             arrays, shapes = found[0], victim.model().tensor_shapes
             defence = defence_name(cell.defence).replace(" ", "-")
-            path = self.folder.root / VICTIMS / f"{cell.source}-cut{cell.cut}-{defence}.safetensors"
+            name = f"victims/{cell.source}-cut{cell.cut}-{defence}.safetensors"
             about = {
                 "kind": "split",
-                "network": asdict(cell.network),
+                "network": asdict(LeNet5(cut=cell.cut)),
                 "shape": list(victim.shape),
                 "victim": victim.name,
                 "defence": defence_json(cell.defence),
                 "accuracy": float(arrays["accuracy"]),
             }
-            weights = {name: torch.from_numpy(arrays[f"weights/{name}"])[None] for name in shapes}
-            write_weights(path, weights, about)
-            written.append(path)
+            weights = {key: torch.from_numpy(arrays[f"weights/{key}"])[None] for key in shapes}
+            write_weights(self.folder.root / name, weights, about)
+            written.append(self.folder.root / name)
         return written
+
+
+def costs_of(plan: InversionPlan, _device: str = "") -> list[Cost]:
+    """Costs of every source; measured on this machine in some seconds."""
+    study, costs = plan.study, []
+    for source in study.sources:
+        per_cut: Counter[int] = Counter()
+        for cell in source.cells():
+            per_cut[cell.cut] += len(plan.seeds(cell))
+        per_cut[source.cut] += 2 * (study.n_seeds - study.n_grid_seeds) + 1  # sweet spots, PSIM's
+        train_s = invert_s = disk = 0.0
+        for cut, n in per_cut.items():
+            victim = plan.victim(Cell(source.name, cut, None), 0)
+            train_s += n * _training_seconds(plan, victim)
+            invert_s += n * _inverting_seconds(plan, victim)
+            weights = sum(torch.Size(s).numel() for s in victim.model().tensor_shapes.values())
+            disk += n * (4 * weights + 3 * source.n_inverted * source.channels * source.size**2)
+        costs.append(
+            Cost(
+                name=source.name,
+                counts={"victims": per_cut.total()},
+                seconds_of={
+                    "training": train_s,
+                    "inversion": invert_s,
+                    "restorers": _restoring_seconds(plan, source),
+                },
+                disk_bytes=int(disk),
+            )
+        )
+    return costs
+
+
+def _training_seconds(plan: InversionPlan, victim: VictimId) -> float:
+    source, device, n = victim.source, torch.device(plan.device), plan.study.victims_at_once
+    per_class = source.training.per_class
+    n_batches = source.n_train // source.n_classes // per_class
+    few = plan.images[source.name].train.first(TIMED_STEPS * per_class * source.n_classes)
+    model = victim.model()
+    start = initial_weights(model, [seeded_generator(0, 0, "cost")], dtype=torch.float32)
+    run = partial(
+        train_split,
+        model,
+        stacked(start, n, device),
+        pictures(few, device),
+        torch.from_numpy(few.labels).to(device),
+        defences=[source.mixcon(*source.chosen)] * n,
+        training=replace(source.training, epochs=1),
+        shuffle=lambda _stream, _epoch: seeded_generator(0, 0, "cost"),
+    )
+    steps = min(TIMED_STEPS, n_batches)
+    return seconds_of(run, times=2) / n / steps * n_batches * source.training.epochs
+
+
+def _inverting_seconds(plan: InversionPlan, victim: VictimId) -> float:
+    """Of all attacks on a victim and their tuning, of which a step takes as long for an image."""
+    study, job, model = plan.study, plan.inverting(victim), victim.model()
+    start = initial_weights(model, [seeded_generator(0, 0, "cost")], dtype=torch.float32)
+    device = torch.device(plan.device)
+    own = KnownClassifier(model, stacked(start, 1, device), 0.0, 0.0, diverged=False)
+    x = pictures(job.inverted, device)
+    z, drawn = own.sent(x), victim.generators(len(x), "cost")
+    share, seconds = study.n_tuning / len(x), 0.0
+    tunings = share * len(study.zetas) / len(study.strong.starts)
+    for method, whitening, times in (
+        (victim.source.attack, None, 2 + share * len(study.rates)),
+        (study.strong, whiten(z), 1 + tunings),
+    ):
+        short = replace(method, n_steps=TIMED_STEPS)
+        run = partial(run_attack, (short, whitening), own, z, x, drawn)
+        seconds += seconds_of(run, times=2) / TIMED_STEPS * method.n_steps * times
+    return seconds
+
+
+def _restoring_seconds(plan: InversionPlan, source: InversionSource) -> float:
+    """Of all restorers of a source: at most that many, since sweet spots may be one."""
+    chain = plan.study.chain
+    if chain is None:
+        return 0.0
+    victim = plan.victim(Cell(source.name, source.cut, None), 0)
+    share = (source.n_public - plan.study.n_tuning) / source.n_inverted
+    fit, n = Fit(chain.restorer, chain.training, device=plan.device), chain.training.batch_size
+    noise = torch.rand((n, 3, source.size, source.size), generator=seeded_generator(0, 0, "cost"))
+    x, augment = 2 * noise - 1, torch.zeros(n, N_AUGMENT)
+    batch = Examples(condition=x, target=x, augment=augment)
+    step = seconds_of(lambda: fit.update(batch), times=2)
+    each = _inverting_seconds(plan, victim) * (1 + share) / 2 + step * chain.training.n_steps
+    return MAX_ROLES * min(plan.study.n_seeds, chain.n_seeds) * each

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from recon_core.summary import t_interval
 from recon_core.victims.separability import MixCon, UniCon
@@ -45,44 +44,43 @@ class Found:
     diverged: bool
     attacks: dict[str, Arrays]
     about: dict[str, Any]
+    seconds: dict[str, float]
 
 
 def found_of(plan: InversionPlan, cell: Cell, seeds: Iterable[int]) -> list[Found]:
     """The victims of a cell that are there, by seed."""
-    return [f for f in (_victim(plan, cell, seed) for seed in seeds) if f is not None]
-
-
-def _victim(plan: InversionPlan, cell: Cell, seed: int) -> Found | None:
-    victim = plan.victim(cell, seed)
-    trained = plan.folder.product(victim.key)
-    if trained is None:
-        return None
-    arrays = trained[0]
-    inverted = plan.folder.product(plan.inverting(victim).key)
-    attacks: dict[str, Arrays] = {}
-    about: dict[str, Any] = {}
-    if inverted is not None:
-        attacks = _by_attack(inverted[0])
-        about = {key: inverted[1].get(key) for key in ("rate", "zeta", "seconds")}
-    if plan.study.chain is not None:
-        restored = plan.folder.product(plan.restoring(cell, seed).key)
-        attacks |= {} if restored is None else _by_attack(restored[0])
-    return Found(
-        seed=seed,
-        numbers={name: float(arrays[name]) for name in NUMBERS},
-        diverged=bool(arrays["diverged"]),
-        attacks=attacks,
-        about=about,
-    )
-
-
-def _by_attack(arrays: Arrays) -> dict[str, Arrays]:
-    found: dict[str, Arrays] = {}
-    for path, values in arrays.items():
-        attack, _slash, name = path.partition("/")
-        if name:
-            found.setdefault(attack, {})[name] = values
-    return found
+    victims = []
+    for seed in seeds:
+        victim = plan.victim(cell, seed)
+        trained = plan.folder.product(victim.key)
+        if trained is None:
+            continue
+        keys = {"invert": plan.inverting(victim).key}
+        if plan.study.chain is not None:
+            keys["restore"] = plan.restoring(cell, seed).key
+        products = {stage: plan.folder.product(key) for stage, key in keys.items()}
+        attacks: dict[str, Arrays] = {}
+        seconds = {"train": trained[1]["seconds"]}
+        for stage, product in products.items():
+            if product is None:
+                continue
+            spent = product[1]["seconds"]
+            seconds[stage] = sum(spent.values()) if isinstance(spent, dict) else spent
+            for path, values in product[0].items():
+                attack, slash, name = path.partition("/")
+                if slash:
+                    attacks.setdefault(attack, {})[name] = values
+        victims.append(
+            Found(
+                seed=seed,
+                numbers={name: float(trained[0][name]) for name in NUMBERS},
+                diverged=bool(trained[0]["diverged"]),
+                attacks=attacks,
+                about=(products["invert"] or ({}, {}))[1],
+                seconds=seconds,
+            )
+        )
+    return victims
 
 
 def sweet_spots(plan: InversionPlan) -> dict[tuple[str, str], Cell]:
@@ -115,14 +113,11 @@ def role_cells(plan: InversionPlan, sweet: Mapping[tuple[str, str], Cell]) -> di
     roles: dict[Cell, list[str]] = {}
     for source in plan.study.sources:
         chosen = Cell(source.name, source.cut, source.mixcon(*source.chosen))
-        of_source = [("vanilla", Cell(source.name, source.cut, None)), ("paper", chosen)]
-        of_source += [
-            (f"sweet spot {attack}", sweet[source.name, attack])
-            for attack in JUDGED
-            if (source.name, attack) in sweet
-        ]
-        for role, cell in of_source:
-            roles.setdefault(cell, []).append(role)
+        roles.setdefault(Cell(source.name, source.cut, None), []).append("vanilla")
+        roles.setdefault(chosen, []).append("paper")
+        for (name, attack), cell in sweet.items():
+            if name == source.name:
+                roles.setdefault(cell, []).append(f"sweet spot {attack}")
     return roles
 
 
@@ -132,10 +127,33 @@ def describe_inversion(
     """Sources, attacks, cells and sweet spots, of what is there."""
     study, sweet = plan.study, sweet_spots(plan)
     roles = role_cells(plan, sweet)
-    cells = [_cell(plan, cell, roles.get(cell, [])) for cell in study.cells]
+    victims = {cell: found_of(plan, cell, plan.seeds(cell)) for cell in study.cells}
+    every = [victim for own in victims.values() for victim in own]
+    cells = [_cell(plan, cell, roles.get(cell, []), own) for cell, own in victims.items()]
     described = {c: (k, cells[k]) for k, c in enumerate(study.cells)}
+    spots = []
+    for (source, attack), cell in sweet.items():
+        (vanilla, plain), (number, here) = described[Cell(source, cell.cut, None)], described[cell]
+        spots.append(
+            {
+                "source": source,
+                "attack": attack,
+                "cell": number,
+                "vanilla": vanilla,
+                "accuracy_loss": plain["accuracy"]["mean"] - here["accuracy"]["mean"],
+                "leakage": here["attacks"][attack]["ssim"]["mean"],
+                "vanilla_leakage": plain["attacks"][attack]["ssim"]["mean"],
+            }
+        )
+    perceptual = (
+        "both convolutions of a LeNet5 of the same training images that is no victim: no "
+        "pretrained network was given, so PSIM does not compare with other studies'"
+    )
+    if study.perceptual != "own":
+        path = study.perceptual.partition(":")[2]
+        perceptual = f"torchvision's VGG16 with weights of {path}"
     body = {
-        "perceptual": _perceptual(plan),
+        "perceptual": perceptual,
         "thresholds": {"accuracy_loss": study.accuracy_loss},
         "n_seeds": study.n_seeds,
         "n_grid_seeds": study.n_grid_seeds,
@@ -146,10 +164,11 @@ def describe_inversion(
             if any(name in cell["attacks"] for cell in cells)
         ],
         "cells": cells,
-        "sweet_spots": [
-            _sweet(described, source, attack, cell) for (source, attack), cell in sweet.items()
-        ],
-        "seconds": _seconds(plan),
+        "sweet_spots": spots,
+        "seconds": {
+            stage: round(sum(v.seconds.get(stage, 0.0) for v in every), 1)
+            for stage in ("train", "invert", "restore")
+        },
         "failed": [{"unit": unit, "why": why} for unit, why in sorted((failed or {}).items())],
     }
     return dict(six_digits(body))
@@ -170,22 +189,34 @@ def _source(plan: InversionPlan, name: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _cell(plan: InversionPlan, cell: Cell, roles: list[str]) -> dict[str, Any]:
-    source = plan.study.source(cell.source)
-    victims = found_of(plan, cell, plan.seeds(cell))
+def _cell(
+    plan: InversionPlan, cell: Cell, roles: list[str], victims: Sequence[Found]
+) -> dict[str, Any]:
     attacks = [name for name, _title, _ours in ATTACKS if any(name in v.attacks for v in victims)]
+    seeds = [
+        {
+            "seed": victim.seed,
+            **victim.numbers,
+            "diverged": victim.diverged,
+            "attacks": {
+                name: {s: arrays[s].astype(float).tolist() for s in SCORES}
+                for name, arrays in victim.attacks.items()
+            },
+        }
+        for victim in victims
+    ]
     return {
         "source": cell.source,
         "cut": cell.cut,
         "name": defence_name(cell.defence),
         "title": defence_title(cell.defence),
         "defence": defence_json(cell.defence),
-        "in_grid": source.in_grid(cell) and cell.defence is not None,
+        "in_grid": plan.study.source(cell.source).in_grid(cell) and cell.defence is not None,
         "roles": roles,
         **{name: estimate([v.numbers[name] for v in victims]) for name in NUMBERS},
         "diverged": sum(v.diverged for v in victims),
         "attacks": {name: _attack(victims, name) for name in attacks},
-        "seeds": [_seed(victim) for victim in victims],
+        "seeds": seeds,
     }
 
 
@@ -198,46 +229,17 @@ def _attack(victims: Sequence[Found], name: str) -> dict[str, Any]:
         "std": {score: float(values.std()) for score, values in scores.items()},
         "n": len(scores["ssim"]),
         "chance": _mean(float(arrays["chance"].mean()) for arrays in own),
-        "rate": [v.about["rate"] for v in victims] if name == "tuned" else [],
-        "zeta": [v.about["zeta"] for v in victims] if name == "strong" else [],
-    }
-
-
-def _seed(victim: Found) -> dict[str, Any]:
-    return {
-        "seed": victim.seed,
-        **victim.numbers,
-        "diverged": victim.diverged,
-        "attacks": {
-            name: {s: arrays[s].astype(float).tolist() for s in SCORES}
-            for name, arrays in victim.attacks.items()
-        },
-    }
-
-
-def _sweet(
-    cells: Mapping[Cell, tuple[int, Mapping[str, Any]]], source: str, attack: str, cell: Cell
-) -> dict[str, Any]:
-    """`cells`: their number, and how they are described."""
-    (vanilla, plain), (number, here) = cells[Cell(source, cell.cut, None)], cells[cell]
-    return {
-        "source": source,
-        "attack": attack,
-        "cell": number,
-        "vanilla": vanilla,
-        "accuracy_loss": plain["accuracy"]["mean"] - here["accuracy"]["mean"],
-        "leakage": here["attacks"][attack]["ssim"]["mean"],
-        "vanilla_leakage": plain["attacks"][attack]["ssim"]["mean"],
+        "rate": [v.about.get("rate") for v in victims] if name == "tuned" else [],
+        "zeta": [v.about.get("zeta") for v in victims] if name == "strong" else [],
     }
 
 
 def estimate(values: Sequence[float]) -> dict[str, Any]:
     """Mean over seeds with its t interval of 95 %; nulls where there is none."""
-    finite = [value for value in values if math.isfinite(value)]
     mean = low = high = None
-    if finite and len(finite) == len(values):
-        mean = float(np.mean(finite))
-        low, high = t_interval(finite) if len(finite) > 1 else (None, None)
+    if values and all(map(math.isfinite, values)):
+        mean = _mean(values)
+        low, high = t_interval(values) if len(values) > 1 else (None, None)
     found = {"mean": mean, "low": low, "high": high, "values": list(values)}
     return dict(six_digits(found))
 
@@ -245,34 +247,8 @@ def estimate(values: Sequence[float]) -> dict[str, Any]:
 def defence_title(defence: Defence) -> str:
     """`no defence`, `MixCon (1, 10⁻⁴)`, `UniCon (1)`."""
     if isinstance(defence, MixCon):
-        beta = "0" if defence.beta == 0 else power(defence.beta)
-        return f"MixCon ({defence.lam:g}, {beta})"
+        return f"MixCon ({defence.lam:g}, {power(defence.beta)})"
     return f"UniCon ({defence.lam:g})" if isinstance(defence, UniCon) else "no defence"
-
-
-def _perceptual(plan: InversionPlan) -> str:
-    if plan.study.perceptual == "own":
-        return (
-            "both convolutions of a LeNet5 of the same training images that is no victim: no "
-            "pretrained network was given, so PSIM does not compare with other studies'"
-        )
-    return f"torchvision's VGG16 with weights of {plan.study.perceptual.partition(':')[2]}"
-
-
-def _seconds(plan: InversionPlan) -> dict[str, float]:
-    study, keys = plan.study, []
-    for cell in study.cells:
-        for seed in plan.seeds(cell):
-            victim = plan.victim(cell, seed)
-            keys += [("train", victim.key), ("invert", plan.inverting(victim).key)]
-            if study.chain is not None:
-                keys.append(("restore", plan.restoring(cell, seed).key))
-    spent = dict.fromkeys(("train", "invert", "restore"), 0.0)
-    for stage, key in keys:
-        if (product := plan.folder.product(key)) is not None:
-            seconds = product[1]["seconds"]
-            spent[stage] += sum(seconds.values()) if isinstance(seconds, dict) else seconds
-    return {name: round(value, 1) for name, value in spent.items()}
 
 
 def pictures_of(plan: InversionPlan, record: Mapping[str, Any]) -> bytes:
@@ -281,22 +257,14 @@ def pictures_of(plan: InversionPlan, record: Mapping[str, Any]) -> bytes:
     n, arrays = plan.study.n_shown, {}
     for source in plan.study.sources:
         images = plan.images[source.name].tests.first(min(n, source.n_inverted)).images
-        arrays[f"{source.name}/original"] = _as_shown(images)
+        arrays[f"{source.name}/original"] = images
     for k, (cell, about) in enumerate(zip(plan.study.cells, record["cells"], strict=True)):
-        source = plan.study.source(cell.source)
-        if not n or not (about["roles"] or cell.cut != source.cut):
-            continue
-        for victim in found_of(plan, cell, [0]):
-            for name, found in victim.attacks.items():
-                arrays[f"{k}/{name}"] = _as_shown(found["picture"][:n])
-    return npz_of(arrays)
-
-
-def _as_shown(images: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """(n, c, h, w) to (n, h, w) or (n, h, w, 3)."""
-    return (
-        images[:, 0] if images.shape[1] == 1 else np.ascontiguousarray(images.transpose(0, 2, 3, 1))
-    )
+        if n and (about["roles"] or cell.cut != plan.study.source(cell.source).cut):
+            for victim in found_of(plan, cell, [0]):
+                for name, found in victim.attacks.items():
+                    arrays[f"{k}/{name}"] = found["picture"][:n]
+    shown = {name: np.moveaxis(images, 1, -1) for name, images in arrays.items()}
+    return npz_of({name: x[..., 0] if x.shape[-1] == 1 else x for name, x in shown.items()})
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -9,28 +9,31 @@ a restorer learns from the attack's own pairs of public images. Defaults are the
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
 
 from recon_core.attacks.inversion.feature_matching import MNIST, UNIT, GradientInversion
 from recon_core.attacks.inversion.strong_inversion import ZETAS, StrongInversion
 from recon_core.restore import BFDnCNN, Training
+from recon_core.strict import Count, Natural, NonNegative, Positive, Strict, Within
 from recon_core.victims.separability import EPS, MixCon, UniCon
-from recon_core.victims.split import LENET_CUTS, LeNet5
+from recon_core.victims.split import LENET_CUTS
 from recon_core.victims.split_training import Defence, SplitTraining
+from storage.sources.load import ImageSet, load_images
+from tasks.study.images import Pixels, balanced_order, content_of
 
-FORBID = {"extra": "forbid"}
 LAMS = (0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 100.0)
 BETAS = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8)
 """The grid of the MixCon paper, section 4.3."""
-SMALLEST = 11
-"""The side of SSIM's window."""
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
 @dataclass(frozen=True, kw_only=True)
-class InversionSource:
+class InversionSource(Strict):
     """Images, and what is trained and tried on them.
 
     `n_train`, `n_tests`: images that victims are trained on, of the source's train split, and
@@ -44,9 +47,9 @@ class InversionSource:
     name: str
     title: str
     data: str
-    size: int = 32
+    size: Annotated[int, Within("[11, inf)", fix="SSIM has a window of 11x11")] = 32
     channels: Literal[1, 3] = 1
-    n_classes: int = 10
+    n_classes: Annotated[int, Within("[2, inf)")] = 10
     n_train: int
     n_tests: int
     n_inverted: int = 100
@@ -60,21 +63,14 @@ class InversionSource:
     unicon: float | None = 1.0
     eps: float = EPS
     attack: GradientInversion = MNIST
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
     def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name):
+        super().__post_init__()
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", self.name):
             raise ValueError(
                 f"source name {self.name!r} must be letters, digits, - and _, since files are "
                 "named after it"
             )
-        if self.size < SMALLEST:
-            raise ValueError(
-                f"source {self.name!r}: size={self.size}; SSIM needs images of at least "
-                f"{SMALLEST}x{SMALLEST}"
-            )
-        if self.n_classes < 2:
-            raise ValueError(f"source {self.name!r}: n_classes={self.n_classes} must be 2 or more")
         for name in ("n_train", "n_tests", "n_inverted", "n_public"):
             n = getattr(self, name)
             if n < self.n_classes or n % self.n_classes:
@@ -82,36 +78,31 @@ class InversionSource:
                     f"source {self.name!r}: {name}={n} is not a multiple of its {self.n_classes} "
                     "classes; equally many of each are drawn"
                 )
-        if self.n_inverted > self.n_tests:
-            raise ValueError(
-                f"source {self.name!r}: n_inverted={self.n_inverted} of n_tests={self.n_tests}; "
-                "images that are inverted are some of those that are tested"
-            )
-        if self.n_train // self.n_classes < self.training.per_class:
-            raise ValueError(
-                f"source {self.name!r}: n_train={self.n_train} has fewer of a class than "
-                f"training.per_class={self.training.per_class}"
-            )
-        if self.attack.value_range != UNIT:
-            raise ValueError(f"source {self.name!r}: attack.value_range must be {UNIT}, as images")
-        if strange := sorted({*self.cuts, self.cut} - set(range(1, LENET_CUTS + 1))):
-            raise ValueError(
-                f"source {self.name!r}: LeNet5 has cuts 1 to {LENET_CUTS}, not {strange}"
-            )
         for values in (self.lams, self.betas, self.cuts):
             if len(set(values)) < len(values):
                 raise ValueError(f"source {self.name!r}: {values} names a value twice")
+        cuts = set(range(1, LENET_CUTS + 1))
+        for fits, why in (
+            (self.n_inverted <= self.n_tests, f"n_inverted={self.n_inverted} of n_tests="
+             f"{self.n_tests}; images that are inverted are some of those that are tested"),
+            (self.n_train // self.n_classes >= self.training.per_class, f"n_train={self.n_train} "
+             f"has fewer of a class than training.per_class={self.training.per_class}"),
+            (self.attack.value_range == UNIT, f"attack.value_range must be {UNIT}, as images"),
+            ({*self.cuts, self.cut} <= cuts, f"LeNet5 has cuts 1 to {LENET_CUTS}, not "
+             f"{sorted({*self.cuts, self.cut} - cuts)}"),
+        ):  # fmt: skip
+            if not fits:
+                raise ValueError(f"source {self.name!r}: {why}")
         self.cells()
 
     def cells(self) -> tuple[Cell, ...]:
         """Without defence first, then the grid, UniCon and the other cuts, none twice."""
         chosen = self.mixcon(*self.chosen)
-        grid = [self.mixcon(lam, beta) for lam in self.lams for beta in self.betas]
-        extra: list[Defence] = [] if self.unicon is None else [UniCon(lam=self.unicon)]
-        found = [Cell(self.name, self.cut, None), *(Cell(self.name, self.cut, d) for d in grid)]
-        found += [Cell(self.name, self.cut, d) for d in (chosen, *extra)]
-        for cut in self.cuts:
-            found += [Cell(self.name, cut, d) for d in (None, chosen)]
+        here: list[Defence] = [None]
+        here += [self.mixcon(lam, beta) for lam in self.lams for beta in self.betas]
+        here += [chosen] if self.unicon is None else [chosen, UniCon(lam=self.unicon)]
+        found = [Cell(self.name, self.cut, defence) for defence in here]
+        found += [Cell(self.name, cut, defence) for cut in self.cuts for defence in (None, chosen)]
         return tuple(dict.fromkeys(found))
 
     def mixcon(self, lam: float, beta: float) -> MixCon:
@@ -137,27 +128,22 @@ class Cell:
     def name(self) -> str:
         return f"{self.source}, cut {self.cut}, {defence_name(self.defence)}"
 
-    @property
-    def network(self) -> LeNet5:
-        return LeNet5(cut=self.cut)
-
 
 @dataclass(frozen=True, kw_only=True)
-class Chain:
+class Chain(Strict):
     """A restorer that learns what images look like from what the attack makes of public ones.
 
     All public images that were not used for tuning are inverted by the strong attack. The first
     `n_seeds` networks of a cell get a restorer each.
     """
 
-    n_seeds: int = 3
+    n_seeds: Count = 3
     restorer: BFDnCNN = field(default_factory=BFDnCNN)
     training: Training = field(default_factory=Training)
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
 
 @dataclass(frozen=True, kw_only=True)
-class InversionStudy:
+class InversionStudy(Strict):
     """Every setting of a study.
 
     `n_seeds`: networks of every cell; those of the grid have the first `n_grid_seeds` until the
@@ -172,59 +158,42 @@ class InversionStudy:
     sources: tuple[InversionSource, ...]
     name: Literal["inversion"] = "inversion"
     only: str = ""
-    root_seed: int = 42
-    threads: int = 1
+    root_seed: Natural = 42
+    threads: Count = 1
     skip_corrupt: bool = False
-    n_seeds: int = 3
-    n_grid_seeds: int = 3
-    rates: tuple[float, ...] = (0.01, 0.1, 1.0, 10.0)
+    n_seeds: Count = 3
+    n_grid_seeds: Count = 3
+    rates: tuple[Positive, ...] = (0.01, 0.1, 1.0, 10.0)
     strong: StrongInversion = field(default_factory=StrongInversion)
-    zetas: tuple[float, ...] = ZETAS
-    n_tuning: int = 20
+    zetas: tuple[NonNegative, ...] = ZETAS
+    n_tuning: Count = 20
     chain: Chain | None = field(default_factory=Chain)
-    accuracy_loss: float = 0.01
+    accuracy_loss: Annotated[float, Within("[0, 1)")] = 0.01
     perceptual: str = "own"
-    victims_at_once: int = 8
-    n_shown: int = 8
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
+    victims_at_once: Count = 8
+    n_shown: Natural = 8
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         names = [source.name for source in self.sources]
         if not names:
             raise ValueError("sources=() leaves nothing to study")
         if len(set(names)) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise ValueError(f"two sources are named {twice!r}; every one needs its own name")
-        for name in ("n_seeds", "threads", "victims_at_once", "n_tuning"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        for name in ("root_seed", "n_shown"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)} must be 0 or more")
-        if not 1 <= self.n_grid_seeds <= self.n_seeds:
-            raise ValueError(
-                f"n_grid_seeds={self.n_grid_seeds} must be from 1 to n_seeds={self.n_seeds}"
-            )
-        self._check_attacks()
+            raise ValueError(f"sources are named {names}; every one needs a name of its own")
+        if self.n_grid_seeds > self.n_seeds:
+            raise ValueError(f"n_grid_seeds={self.n_grid_seeds} exceeds n_seeds={self.n_seeds}")
+        if not self.zetas or not self.rates:
+            raise ValueError(f"zetas={self.zetas}, rates={self.rates}: name at least one of each")
+        if self.strong.value_range != UNIT:
+            raise ValueError(f"strong needs value_range {UNIT}")
+        if not re.fullmatch("own|vgg16:.+", self.perceptual):
+            raise ValueError(f"perceptual={self.perceptual!r}; expected own or vgg16:PATH")
         for source in self.sources:
             if source.n_public < self.n_tuning + (0 if self.chain is None else 1):
                 raise ValueError(
                     f"source {source.name!r}: n_public={source.n_public} leaves none beside "
                     f"n_tuning={self.n_tuning}; use more public images"
                 )
-
-    def _check_attacks(self) -> None:
-        if not self.zetas or min(self.zetas) < 0:
-            raise ValueError(f"zetas={self.zetas} must name at least one, none negative")
-        if not self.rates or min(self.rates) <= 0:
-            raise ValueError(f"rates={self.rates} must name at least one, all above 0")
-        if not 0 <= self.accuracy_loss < 1:
-            raise ValueError(f"accuracy_loss={self.accuracy_loss} is no share in [0, 1)")
-        if self.strong.value_range != UNIT:
-            raise ValueError(f"strong needs value_range {UNIT}")
-        kind, _colon, path = self.perceptual.partition(":")
-        if self.perceptual != "own" and (kind != "vgg16" or not path):
-            raise ValueError(f"perceptual={self.perceptual!r}; expected own or vgg16:PATH")
 
     @property
     def data(self) -> str:
@@ -254,3 +223,96 @@ def defence_json(defence: Defence) -> dict[str, Any]:
         return {"kind": "none", "lam": 0.0, "beta": None}
     beta = defence.beta if isinstance(defence, MixCon) else None
     return {"kind": defence.kind, "lam": defence.lam, "beta": beta}
+
+
+@dataclass(frozen=True)
+class Part:
+    """Images (n, c, h, w) and the class of each, from 0; class by class in turn."""
+
+    images: Pixels
+    labels: npt.NDArray[np.int64]
+
+    def first(self, n: int) -> Part:
+        return Part(self.images[:n], self.labels[:n])
+
+    def after(self, n: int) -> Part:
+        return Part(self.images[n:], self.labels[n:])
+
+
+@dataclass(frozen=True)
+class SourceImages:
+    """`train` and `public` are of the train split, `tests` of the other one; no image is in two
+    sets, nor a copy of it. The first of `tests` are inverted. `facts`: what was read, by split."""
+
+    train: Part
+    tests: Part
+    public: Part
+    content_hash: str
+    notes: tuple[str, ...]
+    facts: dict[str, dict[str, str]]
+
+
+def read_sources(study: InversionStudy) -> dict[str, SourceImages]:
+    """The images of every source, by its name.
+
+    Raises ValueError where a source has too few images of a class, or another number of classes,
+    and SourceError as `load_images` does.
+    """
+    found = {}
+    for source in study.sources:
+        own, other = (
+            load_images(
+                source.data,
+                split=split,
+                size=source.size,
+                skip_corrupt=study.skip_corrupt,
+                channels=source.channels,
+            )
+            for split in ("train", "heldout")
+        )
+        tests = _drawn(source, other, ("n_tests", source.n_tests), study.root_seed, set())
+        used = {content_of(image) for image in tests.images}
+        n_own = ("n_train + n_public", source.n_train + source.n_public)
+        drawn = _drawn(source, own, n_own, study.root_seed, used)
+        hashes = f"{own.content_hash} {other.content_hash}"
+        found[source.name] = SourceImages(
+            train=drawn.first(source.n_train),
+            tests=tests,
+            public=drawn.after(source.n_train),
+            content_hash=hashlib.sha256(hashes.encode()).hexdigest(),
+            notes=tuple(dict.fromkeys((*own.notes, *other.notes))),
+            facts={images.split: images.facts for images in (own, other)},
+        )
+    return found
+
+
+def _drawn(
+    source: InversionSource, found: ImageSet, wanted: tuple[str, int], seed: int, used: set[bytes]
+) -> Part:
+    """Images in a seeded order that has the classes in turn, each once and none that is `used`;
+    `wanted`: how many, after the name of their setting."""
+    what, n = wanted
+    classes = np.unique(found.labels)
+    if len(classes) != source.n_classes:
+        raise ValueError(
+            f"source {source.name!r}: {found.name!r} ({found.split}) has {len(classes)} classes, "
+            f"not n_classes={source.n_classes}; set it"
+        )
+    per_class = n // source.n_classes
+    numbers = np.searchsorted(classes, found.labels)
+    taken, rows, seen = np.zeros(len(classes), int), [], set(used)
+    for row in balanced_order(found.labels, root_seed=seed):
+        label, digest = numbers[row], content_of(found.images[row])
+        if taken[label] < per_class and digest not in seen:
+            taken[label] += 1
+            seen.add(digest)
+            rows.append(row)
+    if taken.min() < per_class:
+        lacking = int(np.argmax(taken < per_class))
+        raise ValueError(
+            f"source {source.name!r}: {what} takes {per_class} images of each class, but "
+            f"{found.name!r} ({found.split}) has {taken[lacking]} different ones of class "
+            f"{found.class_names[int(classes[lacking])]!r}; use fewer"
+        )
+    chosen = np.array(rows, np.int64)
+    return Part(np.ascontiguousarray(found.images[chosen]), numbers[chosen].astype(np.int64))

@@ -1,14 +1,16 @@
-"""Units of a study of split classifiers: train victims that share images, and invert one of them.
+"""Units of a study of split classifiers: train victims that share images, invert one, restore.
 
 All defences of a source, cut and seed are trained as stacks of a few networks (`train_split`); the
-images of a victim are inverted as one batch, by the paper's attack and by ours. What units give
-are arrays, of a victim `weights/NAME` and numbers, of an inversion `ATTACK/NAME`.
+images of a victim are inverted as one batch, by the paper's attack and by ours. Who has h can send
+any images through it and invert them, for as many pairs as they like: a restorer trained on these
+is given what the attack made of the images that are not known. What units give are arrays, of a
+victim `weights/NAME` and numbers, of an inversion `ATTACK/NAME`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from recon_core.attacks.inversion.feature_matching import GradientInversion, Inverted
+from recon_core.attacks.inversion.run import KnownClassifier
 from recon_core.attacks.inversion.strong_inversion import (
     StrongInversion,
     Whitening,
@@ -26,9 +29,11 @@ from recon_core.attacks.inversion.strong_inversion import (
     whiten,
 )
 from recon_core.precision import float32_arithmetic
+from recon_core.restore import Examples, Fit
+from recon_core.restore.examples import to_network
 from recon_core.similarity import similarities, unit_ssim
 from recon_core.threads import share_of
-from recon_core.types import Progress, no_progress, seeded_generator
+from recon_core.types import N_AUGMENT, Progress, no_progress, seeded_generator
 from recon_core.victims.autoencoder import Shape
 from recon_core.victims.separability import separability
 from recon_core.victims.split import (
@@ -40,12 +45,14 @@ from recon_core.victims.split import (
 )
 from recon_core.victims.split_training import Defence, train_split
 from tasks.evaluation.perceptual import feature_maps
-from tasks.families.inversion.study.images import Part
-from tasks.families.inversion.study.settings import Cell, InversionSource
+from tasks.families.inversion.study.settings import Cell, Chain, InversionSource, Part
 from tasks.study.products import NOTHING, Arrays, Folder, Job, hash_of, key_of
 
-OWN_MAPS, OWN_CHANNELS = (1, 2), (6, 16)
+OWN_MAPS = {1: 6, 2: 16}
 """Cuts of LeNet5 whose outputs are the feature maps of PSIM, and how many maps these are."""
+CHANCE = 9
+"""Other images that each picture is compared with, for what unrelated ones score."""
+PAIRS_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
@@ -82,6 +89,15 @@ class VictimId:
         return [seeded_generator(self.root_seed, k, purpose) for k in range(n)]
 
 
+def pictures(part: Part, device: torch.device | str) -> Float[Tensor, "n c h w"]:
+    return torch.from_numpy(part.images).to(device).float() / 255
+
+
+def stacked(weights: dict[str, Tensor], n: int, device: torch.device) -> dict[str, Tensor]:
+    """The weights of one network, `n` times."""
+    return {k: t.repeat(n, *[1] * (t.dim() - 1)).to(device) for k, t in weights.items()}
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainJob:
     """Victims of one source, cut and seed, trained as stacks."""
@@ -94,50 +110,73 @@ class TrainJob:
 
     def run(self, progress: Progress = no_progress) -> dict[str, Any]:
         """Trains the victims that are not there yet, and tests them. Raises StoreFullError."""
-        folder = Folder(Path(self.root))
+        folder, started = Folder(Path(self.root)), time.perf_counter()
         missing = [victim for victim in self.victims if folder.product(victim.key) is None]
         if missing:
-            started = time.perf_counter()
-            made = self._trained(missing, progress)
-            seconds = round((time.perf_counter() - started) / len(missing), 3)
-            for victim, arrays in zip(missing, made, strict=True):
-                folder.put(victim.key, arrays, {"seconds": seconds})
+            first, n, device = missing[0], len(missing), torch.device(self.device)
+            model = first.model()
+            drawn = seeded_generator(first.root_seed, first.seed, "split start")
+            start = initial_weights(model, [drawn], dtype=torch.float32)
+            with float32_arithmetic("float32", device):
+                found = train_split(
+                    model,
+                    stacked(start, n, device),
+                    pictures(self.train, device),
+                    torch.from_numpy(self.train.labels).to(device),
+                    defences=[victim.defence for victim in missing],
+                    training=first.source.training,
+                    shuffle=lambda _stream, epoch: seeded_generator(
+                        first.root_seed, first.seed, f"split minibatches {epoch}"
+                    ),
+                    progress=share_of(progress, 0.0, 0.95),
+                )
+                trained = {name: tensor.to(device) for name, tensor in found.weights.items()}
+                tests = pictures(self.tests, device)
+                tested = evaluate_split(model, trained, tests, torch.from_numpy(self.tests.labels))
+                distances = separability(features_of(model, trained, tests))
+            arrays = {f"weights/{name}": tensor for name, tensor in found.weights.items()} | {
+                "train_accuracy": found.accuracy,
+                "train_loss": found.loss,
+                "diverged": found.diverged,
+                "accuracy": tested.accuracy,
+                "distance": distances.mean,
+                "min_distance": distances.minimum,
+            }
+            seconds = round((time.perf_counter() - started) / n, 3)
+            for k, victim in enumerate(missing):
+                own = {name: t[k].cpu().numpy() for name, t in arrays.items()}
+                folder.put(victim.key, own, {"seconds": seconds})
         return {"keys": [victim.key for victim in self.victims]}
 
-    def _trained(self, victims: Sequence[VictimId], progress: Progress) -> list[Arrays]:
-        """Weights of each victim, and what they do on both sets of images."""
-        first, n, device = victims[0], len(victims), torch.device(self.device)
-        model = first.model()
-        drawn = seeded_generator(first.root_seed, first.seed, "split start")
-        start = initial_weights(model, [drawn], dtype=torch.float32)
 
-        def shuffle(_stream: int, epoch: int) -> torch.Generator:
-            return seeded_generator(first.root_seed, first.seed, f"split minibatches {epoch}")
+def victim_of(root: str, victim: VictimId, device: str, cut: int | None = None) -> KnownClassifier:
+    """The trained network, cut where it is or elsewhere. Raises ValueError if there is none."""
+    found = Folder(Path(root)).product(victim.key)
+    if found is None:
+        raise ValueError(f"{victim.name} is not there; run the study again")
+    arrays, model = found[0], victim.model(cut)
+    weights = {
+        name: torch.from_numpy(arrays[f"weights/{name}"][None].copy()).to(device)
+        for name in model.tensor_shapes
+    }
+    loss, accuracy = (float(arrays[name]) for name in ("train_loss", "train_accuracy"))
+    return KnownClassifier(model, weights, loss, accuracy, bool(arrays["diverged"]))
 
-        with float32_arithmetic("float32", device):
-            found = train_split(
-                model,
-                {k: t.repeat(n, *[1] * (t.dim() - 1)).to(device) for k, t in start.items()},
-                pictures(self.train, device),
-                torch.from_numpy(self.train.labels).to(device),
-                defences=[victim.defence for victim in victims],
-                training=first.source.training,
-                shuffle=shuffle,
-                progress=share_of(progress, 0.0, 0.95),
-            )
-            trained = {name: tensor.to(device) for name, tensor in found.weights.items()}
-            tests = pictures(self.tests, device)
-            tested = evaluate_split(model, trained, tests, torch.from_numpy(self.tests.labels))
-            apart = separability(features_of(model, trained, tests))
-        whole = {f"weights/{name}": tensor for name, tensor in found.weights.items()} | {
-            "train_accuracy": found.accuracy,
-            "train_loss": found.loss,
-            "diverged": found.diverged,
-            "accuracy": tested.accuracy,
-            "distance": apart.mean,
-            "min_distance": apart.minimum,
-        }
-        return [{name: t[k].cpu().numpy() for name, t in whole.items()} for k in range(n)]
+
+Attack = tuple[GradientInversion | StrongInversion, Whitening | None]
+
+
+def run_attack(
+    attack: Attack,
+    victim: KnownClassifier,
+    z: Float[Tensor, "n m"],
+    x: Float[Tensor, "n c h w"],
+    drawn: list[torch.Generator],
+) -> Inverted:
+    """Images of the shape of x whose features are z."""
+    (method, whitening), (c, h, w) = attack, x.shape[1:]
+    more: Any = {"whitening": whitening} if isinstance(method, StrongInversion) else {}
+    return method.invert(victim.h, z, shape=(c, h, w), generators=drawn, **more)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,109 +206,56 @@ class InvertJob(Job):
         return key_of(["inverted", self.victim.key, data, attacks, maps])
 
     def make(self, progress: Progress) -> tuple[Arrays, dict[str, Any]]:
-        """Arrays and seconds by attack, the rate and the zeta that were chosen."""
+        """Arrays and seconds by attack; rate and zeta are those of least error on public images."""
         device = torch.device(self.device)
-        victim = Victim.of(self.root, self.victim, self.device)
+        victim = victim_of(self.root, self.victim, self.device)
         x = pictures(self.inverted, device)
         with float32_arithmetic("float32", device):
             z = victim.sent(x)
             if victim.diverged or not bool(z.isfinite().all()):
                 return NOTHING, {"seconds": {}, "rate": None, "zeta": None}
-            attacks: dict[str, Attack] = {"paper": (self.victim.source.attack, None)}
             started = time.perf_counter()
-            descent = at_best_rate(self, victim)
+            public, own = pictures(self.tuning, device), self.victim.source.attack
+            sent, errors = victim.sent(public), []
+            for rate in self.rates:
+                drawn = self.victim.generators(len(public), "tuning rate")
+                tried = (replace(own, lr=rate), None)
+                found = run_attack(tried, victim, sent, public, drawn)
+                errors.append(float((found.x.double() - public.double()).square().mean()))
+            descent = replace(own, lr=self.rates[int(np.argmin(errors))])
             progress(0.3)
-            strong, whitening = tuned(self, victim)
-            attacks |= {"tuned": (descent, None), "strong": (strong, whitening)}
-            tuning = time.perf_counter() - started
+            strong, whitening = self.tuned(victim)
+            seconds, maps = {"tuning": round(time.perf_counter() - started, 3)}, maps_of(self)
             progress(0.6)
+            attacks: dict[str, Attack] = {
+                "paper": (own, None),
+                "tuned": (descent, None),
+                "strong": (strong, whitening),
+            }
             arrays: Arrays = {}
-            seconds, maps = {"tuning": round(tuning, 3)}, maps_of(self)
             for name, attack in attacks.items():
                 started = time.perf_counter()
                 found = run_attack(attack, victim, z, x, self.victim.generators(len(x), name))
                 seconds[name] = round(time.perf_counter() - started, 3)
                 effort = {"objective": found.objective, "n_steps": found.n_steps}
-                own = scored(found.x, x, maps) | {k: t.cpu().numpy() for k, t in effort.items()}
-                arrays |= {f"{name}/{key}": value for key, value in own.items()}
+                scores = scored(found.x, x, maps) | {k: t.cpu().numpy() for k, t in effort.items()}
+                arrays |= {f"{name}/{key}": value for key, value in scores.items()}
         return arrays, {"seconds": seconds, "rate": descent.lr, "zeta": strong.zeta}
 
-
-@dataclass(frozen=True)
-class Victim:
-    """A trained network as the server has it: h, and images in its range."""
-
-    model: SplitModel
-    weights: dict[str, Tensor]
-    diverged: bool
-
-    @classmethod
-    def of(cls, root: str, victim: VictimId, device: str, cut: int | None = None) -> Victim:
-        """The trained network, cut where it is or elsewhere. Raises ValueError if there is none."""
-        found = Folder(Path(root)).product(victim.key)
-        if found is None:
-            raise ValueError(f"{victim.name} is not there; run the study again")
-        arrays, model = found[0], victim.model(cut)
-        weights = {
-            name: torch.from_numpy(arrays[f"weights/{name}"][None].copy()).to(device)
-            for name in model.tensor_shapes
-        }
-        return cls(model, weights, bool(arrays["diverged"]))
-
-    def h(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n m"]:
-        features: Tensor = self.model.features(self.weights, x.unsqueeze(0))[0]
-        return features
-
-    def sent(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n m"]:
-        return features_of(self.model, self.weights, x)[0]
-
-
-Attack = tuple[GradientInversion | StrongInversion, Whitening | None]
-
-
-def run_attack(
-    attack: Attack,
-    victim: Victim,
-    z: Float[Tensor, "n m"],
-    x: Float[Tensor, "n c h w"],
-    drawn: list[torch.Generator],
-) -> Inverted:
-    """Images of the shape of x whose features are z."""
-    how, whitening = attack
-    if isinstance(how, GradientInversion):
-        return how.invert(victim.h, z, shape=_shape(x), generators=drawn)
-    return how.invert(victim.h, z, shape=_shape(x), generators=drawn, whitening=whitening)
-
-
-def at_best_rate(job: InvertJob, victim: Victim) -> GradientInversion:
-    """The paper's attack at the rate of least error on public images."""
-    public = pictures(job.tuning, torch.device(job.device))
-    z, errors = victim.sent(public), []
-    for rate in job.rates:
-        attack = replace(job.victim.source.attack, lr=rate)
-        drawn = job.victim.generators(len(public), "tuning rate")
-        found = run_attack((attack, None), victim, z, public, drawn)
-        errors.append(float((found.x.double() - public.double()).square().mean()))
-    return replace(job.victim.source.attack, lr=job.rates[int(np.argmin(errors))])
-
-
-def tuned(job: InvertJob, victim: Victim) -> tuple[StrongInversion, Whitening]:
-    """Our attack with the zeta of least error on public images, and the spread of their features.
-
-    Every zeta is tried with the attack's first start.
-    """
-    public = pictures(job.tuning, torch.device(job.device))
-    whitening = whiten(victim.sent(public))
-    zetas = sorted(job.zetas)
-    errors = errors_by_zeta(
-        replace(job.strong, starts=job.strong.starts[:1]),
-        victim.h,
-        public,
-        zetas,
-        generators=job.victim.generators(len(public), "tuning zeta"),
-        whitening=whitening,
-    )
-    return replace(job.strong, zeta=zetas[int(errors.argmin())]), whitening
+    def tuned(self, victim: KnownClassifier) -> tuple[StrongInversion, Whitening]:
+        """Our attack with the zeta of least error on public images, and the spread of their
+        features. Every zeta is tried with the attack's first start."""
+        public = pictures(self.tuning, self.device)
+        whitening, zetas = whiten(victim.sent(public)), sorted(self.zetas)
+        errors = errors_by_zeta(
+            replace(self.strong, starts=self.strong.starts[:1]),
+            victim.h,
+            public,
+            zetas,
+            generators=self.victim.generators(len(public), "tuning zeta"),
+            whitening=whitening,
+        )
+        return replace(self.strong, zeta=zetas[int(errors.argmin())]), whitening
 
 
 def scored(
@@ -283,41 +269,89 @@ def scored(
     alike = similarities(recovered, x, recovered_maps=maps(recovered), original_maps=maps(x))
     assert alike.psim is not None
     others = [unit_ssim(recovered, x.roll(k, 0)) for k in range(1, min(len(x), CHANCE + 1))]
-    unrelated = torch.stack(others).mean(0) if others else torch.full((len(x),), torch.nan)
     arrays = {
         "picture": (recovered * 255).round().to(torch.uint8),
         "ssim": alike.ssim,
         "psnr": alike.psnr,
         "psim": alike.psim,
-        "chance": unrelated,
+        "chance": torch.stack(others).mean(0),
     }
     return {name: values.cpu().numpy() for name, values in arrays.items()}
-
-
-CHANCE = 9
-"""Other images that each picture is compared with, for what unrelated ones score."""
 
 
 def maps_of(job: InvertJob) -> Callable[[Tensor], list[Tensor]]:
     """The layers of PSIM."""
     if isinstance(job.maps, str):
         return feature_maps(job.maps, job.device)
-    classifiers = [
-        (Victim.of(job.root, job.maps, job.device, cut), channels)
-        for cut, channels in zip(OWN_MAPS, OWN_CHANNELS, strict=True)
-    ]
+    victims = {cut: victim_of(job.root, job.maps, job.device, cut) for cut in OWN_MAPS}
 
     @torch.no_grad()
     def maps(x: Tensor) -> list[Tensor]:
-        return [victim.h(x).unflatten(1, (channels, -1)) for victim, channels in classifiers]
+        return [victims[cut].h(x).unflatten(1, (n, -1)) for cut, n in OWN_MAPS.items()]
 
     return maps
 
 
-def pictures(part: Part, device: torch.device) -> Float[Tensor, "n c h w"]:
-    return torch.from_numpy(part.images).to(device).float() / 255
+@dataclass(frozen=True, kw_only=True)
+class RestoreJob(Job):
+    """Inverts public images, learns from the pairs, and restores what the strong attack gave.
 
+    `inverting` is what was tried on the victim, `public` are the images of the pairs.
+    """
 
-def _shape(x: Tensor) -> tuple[int, int, int]:
-    c, h, w = x.shape[1:]
-    return c, h, w
+    inverting: InvertJob
+    chain: Chain
+    public: Part
+
+    @property
+    def key(self) -> str:
+        chain = asdict(self.chain)
+        return key_of(["restored", self.inverting.key, chain, hash_of(self.public.images)])
+
+    def make(self, progress: Progress) -> tuple[Arrays, dict[str, Any]]:
+        """Arrays of the restored pictures; raises NonfiniteLossError if the training diverges."""
+        started, inverting, device = time.perf_counter(), self.inverting, torch.device(self.device)
+        given = self.folder.product(inverting.key)
+        if given is None:
+            raise ValueError(f"nothing is kept under {inverting.key[:32]}; run the study again")
+        if "strong/picture" not in given[0]:
+            return NOTHING, {"seconds": 0.0, "loss": None}
+        with float32_arithmetic("float32", device):
+            pairs, training = self._pairs(share_of(progress, 0.0, 0.4)), self.chain.training
+            fit, loss = Fit(self.chain.restorer, training, device=self.device), float("nan")
+            while not fit.done:
+                drawn = seeded_generator(training.seed, fit.step, "chain batch")
+                rows = torch.randint(len(pairs), (training.batch_size,), generator=drawn)
+                batch = {name: t[rows].to(self.device) for name, t in vars(pairs).items()}
+                loss = fit.update(Examples(**batch))
+                progress(0.4 + 0.55 * fit.step / training.n_steps)
+            found = torch.from_numpy(given[0]["strong/picture"]).to(device).float() / 255
+            rgb = found.expand(-1, 3, -1, -1).contiguous()
+            restored = self.chain.restorer.restore(
+                fit.ema.eval(), rgb, n_samples=1, seeds=torch.arange(len(found))
+            )[0].clamp(0, 1)
+            if found.shape[1] == 1:
+                restored = restored.mean(1, keepdim=True)
+            arrays = scored(restored, pictures(inverting.inverted, device), maps_of(inverting))
+        seconds = round(time.perf_counter() - started, 3)
+        named = {f"restored/{name}": values for name, values in arrays.items()}
+        return named, {"seconds": seconds, "loss": loss}
+
+    def _pairs(self, progress: Progress) -> Examples:
+        """Public images and what the strong attack makes of them, in the three channels that
+        restorers have."""
+        inverting, x = self.inverting, pictures(self.public, self.device)
+        victim = victim_of(self.root, inverting.victim, self.device)
+        attack, drawn = inverting.tuned(victim), inverting.victim.generators(len(x), "pairs")
+        made = []
+        for first in range(0, len(x), PAIRS_AT_ONCE):
+            some = slice(first, first + PAIRS_AT_ONCE)
+            z = victim.sent(x[some])
+            made.append(run_attack(attack, victim, z, x[some], drawn[some]).x)
+            progress(min(1.0, some.stop / len(x)))
+        condition, target = (
+            to_network(images.detach().cpu().expand(-1, 3, -1, -1)).contiguous()
+            for images in (torch.cat(made), x)
+        )
+        augment = torch.zeros(len(x), N_AUGMENT)
+        return Examples(condition=condition, target=target, augment=augment)

@@ -13,8 +13,7 @@ from torch import Tensor
 from recon_core.attacks import family_run
 from recon_core.attacks.inversion import run as inversion
 from recon_core.attacks.inversion.feature_matching import GradientInversion
-from recon_core.attacks.inversion.results import KnownClassifier
-from recon_core.attacks.inversion.run import Inversion
+from recon_core.attacks.inversion.run import Inversion, KnownClassifier
 from recon_core.attacks.inversion.strong_inversion import StrongInversion, whiten
 from recon_core.experiments import bytes_per_run
 from recon_core.matching import fit_to_range
