@@ -130,7 +130,7 @@ def audit(
     given = given_settings(data, weights=weights, decoys=decoys, **begun)
     workers = Workers(device=device, n_workers=n_workers)
     with suppress(LimitExceededError):  # the record's checks say so
-        _ = run_study.renamed(AUDIT.flow)(
+        _ = run_study.renamed(name=AUDIT.flow)(
             "audit", folder, "given" if given else preset, chosen | given, workers=workers
         )
     record = read_document(folder / AUDIT.record, "run the audit again")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.audit_grid import PRESETS
-from flows.settings import replace_setting
+from flows.settings import replace_setting, set_words, value_at
 from flows.study_kind import UnitStudy
 from recon_core.victims.network import Conv
 from recon_core.victims.separability import MixCon
@@ -68,8 +68,10 @@ class AuditStudy(UnitStudy[Audit, AuditPlan]):
                 _merge(tree[name], value)
                 continue
             for part, begun in OPTIONAL.items():
-                if name.startswith(f"recipe.{part}."):
-                    _begin(tree["recipe"], part, begun)
+                above, _, last = f"recipe.{part}".rpartition(".")
+                place = value_at(tree, above)
+                if name.startswith(f"recipe.{part}.") and place[last] is None:
+                    place[last] = begun()
             replace_setting(tree, name, value)
 
     def plan(self, made: Audit, store: Path, device: str) -> AuditPlan:
@@ -81,6 +83,11 @@ class AuditStudy(UnitStudy[Audit, AuditPlan]):
     def facts(self, plan: AuditPlan) -> list[tuple[str, Mapping[str, str]]]:
         both = (plan.images.pool, plan.images.others)
         return [(name, i.facts) for name, i in zip(plan.sides, both, strict=True)]
+
+    def notes(self, plan: AuditPlan) -> list[str]:
+        cells = plan.study.cells
+        refused = [f"Left out: {cells[k].name}: {why}" for k, why in plan.refused.items()]
+        return [f"{plan.study.recipe.n_images} images in each network", *refused]
 
     def planned(self, plan: AuditPlan) -> str:
         return f"{plan.n_units:,} units"
@@ -142,7 +149,18 @@ class AuditStudy(UnitStudy[Audit, AuditPlan]):
         if made.weights is None:
             words += ["--preset", made.preset]
         else:
-            words += _options_of(made.weights)
+            given, plain = made.weights, GivenWeights(file="", decoys="")
+            options: dict[str, Any] = {"weights": given.file, "decoys": given.decoys}
+            for name in ("initial", "arch", "activation", "leak", "mean", "pixel_order",
+                         "channel_order"):  # fmt: skip
+                if (value := getattr(given, name)) != getattr(plain, name):
+                    options[name.replace("_", "-")] = value
+            if given.shape is not None:
+                options["shape"] = "x".join(map(str, given.shape))
+            if given.std is not None:
+                options["std"] = ",".join(map(str, given.std))
+            pairs = [*options.items(), *(("gradients", path) for path in given.gradients)]
+            words += [word for name, value in pairs for word in (f"--{name}", str(value))]
             of_file = ("weights", "recipe")  # its recipe is read from it
             found = {n: v for n, v in found.items() if not n.startswith(of_file)}
         for option, values in (
@@ -151,33 +169,13 @@ class AuditStudy(UnitStudy[Audit, AuditPlan]):
         ):
             words += [word for value in values or () for word in (f"--{option}", value)]
         found.pop("fail_above", None)
-        for name, value in found.items():
-            words += ["--set", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]
-        return shlex.join(words)
+        return shlex.join([*words, *set_words(found)])
 
     def differences(self, base: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
         """Defences that are others stand as a whole."""
         same = {"defences": None} if base["defences"] != tree["defences"] else {}
         found = super().differences(base | same, tree | same)
         return found | ({"defences": tree["defences"]} if same else {})
-
-
-def _options_of(weights: GivenWeights) -> list[str]:
-    """Options of a network that is given, where they are not the defaults."""
-    options: dict[str, Any] = {"weights": weights.file, "decoys": weights.decoys}
-    plain = GivenWeights(file="", decoys="")
-    for name in ("initial", "arch", "activation", "leak", "mean"):
-        if (value := getattr(weights, name)) != getattr(plain, name):
-            options[name] = value
-    if weights.shape is not None:
-        options["shape"] = "x".join(map(str, weights.shape))
-    for name in ("pixel_order", "channel_order"):
-        if (order := getattr(weights, name)) is not None:
-            options[name.replace("_", "-")] = order
-    if weights.std is not None:
-        options["std"] = ",".join(map(str, weights.std))
-    given = [*options.items(), *(("gradients", path) for path in weights.gradients)]
-    return [word for name, value in given for word in (f"--{name}", str(value))]
 
 
 def recipe_settings(path: Path) -> dict[str, Any]:
@@ -215,15 +213,6 @@ def given_settings(
         paths = [paths] if isinstance(paths, str | Path) else paths
         known["gradients"] = [str(Path(path).absolute()) for path in paths]
     return {"weights": {"file": str(Path(weights).absolute()), "decoys": decoys, **known}}
-
-
-def _begin(recipe: dict[str, Any], part: str, begun: Callable[[], dict[str, Any]]) -> None:
-    """Gives a recipe a part by dotted name, where it has none."""
-    *path, last = part.split(".")
-    for key in path:
-        recipe = recipe[key]
-    if recipe[last] is None:
-        recipe[last] = begun()
 
 
 def _merge(tree: dict[str, Any], given: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from flows.recipe import Recipe
 from flows.settings import resolve, to_json
 from storage.files import write_json
-from tasks.artifacts import leave_facts
+from tasks.artifacts import publish_facts
 from tasks.dataset.curate import curate_pairs
 from tasks.orchestration import flow
 from tasks.progress import stage_progress
@@ -36,5 +36,5 @@ def curate(
     with stage_progress("Curate", "step"):
         facts = curate_pairs(recipe.curation, workspace)
     write_json(workspace.recipe, to_json(recipe))
-    leave_facts("curation", facts, "How the pairs are balanced over the images")
+    publish_facts("curation", facts, "How the pairs are balanced over the images")
     return facts

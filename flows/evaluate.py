@@ -11,7 +11,7 @@ from flows.settings import resolve, to_json
 from storage.errors import StorageError
 from storage.files import write_file, write_json
 from storage.pairs.dataset import Dataset, is_store
-from tasks.artifacts import leave_picture, leave_table
+from tasks.artifacts import publish_picture, publish_table
 from tasks.cluster.workers import Workers
 from tasks.devices import Device, resolve_device
 from tasks.evaluation.evaluate import evaluate as score
@@ -78,18 +78,14 @@ def evaluate(
     write_json(workspace.recipe, to_json(recipe))
     sheet = contact_sheet(workspace.evaluation)
     write_file(workspace.evaluation / "contact-sheet.png", sheet)
-    leave_picture("best-images", sheet, "Best-scored images: originals over every method's")
+    publish_picture("best-images", sheet, "Best-scored images: originals over every method's")
     compared = attacks_sheet(workspace.evaluation)
     if compared is not None:
         write_file(workspace.evaluation / "attacks.png", compared)
-        leave_picture("attacks", compared, "One victim's images, and what each attack gave of them")
-    leave_table("scores", summary_rows(record), "Every method on targets and on decoys")
-    if record["ranking"] is not None:
-        title = "How well criteria without training images rank the attacks on a victim"
-        leave_table("ranking", ranking_rows(record), title)
-    if record["hallucination"]:
-        title = "The error of a mean of samples by how far the samples disagree"
-        leave_table("hallucination", hallucination_rows(record), title)
+        publish_picture(
+            "attacks", compared, "One victim's images, and what each attack gave of them"
+        )
+    publish_table("scores", summary_rows(record), "Every method on targets and on decoys")
     return record
 
 
@@ -125,45 +121,6 @@ def summary_rows(record: dict[str, Any]) -> list[dict[str, Any]]:
             row["headroom"] = rounded(closed)
         rows.append(row)
     return rows
-
-
-def ranking_rows(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """One row per criterion of a run that the store has: Spearman's correlation with the truth."""
-    return [
-        {
-            "criterion": name,
-            "runs": found["n_runs"],
-            "rank correlation": rounded(found["spearman"]),
-            "95 %": interval_text(found["interval"]),
-            "best run in the top quarter": f"{found['n_best_in_top_quarter']}/{found['n_victims']}",
-        }
-        for name, found in record["ranking"].items()
-        if found["n_runs"]
-    ]
-
-
-def hallucination_rows(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """One row per method and bin of disagreement."""
-    return [
-        {
-            "method": name,
-            "rank correlation": rounded(found["spearman"]),
-            "95 %": interval_text(found["interval"]),
-            "disagreement": interval_text(part["disagreement"]),
-            "images": part["n"],
-            "error": rounded(part["mean_rmse"]),
-            "SSIM": rounded(part["mean_ssim"]),
-            "decoys": part["decoys"]["n"],
-            "error decoys": rounded(part["decoys"]["mean_rmse"]),
-        }
-        for name, found in record["hallucination"].items()
-        for part in found["bins"]
-    ]
-
-
-def interval_text(interval: list[float] | None) -> str:
-    """`0.12 to 0.34`; empty for None."""
-    return "" if interval is None else f"{interval[0]:.3f} to {interval[1]:.3f}"
 
 
 def rounded(value: float | None) -> float | None:

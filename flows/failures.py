@@ -37,49 +37,26 @@ def expected_line(error: Exception) -> str | None:
     """The line of an error that explains itself, or that another caused which does; None for one
     that nobody expects."""
     if isinstance(error, OSError):
-        line = _of_files(error)
-        return None if line is None else shown(line)
+        fix, name = _FIXES.get(error.errno or 0), error.filename2 or error.filename
+        if fix is None or (name is None and error.errno not in _EXHAUSTED):
+            return None  # without a file, since a socket's error says the same of a machine
+        path = Path(str(name))
+        if path.name.startswith(TEMPORARY_PREFIX):  # which nobody has named
+            path = path.parent
+        return shown(f"{'' if name is None else f'{path}: '}{error.strerror}; {fix}")
     if isinstance(error, StorageError):
         return shown(str(error))
     from recon_core.restore.fit import NonfiniteLossError
     from tasks.campaign.watch import CampaignError
     from tasks.dataset.curate import NothingToLearnError
 
-    known = (CampaignError, NothingToLearnError, NonfiniteLossError)
-    return str(error) if isinstance(error, known) else _of_exhausted(error)
-
-
-def _of_exhausted(error: BaseException) -> str | None:
-    """The line of what the machine has no more of, at the root of a library's error."""
+    if isinstance(error, CampaignError | NothingToLearnError | NonfiniteLossError):
+        return str(error)
     seen: set[int] = set()
     cause: BaseException | None = error
-    while cause is not None and id(cause) not in seen:
+    while cause is not None and id(cause) not in seen:  # what the machine has no more of
         seen.add(id(cause))
         if isinstance(cause, OSError) and cause.errno in _EXHAUSTED:
             return f"{cause.strerror}; {_FIXES[cause.errno]}"
         cause = cause.__cause__ or cause.__context__
     return None
-
-
-def commands_known(error: BaseException) -> str | None:
-    """The commands that there are, after one that there is not; None after anything else."""
-    context = getattr(error, "ctx", None)
-    known = getattr(getattr(context, "command", None), "commands", None)
-    if context is None or not known or "No such command" not in str(error):
-        return None
-    return f"Commands of {context.command_path}: {', '.join(known)}"
-
-
-def _of_files(error: OSError) -> str | None:
-    """The file, what the system says about it, and the fix; without a file only those of devices,
-    since a socket's error says the same of a machine."""
-    fix = _FIXES.get(error.errno or 0)
-    if fix is None or (error.filename is None and error.errno not in _EXHAUSTED):
-        return None
-    if error.filename is None:
-        return f"{error.strerror}; {fix}"
-    names = [Path(str(name)) for name in (error.filename, error.filename2) if name is not None]
-    path = names[-1]  # of two it is the one that was to be made
-    if path.name.startswith(TEMPORARY_PREFIX):  # which nobody has named
-        path = path.parent
-    return f"{path}: {error.strerror}; {fix}"

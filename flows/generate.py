@@ -11,7 +11,7 @@ from storage.errors import StoreMismatchError
 from storage.files import write_json
 from storage.pairs.dataset import Dataset, is_store
 from storage.sources.load import ImageSet, Split
-from tasks.artifacts import leave_campaign, leave_facts
+from tasks.artifacts import publish_campaign, publish_facts
 from tasks.campaign.generate import run_campaign
 from tasks.campaign.plan import AnyPlan, Plan, open_store
 from tasks.campaign.state import read_quarantine, resume_if_stopped
@@ -71,7 +71,16 @@ def _generate(
     images = images_of(recipe, split, store)
     campaign = recipe.campaign(split) if further is None else recipe.further_campaigns()[further]
     plan = Plan(campaign, images)
-    _check_place(store, recipe.pairs_at)
+    before = Workspace.found(store)
+    if before.recipe.is_file() and before.pairs_at != recipe.pairs_at:
+        here, there = (
+            "in the folder itself" if at is None else f"at {at}"
+            for at in (before.pairs_at, recipe.pairs_at)
+        )
+        raise StoreMismatchError(
+            f"the pairs of {store} are {here}, not {there}; use --set "
+            f"pairs_at={before.pairs_at or 'null'}, or another --store"
+        )
     dataset = open_store(workspace.pairs(split, further), plan.campaign, images)
     name, title = split if further is None else f"{split}-{further}", TITLES[split]
     if further is not None:
@@ -83,14 +92,24 @@ def _generate(
     try:
         if len(dataset.receipts) < plan.sampling.n_parts:
             with workspace.timed(f"generate {name}"):
-                shared = split == "heldout"
-                victims = _shared_victims(recipe, workspace, plan, further) if shared else None
+                # A folder of victims that several attacks share, or whose span is asked for. A
+                # store begun without has the time of training in its receipts, and gets none now.
+                victims, place = None, workspace.pairs("heldout")
+                is_read = split == "heldout" and (recipe.further_attacks or recipe.evaluation.span)
+                if is_read and "://" not in str(place):
+                    folder = Path(place) / VICTIMS
+                    is_late = not folder.is_dir() and is_store(place) and Dataset(place).receipts
+                    if is_late and further is not None:
+                        first = recipe.further_attacks[0].kind
+                        folder = Path(workspace.pairs("heldout", first)) / VICTIMS
+                    if not is_late or further is not None:
+                        victims = str(folder), plan.campaign.victims_key(plan.images)
                 dataset = make_pairs(plan, dataset, workers, device, title, shared_victims=victims)
     except CampaignError:
         dataset.refresh()
-        leave_store(dataset, plan, name, store)
+        publish_store(dataset, plan, name, store)
         raise
-    return leave_store(dataset, plan, name, store)
+    return publish_store(dataset, plan, name, store)
 
 
 generate_part = flow(name="generate", flow_run_name="{store}, {split}")(_generate)
@@ -115,56 +134,30 @@ def images_of(recipe: Recipe, split: Split, store: Path) -> ImageSet:
     return rest
 
 
-def _shared_victims(
-    recipe: Recipe, workspace: Workspace, plan: Plan, further: str | None
-) -> tuple[str, str] | None:
-    """Where the victims are that several attacks share, or whose span an evaluation asks for, and
-    what they depend on; None if neither is so, or there is no folder for them. A store that was
-    begun before has the time of training in its receipts: it gets no victims now, which tells it
-    from others."""
-    place = workspace.pairs("heldout")
-    is_read = bool(recipe.further_attacks) or recipe.evaluation.span
-    if not is_read or "://" in str(place):
-        return None
-    folder = Path(place) / VICTIMS
-    if not folder.is_dir() and is_store(place) and Dataset(place).receipts:
-        if further is None:
-            return None
-        folder = Path(workspace.pairs("heldout", recipe.further_attacks[0].kind)) / VICTIMS
-    return str(folder), plan.campaign.victims_key(plan.images)
-
-
-def leave_store(dataset: Dataset, plan: Plan, name: str, store: Path) -> dict[str, Any]:
+def publish_store(dataset: Dataset, plan: Plan, name: str, store: Path) -> dict[str, Any]:
     """The facts of a store, which are also left on the run's page, with its phases and coverage.
     `name`: its split, and which further attack it is of."""
-    facts = dataset_facts(dataset, plan.task)
-    quarantined = read_quarantine(dataset.place)
-    if quarantined:
+    image_ids, pairs = dataset.image_counts()
+    outcomes = runs_by_outcome(dataset.receipts)
+    facts = {
+        "task": plan.task,
+        "runs": dataset.n_runs,
+        **{f"runs {name}": count for name, count in outcomes.items() if count},
+        "pairs": dataset.n_pairs,
+        "confident pairs": int(pairs.sum()),
+        "images trained on": len(image_ids),
+        "images with a confident pair": int((pairs > 0).sum()),
+        "worker seconds": round(sum(r.seconds for r in dataset.receipts), 1),
+        "dataset hash": dataset.content_hash,
+    }
+    if quarantined := read_quarantine(dataset.place):
         facts["parts in quarantine"] = len(quarantined)
     holds = f"{dataset.n_runs:,} runs, {facts['confident pairs']:,} confident pairs"
     key = name.replace("_", "-")
-    leave_facts(f"pairs-{key}", facts, f"{holds} ({store}, {name})")
-    leave_campaign(
-        dataset,
-        key,
-        title=f"{store}, {name}",
-        n_runs_last_phase=plan.sampling.phases[-1].n_runs,
-    )
+    publish_facts(f"pairs-{key}", facts, f"{holds} ({store}, {name})")
+    n_runs = plan.sampling.phases[-1].n_runs
+    publish_campaign(dataset, key, title=f"{store}, {name}", n_runs_last_phase=n_runs)
     return facts
-
-
-def _check_place(store: Path, pairs_at: str | None) -> None:
-    """A job's pairs stay where they are; StoreMismatchError if they are to be elsewhere now."""
-    found = Workspace.found(store)
-    if found.recipe.is_file() and found.pairs_at != pairs_at:
-        here, there = (
-            "in the folder itself" if at is None else f"at {at}"
-            for at in (found.pairs_at, pairs_at)
-        )
-        raise StoreMismatchError(
-            f"the pairs of {store} are {here}, not {there}; use --set "
-            f"pairs_at={found.pairs_at or 'null'}, or another --store"
-        )
 
 
 @task(name="make pairs")
@@ -186,27 +179,5 @@ def make_pairs(
         dask_client(workers, threads=plan.campaign.threads) as client,
     ):
         return run_campaign(
-            plan,
-            dataset,
-            client,
-            device=device,
-            on_progress=advance,
-            shared_victims=shared_victims,
+            plan, dataset, client, device=device, on_progress=advance, shared_victims=shared_victims
         )
-
-
-def dataset_facts(dataset: Dataset, task_in_words: str) -> dict[str, Any]:
-    """Contents of a store, in the words of a summary."""
-    outcomes = runs_by_outcome(dataset.receipts)
-    image_ids, pairs = dataset.image_counts()
-    return {
-        "task": task_in_words,
-        "runs": dataset.n_runs,
-        **{f"runs {name}": count for name, count in outcomes.items() if count},
-        "pairs": dataset.n_pairs,
-        "confident pairs": int(pairs.sum()),
-        "images trained on": len(image_ids),
-        "images with a confident pair": int((pairs > 0).sum()),
-        "worker seconds": round(sum(r.seconds for r in dataset.receipts), 1),
-        "dataset hash": dataset.content_hash,
-    }

@@ -24,7 +24,7 @@ from storage.errors import CorruptPartError, SourceError, StorageError, StoreMis
 from storage.pairs.dataset import Dataset, is_store, manifest_differences
 from storage.pairs.layout import fits
 from storage.pairs.receipts import Receipt
-from tasks.artifacts import leave_campaign, leave_facts
+from tasks.artifacts import publish_campaign, publish_facts
 from tasks.campaign.plan import code_version
 from tasks.cluster.workers import Workers
 from tasks.orchestration import flow
@@ -92,9 +92,19 @@ def regenerate(
     expected = read_manifest(manifest)
     split = expected["manifest"]["source"]["split"]
     recipe = replace(recipe_in(expected, data), pairs_at=pairs_at)
-    _check_images(expected, recipe, store, manifest)
+    source, images = expected["manifest"]["source"], images_of(recipe, split, store)
+    if images.content_hash != source["hash"]:
+        raise SourceError(
+            f"the {split} images of {recipe.data} are not those of {manifest}: hash "
+            f"{images.content_hash[:12]} with {len(images):,} images, expected "
+            f"{source['hash'][:12]} with {source['n']:,}; give the right ones with --data"
+        )
     place = Workspace(store, pairs_at).pairs(split)
-    _check_new(expected, place)
+    if is_store(place) and expected["first_group"] in {r.group for r in Dataset(place).receipts}:
+        raise StoreMismatchError(
+            f"{place} holds the files that the manifest was written from, and comparing them with "
+            "themselves says nothing; give a new --store"
+        )
     generate(recipe, store, split, workers=workers)
     dataset = Dataset(place)
     differences = compare(expected, dataset)
@@ -107,8 +117,8 @@ def regenerate(
         "differences": differences,
     }
     shown = {**facts, "differences": "; ".join(differences) or "none"}
-    leave_facts(f"regenerate-{split}", shown, f"{dataset.root} against {manifest}")
-    leave_campaign(dataset, split, title=f"{store}, {split}")
+    publish_facts(f"regenerate-{split}", shown, f"{dataset.root} against {manifest}")
+    publish_campaign(dataset, split, title=f"{store}, {split}")
     return facts
 
 
@@ -180,14 +190,12 @@ def recipe_of(dataset: Dataset, base: Mapping[str, Any]) -> Recipe:
         "encoding": dataset.encoding,
         "threads": campaign["threads"],
     }
-    split = dataset.manifest["source"]["split"]
-    experiment = campaign["experiment"]
-    if split == "train":
-        tree |= {"experiment": experiment, "sampling": sampling}
-        tree |= {"seed": campaign["root_seed"]}
+    experiment, seed = campaign["experiment"], campaign["root_seed"]
+    if dataset.manifest["source"]["split"] == "train":
+        tree |= {"experiment": experiment, "sampling": sampling, "seed": seed}
     else:
         tree |= {"heldout_experiment": experiment, "heldout": sampling}
-        tree |= {"seed": campaign["root_seed"] - HELDOUT_SEED_OFFSET}
+        tree |= {"seed": seed - HELDOUT_SEED_OFFSET}
     return from_json(tree)
 
 
@@ -252,7 +260,18 @@ def compare(expected: Mapping[str, Any], dataset: Dataset) -> list[str]:
         sentences += [f"part {p}: {listed(differing[p])}" for p in list(differing)[:_SHOWN]]
         always = [n for n in columns if all(n not in changed for changed in differing.values())]
         sentences.append(f"equal in every part: {', '.join(always) or 'nothing'}")
-    return sentences + _circumstances_differ(expected, dataset)
+    reasons = [
+        f"{name.replace('_', ' ')}: {listed(expected[name])} there, {listed(values)} here"
+        for name, values in circumstances(dataset.receipts).items()
+        if expected[name] != values
+    ]
+    settings = manifest_differences(expected["manifest"], dataset.manifest)
+    reasons += [f"setting {difference}" for difference in settings[:_SHOWN]]
+    same = (
+        "code, devices, threads, torch and settings are the same: the kind of processor or another "
+        "library may differ, or the runs are not deterministic here"
+    )
+    return sentences + (reasons or [same])
 
 
 def circumstances(receipts: Sequence[Receipt]) -> dict[str, list[Any]]:
@@ -263,45 +282,6 @@ def circumstances(receipts: Sequence[Receipt]) -> dict[str, list[Any]]:
         "devices": sorted({receipt.device for receipt in receipts}),
         "threads": sorted({receipt.threads for receipt in receipts}),
     }
-
-
-def _circumstances_differ(expected: Mapping[str, Any], dataset: Dataset) -> list[str]:
-    here = circumstances(dataset.receipts)
-    sentences = [
-        f"{name.replace('_', ' ')}: {listed(expected[name])} there, {listed(values)} here"
-        for name, values in here.items()
-        if expected[name] != values
-    ]
-    settings = manifest_differences(expected["manifest"], dataset.manifest)
-    sentences += [f"setting {difference}" for difference in settings[:_SHOWN]]
-    return sentences or [
-        "code, devices, threads, torch and settings are the same: the kind of processor or another "
-        "library may differ, or the runs are not deterministic here"
-    ]
-
-
-def _check_images(expected: Mapping[str, Any], recipe: Recipe, store: Path, file: Path) -> None:
-    """SourceError if the recipe's images are not those of the manifest."""
-    source = expected["manifest"]["source"]
-    images = images_of(recipe, source["split"], store)
-    if images.content_hash != source["hash"]:
-        raise SourceError(
-            f"the {source['split']} images of {recipe.data} are not those of {file}: hash "
-            f"{images.content_hash[:12]} with {len(images):,} images, expected "
-            f"{source['hash'][:12]} with {source['n']:,}; give the right ones with --data"
-        )
-
-
-def _check_new(expected: Mapping[str, Any], place: Any) -> None:
-    """StoreMismatchError if the store there has the original's files: it would prove nothing."""
-    if not is_store(place):
-        return
-    groups = {receipt.group for receipt in Dataset(place).receipts}
-    if expected["first_group"] in groups:
-        raise StoreMismatchError(
-            f"{place} holds the files that the manifest was written from, and comparing them with "
-            "themselves says nothing; give a new --store"
-        )
 
 
 def _short_hashes(receipt: Receipt, columns: Sequence[str]) -> list[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from storage.object_store import Location
-from tasks.artifacts import leave_facts, leave_picture
+from tasks.artifacts import publish_facts, publish_picture
 from tasks.devices import Device
 from tasks.orchestration import flow, task
 from tasks.progress import stage_progress
@@ -48,8 +48,10 @@ def restore(
         record = restore_all(
             restorer, inputs, out, config or Restoration(), fresh=fresh, on_picture=advance
         )
-    leave_facts("restoration", summary(record), f"Restored into {out}")
-    leave_picture("contact-sheet", (out / SHEET).read_bytes(), f"Pictures of {out}, chosen evenly")
+    publish_facts("restoration", summary(record), f"Restored into {out}")
+    publish_picture(
+        "contact-sheet", (out / SHEET).read_bytes(), f"Pictures of {out}, chosen evenly"
+    )
     return record
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -23,7 +23,6 @@ from flows.recipe import Recipe
 from storage.documents import understood
 from tasks.workspace import RECIPE_FIX, Workspace
 
-_ABSENT = object()
 _ABSOLUTE = re.compile(r"(?<![\w./])/(?!/)[^\s'\":,=\[\]{}]+")
 
 
@@ -55,24 +54,47 @@ def replace_settings(
 ) -> dict[str, Any]:
     """The tree with single settings replaced; `completed` adds the defaults of what is not in a
     tree. Raises ValueError as `resolve` does."""
-    for name in sorted(given, key=_turn):
-        changed = value_at(tree, name) != given[name]
-        _open_defence(tree, name)
+
+    def turn(name: str) -> tuple[int, int]:
+        """Tags before what is beside them; a defence or a scheme after what it goes with, since it
+        is read with all of that."""
+        is_late = ".defence." in name or ".scheme." in name
+        return 2 * is_late + (name not in TAGS), name.count(".")
+
+    for name in sorted(given, key=turn):
+        experiment, _, rest = name.partition(".")
+        node, changed = tree.get(experiment), value_at(tree, name) != given[name]
+        if rest == "defence.kind" and isinstance(node, dict) and node.get("defence", name) is None:
+            node["defence"] = {"kind": None}
         replace_setting(tree, name, given[name])
-        if name in TAGS and changed:
-            _keep_tag_alone(tree, name)
-            if name.endswith("attack.kind"):
-                _go_with_attack(tree, name.partition(".")[0])
-            if name.endswith((".attack.kind", ".family")) and "further_attacks" in tree:
-                _leave_out_further(tree)
-            tree = completed(tree)
+        if name not in TAGS or not changed:
+            continue
+        path, _, tag = name.rpartition(".")
+        beside = value_at(tree, path)
+        chosen = beside[tag]
+        beside.clear()  # of what the tag named before
+        beside[tag] = chosen
+        evaluated = "heldout_experiment" if tree.get("heldout_experiment") else "experiment"
+        if rest == "attack.kind":  # it has other iterations, and knows of an output per class
+            if chosen == "kkt" and value_at(tree, f"{experiment}.training.loss.kind") == "ce":
+                beside["condition"] = "multiclass"
+            if experiment == "experiment" and "curation" in tree:
+                tree["curation"]["min_iteration"] = 0
+            asked = value_at(tree, "evaluation.restore_iterations")
+            if experiment == evaluated and isinstance(asked, list):
+                tree["evaluation"]["restore_iterations"] = "last"
+        if rest in ("attack.kind", "family") and "further_attacks" in tree:
+            victims = tree[evaluated]
+            own = (victims.get("attack") or {}).get("kind", "kkt")
+            further = tree["further_attacks"] if victims.get("family", "kkt") == "kkt" else []
+            tree["further_attacks"] = [attack for attack in further if attack["kind"] != own]
+        tree = completed(tree)
     return tree
 
 
 def from_json(tree: Mapping[str, Any]) -> Recipe:
     """The recipe of a JSON object; ValueError in one line for unknown keys and bad values."""
-    recipe: Recipe = validated(Recipe, tree)
-    return recipe
+    return cast(Recipe, validated(Recipe, tree))
 
 
 @cache
@@ -121,22 +143,41 @@ def command(recipe: Recipe, store: Path) -> str:
         words += ["--preset", recipe.name]
     if recipe.data != base.data:
         words += ["--data", recipe.data]
-    words += ["--store", str(store)]
-    before, after = dict(values_of(to_json(base))), dict(values_of(to_json(recipe)))
-    if recipe.further_attacks != base.further_attacks:
-        words += ["--set", f"further_attacks={json.dumps(to_json(recipe)['further_attacks'])}"]
-    for name, value in after.items():
-        is_new = name not in ("name", "data") and not name.startswith("further_attacks")
-        if is_new and before.get(name, _ABSENT) != value:
-            words += ["--set", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]
-    return shlex.join(words)
+    before, after = to_json(base), to_json(recipe)
+    changed = {}
+    if recipe.further_attacks != base.further_attacks:  # of which there may be another number
+        changed["further_attacks"] = after["further_attacks"]
+    for name in ("name", "data", "further_attacks"):
+        before.pop(name)
+        after.pop(name)
+    return shlex.join([*words, "--store", str(store), *set_words(changed | changes(before, after))])
+
+
+def changes(base: Any, tree: Any) -> dict[str, Any]:
+    """Single settings of a tree that are not those of another, by dotted name."""
+    plain = dict(values_of(base))
+    return {name: value for name, value in values_of(tree) if plain.get(name, ...) != value}
+
+
+def set_words(settings: Mapping[str, Any]) -> list[str]:
+    """`--set name=value` of each of the settings."""
+    texts = {n: v if isinstance(v, str) else json.dumps(v) for n, v in settings.items()}
+    return [word for name, text in texts.items() for word in ("--set", f"{name}={text}")]
 
 
 def portable(value: Any) -> Any:
     """`value`, a text or a tree with texts, for a record that others read: absolute paths, which
-    say something of this machine alone, are relative to the current folder, or their last part."""
+    tell something of this machine alone, are relative to the current folder, or their last part."""
     if isinstance(value, str):
-        return _ABSOLUTE.sub(lambda found: _relative(found[0]), value)
+        here = Path.cwd()
+        return _ABSOLUTE.sub(
+            lambda found: (
+                str(path.relative_to(here))
+                if (path := Path(found[0])).is_relative_to(here)
+                else path.name
+            ),
+            value,
+        )
     if isinstance(value, Mapping):
         return {key: portable(of) for key, of in value.items()}
     if isinstance(value, list | tuple):
@@ -144,89 +185,31 @@ def portable(value: Any) -> Any:
     return value
 
 
-def _relative(path: str) -> str:
-    here = Path.cwd()
-    return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else Path(path).name
-
-
 def replace_setting(tree: dict[str, Any], name: str, value: Any) -> None:
     """Sets one value of a tree of settings; ValueError with the nearest name if there is none."""
-    *path, last = name.split(".")
-    node: Any = tree
-    for key in path:
-        node = _child(node, key)
-    if isinstance(node, list) and last.isdigit() and int(last) < len(node):
-        node[int(last)] = _parsed(value, node[int(last)])
-    elif isinstance(node, dict) and last in node and not isinstance(node[last], dict):
-        node[last] = _parsed(value, node[last])
-    elif isinstance(node, dict) and last in node and value in (None, "null"):
+    path, _, last = name.rpartition(".")
+    node = value_at(tree, path) if path else tree
+    there = value_at(node, last, ...)
+    if there is not ... and not isinstance(there, dict):
+        node[int(last) if isinstance(node, list) else last] = _parsed(value, there)
+    elif isinstance(there, dict) and value in (None, "null"):
         node[last] = None
-    elif isinstance(node, dict) and ".".join(path) in NAMED_BY_USERS:
+    elif isinstance(node, dict) and path in NAMED_BY_USERS:
         node[last] = value
     else:
         raise ValueError(unknown_name("setting", name, [name for name, _value in values_of(tree)]))
 
 
-def value_at(tree: Mapping[str, Any], name: str) -> Any:
-    """Value at a dotted name; None if there is none."""
-    node: Any = tree
+def value_at(tree: Any, name: str, default: Any = None) -> Any:
+    """Value at a dotted name; the default if there is none."""
     for key in name.split("."):
-        node = _child(node, key)
-    return node
-
-
-def _turn(name: str) -> tuple[int, int]:
-    """When a setting has its turn: tags before what is beside them, and a defence or a scheme after
-    what it is to go with, since it is read with all of that."""
-    if ".defence." in name or ".scheme." in name:
-        return (2 if name in TAGS else 3), name.count(".")
-    return (0 if name in TAGS else 1), name.count(".")
-
-
-def _open_defence(tree: dict[str, Any], name: str) -> None:
-    experiment, _, rest = name.partition(".")
-    node = tree.get(experiment)
-    if rest == "defence.kind" and isinstance(node, dict) and node.get("defence", name) is None:
-        node["defence"] = {"kind": None}
-
-
-def _keep_tag_alone(tree: dict[str, Any], tag: str) -> None:
-    """Without what stands beside a tag, which is of what it named before."""
-    path, _, last = tag.rpartition(".")
-    node = value_at(tree, path)
-    chosen = node[last]
-    node.clear()
-    node[last] = chosen
-
-
-def _go_with_attack(tree: dict[str, Any], experiment: str) -> None:
-    """No iteration of the attack before is asked for, and a search on a victim with an output per
-    class has the condition of those."""
-    attack = value_at(tree, f"{experiment}.attack")
-    if attack["kind"] == "kkt" and value_at(tree, f"{experiment}.training.loss.kind") == "ce":
-        attack["condition"] = "multiclass"
-    evaluated = "heldout_experiment" if tree.get("heldout_experiment") else "experiment"
-    if experiment == "experiment" and "curation" in tree:
-        tree["curation"]["min_iteration"] = 0
-    if experiment == evaluated and isinstance(
-        value_at(tree, "evaluation.restore_iterations"), list
-    ):
-        tree["evaluation"]["restore_iterations"] = "last"
-
-
-def _leave_out_further(tree: dict[str, Any]) -> None:
-    evaluated = tree.get("heldout_experiment") or tree["experiment"]
-    kind = (evaluated.get("attack") or {}).get("kind", "kkt")
-    given = tree["further_attacks"] if evaluated.get("family", "kkt") == "kkt" else []
-    tree["further_attacks"] = [attack for attack in given if attack["kind"] != kind]
-
-
-def _child(node: Any, key: str) -> Any:
-    if isinstance(node, dict):
-        return node.get(key)
-    if isinstance(node, list) and key.isdigit() and int(key) < len(node):
-        return node[int(key)]
-    return None
+        if isinstance(tree, dict):
+            tree = tree.get(key, default)
+        elif isinstance(tree, list) and key.isdigit() and int(key) < len(tree):
+            tree = tree[int(key)]
+        else:
+            return default
+    return tree
 
 
 def _parsed(value: Any, current: Any) -> Any:
@@ -259,11 +242,6 @@ def values_of(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def explained(error: ValidationError) -> str:
-    """Line of what pydantic found wrong."""
-    return "; ".join(_explained(dict(e)) for e in error.errors())
-
-
 _TAGGED = (
     *("experiment", "heldout_experiment", "restorer"),
     *("attack", "victim", "defence", "scheme"),
@@ -285,18 +263,20 @@ def _tags() -> frozenset[str]:
     return frozenset(tags_in(adapter(Recipe).core_schema))
 
 
-def _explained(error: Mapping[str, Any]) -> str:
-    """One pydantic error: our own messages as they are, others with the name and the value."""
-    tags = _tags()
-    path = ["", *(str(part) for part in error["loc"])]
-    is_further = path[1:2] == ["further_attacks"]
-    kept = [
-        part
-        for before, part in pairwise(path)
-        if part not in tags or not (before in _TAGGED or (is_further and before.isdigit()))
-    ]
-    name = ".".join(kept)
-    message = str(error["msg"]).removeprefix("Value error, ")
-    if error["type"] == "value_error":
-        return f"{name}: {message}" if name else message
-    return f"{name}={error['input']!r}: {message}"
+def explained(error: ValidationError) -> str:
+    """Errors of pydantic in one line: our own messages as they are, others with name and value."""
+    lines = []
+    for one in error.errors():
+        path = ["", *(str(part) for part in one["loc"])]
+        is_further = path[1:2] == ["further_attacks"]
+        name = ".".join(
+            part
+            for before, part in pairwise(path)
+            if part not in _tags() or not (before in _TAGGED or (is_further and before.isdigit()))
+        )
+        message = str(one["msg"]).removeprefix("Value error, ")
+        if one["type"] == "value_error":
+            lines.append(f"{name}: {message}" if name else message)
+        else:
+            lines.append(f"{name}={one['input']!r}: {message}")
+    return "; ".join(lines)

@@ -8,16 +8,39 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from flows.audit import AUDIT
+from flows.families.autoencoder.study import AUTOENCODER
+from flows.families.inversion.study import INVERSION
+from flows.families.weights.span_study import SPAN
+from flows.families.weights.study import GRIDS
+from flows.naming import unknown_name
 from flows.settings import portable
-from flows.studies import kind_of
 from flows.study_kind import StudyKind
 from storage.errors import StorageError
 from storage.files import write_json
-from tasks.artifacts import leave_link, leave_table
+from tasks.artifacts import publish_link, publish_table
 from tasks.campaign.plan import sha256_of
 from tasks.cluster.workers import Workers, device_of
 from tasks.devices import usable_cores
 from tasks.orchestration import flow
+
+STUDIES: dict[str, StudyKind[Any, Any]] = {
+    kind.name: kind for kind in (*GRIDS, SPAN, AUTOENCODER, INVERSION, AUDIT)
+}
+
+
+def kind_of(name: str) -> StudyKind[Any, Any]:
+    """The study of that name; ValueError with the nearest name if there is none."""
+    if name not in STUDIES:
+        raise ValueError(unknown_name("study", name, [*STUDIES, "list"]))
+    return STUDIES[name]
+
+
+def study(
+    name: str, preset: str, settings: Mapping[str, Any] | None = None, *, only: str = ""
+) -> Any:
+    """Settings of the named study, as `StudyKind.named`."""
+    return kind_of(name).named(preset, settings, only=only)
 
 
 class UnitsFailedError(StorageError):
@@ -62,9 +85,9 @@ def run_study(
     kind.keep_pictures(store, plan, ended, record)
     write_json(store / kind.record, record)
     page = kind.page.write(store)
-    leave_table(kind.parts, kind.rows(record), f"Study {name}: what came back")
-    leave_table("claims", claim_rows(record), f"Study {name}: the paper's claims")
-    leave_link(kind.flow, page, f"The page of study {name}")
+    publish_table(kind.parts, kind.rows(record), f"Study {name}: what came back")
+    publish_table("claims", claim_rows(record), f"Study {name}: the paper's claims")
+    publish_link(kind.flow, page, f"The page of study {name}")
     if ended.failed:
         raise UnitsFailedError(
             f"{len(ended.failed)} of the study's units failed, the page has the others: "
@@ -76,9 +99,9 @@ def run_study(
     return page
 
 
-run_autoencoder_study = run_study.renamed("study-autoencoder")
-run_inversion_study = run_study.renamed("study-inversion")
-run_audit = run_study.renamed("audit")
+run_autoencoder_study = run_study.renamed(name="study-autoencoder")
+run_inversion_study = run_study.renamed(name="study-inversion")
+run_audit = run_study.renamed(name="audit")
 
 
 def make_record(kind: StudyKind[Any, Any], plan: Any, ended: Any) -> dict[str, Any]:

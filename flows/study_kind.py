@@ -3,16 +3,15 @@ units, each with a product of its own, made on workers."""
 
 from __future__ import annotations
 
-import json
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
 from flows.naming import unknown_name
-from flows.settings import adapter, replace_setting, validated, values_of
+from flows.settings import adapter, changes, replace_setting, set_words, validated
 from storage.documents import read_document, understood
 from storage.files import write_json
 from storage.object_store import open_place
@@ -30,13 +29,6 @@ S = TypeVar("S")
 P = TypeVar("P")
 Claims = Callable[[Mapping[str, Any]], list[dict[str, Any]]]
 FIX = "restore it, or use another --store"
-
-
-class Ended(Protocol):
-    """Outcome of a study: why those units failed that did, by name."""
-
-    @property
-    def failed(self) -> Mapping[str, str]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,13 +91,19 @@ class StudyKind(ABC, Generic[S, P]):
     def facts(self, plan: P) -> Iterable[tuple[str, Mapping[str, str]]]:
         """Split and facts of every set of images that was read."""
 
-    @abstractmethod
-    def planned(self, plan: P) -> str:
-        """Extent of what the costs are of: `60 units`."""
+    def notes(self, plan: P) -> list[str]:
+        """Lines for the screen before the work begins."""
+        del plan
+        return []
 
     @abstractmethod
-    def make(self, plan: P, store: Path, workers: Workers) -> Ended:
-        """Whatever is missing is trained, attacked and scored."""
+    def planned(self, plan: P) -> str:
+        """What the costs cover, such as `60 units`."""
+
+    @abstractmethod
+    def make(self, plan: P, store: Path, workers: Workers) -> Any:
+        """Train, attack and score what is missing; the outcome, whose `failed` has why those units
+        failed that did, by name."""
 
     @abstractmethod
     def describe(self, plan: P, ended: Any) -> tuple[list[Any], dict[str, Any]]:
@@ -182,8 +180,7 @@ class StudyKind(ABC, Generic[S, P]):
 
     def from_json(self, tree: Mapping[str, Any]) -> S:
         """The study of a JSON object; ValueError in one line for unknown keys and bad values."""
-        made: S = validated(self.settings, tree)
-        return made
+        return cast(S, validated(self.settings, tree))
 
     def to_json(self, made: S) -> dict[str, Any]:
         """The study as a JSON object."""
@@ -198,15 +195,11 @@ class StudyKind(ABC, Generic[S, P]):
             words += ["--data", data]
         if made.only:
             words += ["--only", made.only]
-        for name, value in found.items():
-            words += ["--set", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]
-        return shlex.join(words)
+        return shlex.join([*words, *set_words(found)])
 
     def differences(self, base: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
         """Settings that are not those of the preset, and `data` for its option."""
-        plain = dict(values_of(base))
-        found = {n: v for n, v in values_of(tree) if plain.get(n, ...) != v}
-        return found | {"data": tree["data"]}
+        return changes(base, tree) | {"data": tree["data"]}
 
 
 class UnitPlan(Protocol):

@@ -12,7 +12,7 @@ from flows.recipe import Recipe
 from flows.settings import resolve, to_json
 from storage.files import write_json
 from storage.pairs.dataset import Dataset
-from tasks.artifacts import leave_facts
+from tasks.artifacts import publish_facts
 from tasks.devices import Device, resolve_device
 from tasks.orchestration import flow, task
 from tasks.progress import Advance, stage_progress
@@ -67,7 +67,7 @@ def train(
                     validation=plan.validation,
                     on_work=partial(_advance, advance, plan.training.n_steps),
                 )
-            leave_facts(f"restorer-{name.replace('_', '-')}", cards[name], f"Restorer {name}")
+            publish_facts(f"restorer-{name.replace('_', '-')}", cards[name], f"Restorer {name}")
     write_json(workspace.recipe, to_json(recipe))
     return cards
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import os
 import sys
-import time
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
 from flows.cli.console import Screen
 from flows.naming import unknown_name
-from flows.recipe import Recipe
 from flows.settings import parse_assignments, read_recipe, resolve, to_json
 from recon_core.restore import NonfiniteLossError
 from recon_core.restore.fit import Ranks
@@ -25,8 +25,8 @@ from storage.errors import SourceError, StorageError, StoreMismatchError
 from storage.files import write_json
 from storage.pairs.dataset import Dataset
 from tasks.devices import Device, resolve_device
-from tasks.progress import LOG_EVERY_SECONDS, progress_line
-from tasks.training.loop import Accelerated, OnStep, leave
+from tasks.progress import Advance, stage_progress
+from tasks.training.loop import Accelerated, leave
 from tasks.training.train import train_restorer
 from tasks.workspace import Workspace
 
@@ -45,24 +45,35 @@ def train_on_ranks(
         ValueError: an unknown restorer or setting, or as `train_restorer`.
     """
     workspace = Workspace.found(store)
-    recipe = _recipe(workspace, settings or [])
+    recipe = read_recipe(workspace)
+    if recipe is None:
+        raise StorageError(
+            f"{workspace.root} has no recipe.json; start with `palimpsest generate --store "
+            f"{workspace.root}`"
+        )
+    recipe = resolve(recipe, parse_assignments(settings or []))
     if only is not None and only not in recipe.restorers:
         raise ValueError(unknown_name("restorer", only, recipe.restorers))
-    group, own_device = _group(device)
+    own_device = resolve_device(device)
+    group = Ranks()
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # set by torchrun
+        group = accelerated = Accelerated(cpu=own_device == "cpu")
+        own_device = accelerated.device
     for name, plan in recipe.restorers.items():
         if only in (None, name):
-            train_restorer(
-                plan.restorer,
-                plan.training,
-                dataset=Dataset(workspace.pairs("train")),
-                curation=recipe.curation,
-                images_for_noise=recipe.images("train").images,
-                out=workspace.restorer(name),
-                device=own_device,
-                validation=plan.validation,
-                group=group,
-                on_step=_lines(name, shown=group.rank == 0),
-            )
+            with stage_progress(name, "step") if group.rank == 0 else nullcontext() as advance:
+                train_restorer(
+                    plan.restorer,
+                    plan.training,
+                    dataset=Dataset(workspace.pairs("train")),
+                    curation=recipe.curation,
+                    images_for_noise=recipe.images("train").images,
+                    out=workspace.restorer(name),
+                    device=own_device,
+                    validation=plan.validation,
+                    group=group,
+                    on_step=partial(_report, advance),
+                )
     if group.rank == 0:
         write_json(workspace.recipe, to_json(recipe))
     group.close()
@@ -70,40 +81,9 @@ def train_on_ranks(
         leave()
 
 
-def _recipe(workspace: Workspace, settings: list[str]) -> Recipe:
-    recipe = read_recipe(workspace)
-    if recipe is None:
-        raise StorageError(
-            f"{workspace.root} has no recipe.json; start with `palimpsest generate --store "
-            f"{workspace.root}`"
-        )
-    return resolve(recipe, parse_assignments(settings))
-
-
-def _group(device: Device) -> tuple[Ranks, str]:
-    kind = resolve_device(device)
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:  # torchrun says how many it has started
-        return Ranks(), kind
-    group = Accelerated(cpu=kind == "cpu")
-    return group, group.device
-
-
-def _lines(name: str, *, shown: bool) -> OnStep:
-    """A line on stderr every ten seconds."""
-    console = Screen(stderr=True)
-    started = last = time.monotonic()
-    before: int | None = None
-
-    def on_step(done: int, n_steps: int, loss: float) -> None:
-        nonlocal before, last
-        before = done if before is None else before
-        now = time.monotonic()
-        if shown and now - last >= LOG_EVERY_SECONDS:
-            last = now
-            line = progress_line(name, "step", done, n_steps, now - started, before=before)
-            console.print(f"{line}  loss {loss:.4g}", soft_wrap=True, highlight=False)
-
-    return on_step
+def _report(advance: Advance | None, done: int, n_steps: int, loss: float) -> None:
+    if advance is not None:
+        advance(done, n_steps, f"loss {loss:.4g}")
 
 
 def main() -> None:
@@ -112,18 +92,12 @@ def main() -> None:
     app.command()(train_on_ranks)
     try:
         app()
-    except (ValueError, SourceError, StoreMismatchError) as error:
-        _fail(error, 2)
-    except (StorageError, NonfiniteLossError) as error:
-        _fail(error, 1)
-
-
-def _fail(error: Exception, code: int) -> NoReturn:
-    who = f"process {os.environ['RANK']}: " if "RANK" in os.environ else ""
-    Screen(stderr=True).print(
-        f"{who}error: {error}", style="red", markup=False, highlight=False, soft_wrap=True
-    )
-    sys.exit(code)
+    except (ValueError, StorageError, NonfiniteLossError) as error:
+        who = f"process {os.environ['RANK']}: " if "RANK" in os.environ else ""
+        Screen(stderr=True).print(
+            f"{who}error: {error}", style="red", markup=False, highlight=False, soft_wrap=True
+        )
+        sys.exit(2 if isinstance(error, ValueError | SourceError | StoreMismatchError) else 1)
 
 
 if __name__ == "__main__":

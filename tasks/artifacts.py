@@ -18,39 +18,38 @@ from prefect.artifacts import (
 )
 
 from storage.pairs.dataset import Dataset
-from tasks.campaign.coverage_plot import coverage_picture
 from tasks.campaign.status import campaign_status
 from tasks.campaign.watch import log_notice
 from tasks.orchestration import recorded
 
 
-def leave_table(key: str, rows: list[dict[str, Any]], description: str) -> None:
+def publish_table(key: str, rows: list[dict[str, Any]], description: str) -> None:
     """A table artifact; `key` is lower-case words joined by dashes."""
     recorded(lambda: create_table_artifact(table=rows, key=key, description=description))
 
 
-def leave_facts(key: str, facts: Mapping[str, Any], description: str) -> None:
+def publish_facts(key: str, facts: Mapping[str, Any], description: str) -> None:
     """A table artifact of names and values."""
     rows = [
         {"what": name, "value": f"{value:,}" if type(value) is int else value}
         for name, value in facts.items()
     ]
-    leave_table(key, rows, description)
+    publish_table(key, rows, description)
 
 
-def leave_picture(key: str, png: bytes, description: str) -> None:
+def publish_picture(key: str, png: bytes, description: str) -> None:
     """An image artifact that needs no file server: the PNG is in the artifact itself."""
     url = "data:image/png;base64," + base64.b64encode(png).decode()
     recorded(lambda: create_image_artifact(image_url=url, key=key, description=description))
 
 
-def leave_link(key: str, path: Path, description: str) -> None:
-    """A note that says where on this machine a file is."""
+def publish_link(key: str, path: Path, description: str) -> None:
+    """A note of where on this machine a file is."""
     text = f"`{path.absolute()}`"
     recorded(lambda: create_markdown_artifact(text, key=key, description=description))
 
 
-def leave_progress(key: str, description: str) -> Callable[[float], None]:
+def publish_progress(key: str, description: str) -> Callable[[float], None]:
     """A progress artifact; the value to call with the fraction that is done, cut to 0 to 1."""
     made = recorded(lambda: create_progress_artifact(0.0, key=key, description=description))
 
@@ -62,22 +61,24 @@ def leave_progress(key: str, description: str) -> Callable[[float], None]:
     return update
 
 
-def leave_campaign(
+def publish_campaign(
     dataset: Dataset, split: str, *, title: str, n_runs_last_phase: int | None = None
 ) -> None:
     """The phases of the campaign of `dataset` as a table, its coverage as a picture; nothing of a
-    store that is no campaign's. A picture that cannot be drawn is said in the log."""
+    store that is no campaign's. A picture that cannot be drawn is a notice in the log."""
     status = campaign_status(dataset, n_runs_last_phase=n_runs_last_phase)
     if not status.phases:
         return
     columns = ("sampler", "runs", "confident pairs", "per run", "images covered", "of them new")
     rows = [dict(zip(columns, phase.texts(), strict=True)) for phase in status.phases]
-    leave_table(f"phases-{split}", rows, f"What each phase brought ({title})")
+    publish_table(f"phases-{split}", rows, f"What each phase brought ({title})")
     if not dataset.receipts:
         return
+    from tasks.campaign.coverage_plot import coverage_picture
+
     try:
         png = coverage_picture(status, dataset.receipts, title)
     except (ArithmeticError, ImportError, LookupError, OSError, RuntimeError, ValueError) as error:
         log_notice(f"the coverage of {title} was not drawn: {type(error).__name__}: {error}")
         return
-    leave_picture(f"coverage-{split}", png, f"{status.n_covered:,} images covered ({title})")
+    publish_picture(f"coverage-{split}", png, f"{status.n_covered:,} images covered ({title})")

@@ -14,8 +14,7 @@ import inspect
 import logging
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
@@ -46,7 +45,7 @@ class _Ending:
     value: Any = _UNSET
     raised: BaseException | None = None
     on_sigterm: Any = field(default_factory=lambda: signal.getsignal(signal.SIGTERM))
-    """What was to be done about SIGTERM before Prefect put its own answer there."""
+    """The answer to SIGTERM before Prefect put its own there, which makes a crash of it."""
 
 
 _ending: ContextVar[_Ending | None] = ContextVar("palimpsest_ending", default=None)
@@ -56,8 +55,15 @@ class RecordedFlow(Flow[P, R]):
     """A Prefect flow that is a plain function where there is no server."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:  # type: ignore[override]
+        def alone() -> Any:  # with parameters checked as Prefect checks them
+            parameters = get_call_parameters(self.fn, args, kwargs)
+            if self.should_validate_parameters:
+                parameters = self.validate_parameters(parameters)
+            return call_with_parameters(self.fn, parameters)
+
         call: Callable[..., Any] = super().__call__
-        return _called(lambda: call(*args, **kwargs), lambda: self._alone(*args, **kwargs))
+        value: R = _called(lambda: call(*args, **kwargs), alone)
+        return value
 
     def validate_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:
         """The parameters as the types of the function's own module have them."""
@@ -65,25 +71,11 @@ class RecordedFlow(Flow[P, R]):
         plain.fn = inspect.unwrap(self.fn)
         return Flow.validate_parameters(plain, parameters)
 
-    def named(self, flow_run_name: str) -> RecordedFlow[P, R]:
-        """The same flow, whose runs are called so."""
+    def renamed(self, **names: str) -> RecordedFlow[P, R]:
+        """The same flow with another `name` or `flow_run_name`."""
         other = copy.copy(self)
-        other.flow_run_name = flow_run_name
+        vars(other).update(names)
         return other
-
-    def renamed(self, name: str) -> RecordedFlow[P, R]:
-        """The same flow under another name."""
-        other = copy.copy(self)
-        other.name = name
-        return other
-
-    def _alone(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """The function's value; its parameters are checked as Prefect checks them."""
-        parameters = get_call_parameters(self.fn, args, kwargs)
-        if self.should_validate_parameters:
-            parameters = self.validate_parameters(parameters)
-        value: R = call_with_parameters(self.fn, parameters)
-        return value
 
 
 class RecordedTask(Task[P, R]):
@@ -98,26 +90,18 @@ def flow(
     *, name: str, flow_run_name: str | None = None, validate_parameters: bool = True
 ) -> Callable[[Callable[P, R]], RecordedFlow[P, R]]:
     """A decorator, as Prefect's of the same name."""
-
-    def made(function: Callable[P, R]) -> RecordedFlow[P, R]:
-        return RecordedFlow(
-            _noted(function),
-            name=name,
-            flow_run_name=flow_run_name,
-            version=file_hash(inspect.getsourcefile(function) or __file__),
-            validate_parameters=validate_parameters,
-        )
-
-    return made
+    return lambda function: RecordedFlow(
+        _noted(function),
+        name=name,
+        flow_run_name=flow_run_name,
+        version=file_hash(inspect.getsourcefile(function) or __file__),
+        validate_parameters=validate_parameters,
+    )
 
 
 def task(*, name: str) -> Callable[[Callable[P, R]], RecordedTask[P, R]]:
     """A decorator, as Prefect's of the same name; no result is cached."""
-
-    def made(function: Callable[P, R]) -> RecordedTask[P, R]:
-        return RecordedTask(_noted(function), name=name, cache_policy=NO_CACHE)
-
-    return made
+    return lambda function: RecordedTask(_noted(function), name=name, cache_policy=NO_CACHE)
 
 
 def is_recorded() -> bool:
@@ -172,9 +156,10 @@ def _noted(function: Callable[P, R]) -> Callable[P, R]:
         if ending is None:
             return function(*args, **kwargs)
         token = _ending.set(None)
+        is_main = threading.current_thread() is threading.main_thread()
+        before = signal.signal(signal.SIGTERM, ending.on_sigterm) if is_main else None
         try:
-            with _sigterm(ending.on_sigterm):
-                ending.value = function(*args, **kwargs)
+            ending.value = function(*args, **kwargs)
         except KeyboardInterrupt as interrupt:
             ending.raised = interrupt
             get_current_settings().client.max_retries = 0  # its page is not worth half a minute
@@ -184,24 +169,13 @@ def _noted(function: Callable[P, R]) -> Callable[P, R]:
             ending.raised = error
             raise
         finally:
+            if is_main:
+                signal.signal(signal.SIGTERM, before)
             _ending.reset(token)
         value: R = ending.value
         return value
 
     return noted
-
-
-@contextmanager
-def _sigterm(answer: Any) -> Iterator[None]:
-    """An answer to SIGTERM inside; Prefect's own makes a crash of it, twice if it comes twice."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, answer)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _is_lost_server(error: BaseException | None) -> bool:

@@ -1,39 +1,31 @@
-"""Progress bars with rate and remaining time, shared by every long stage.
+"""Progress of a long stage: rate and remaining time, on a screen, in a log, on Prefect's page.
 
 On a terminal a bar that redraws; elsewhere (a log file, a scheduler) one line every ten seconds,
 or every thirty where nothing is reported: a stage is never silent.
-Also the source of Prefect's progress artifacts, so that a run can be watched from its page.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TextColumn,
-    TimeRemainingColumn,
-)
-from rich.table import Column
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
-
-from tasks.artifacts import leave_progress
 
 LOG_EVERY_SECONDS = 10.0
 QUIET_SECONDS = 30.0
-"""After so long without a report the last line is said again, with the time since."""
+"""After so long without a report the last line is repeated."""
 ARTIFACT_EVERY_SECONDS = 5.0
+WIDE = 80
+"""Columns of a terminal from which a bar is long."""
 SPEED_SECONDS = 600.0
 """The time left follows from what was done in so many seconds."""
 
@@ -52,7 +44,7 @@ class Left:
 
 
 class Advance(Protocol):
-    """Called with what is done, the total and, if there is more to say, a note of a few words.
+    """Called with what is done, the total and, if there is more to report, a note of a few words.
     `share` in [0, 1]: how much of the work that is, where not every unit takes as long. `left`: the
     time left, where it does not follow from the work done so far."""
 
@@ -67,47 +59,11 @@ class Advance(Protocol):
     ) -> None: ...
 
 
-class _RateColumn(ProgressColumn):
-    """Units per second, or seconds per unit when that reads better."""
-
-    def __init__(self, unit: str) -> None:
-        super().__init__(Column(no_wrap=True))
-        self.unit = unit
+class _TextColumn(ProgressColumn):
+    """Count, rate, time left and note; on a narrow screen the end is cut, and no other column."""
 
     def render(self, task: Task) -> Text:
-        new = task.fields["new"]
-        return Text(rate_text(new, task.elapsed or 0.0, self.unit), style="dim")
-
-
-class _LeftColumn(TimeRemainingColumn):
-    """The time left: as it was told, or by the speed; at most that if the stage may end early."""
-
-    def __init__(self, *, may_end_early: bool) -> None:
-        super().__init__(compact=True, table_column=Column(no_wrap=True))
-        self.may_end_early = may_end_early
-
-    def render(self, task: Task) -> Text:
-        told: Left | None = task.fields["left"]
-        if told is not None and not task.finished:
-            return Text(str(told).removesuffix(" left"), style="progress.remaining")
-        known = self.may_end_early and not task.finished and task.time_remaining is not None
-        return Text("at most " if known else "").append(super().render(task))
-
-
-class _NoteColumn(ProgressColumn):
-    """The note in the room that is left: on a narrow screen it is cut, and no other column."""
-
-    def render(self, task: Task) -> Text:
-        return Text(task.fields["note"], style="dim", no_wrap=True, overflow="ellipsis")
-
-
-def rate_text(done: float, seconds: float, unit: str) -> str:
-    """`3.2 runs/s`, or `4.1 s/run` below one per second; empty before anything is done."""
-    if done <= 0 or seconds <= 0:
-        return ""
-    if done >= seconds:
-        return f"{done / seconds:.1f} {unit}s/s"
-    return f"{seconds / done:.1f} s/{unit}"
+        return Text(task.fields["text"], style="dim", no_wrap=True, overflow="ellipsis")
 
 
 @contextmanager
@@ -120,21 +76,15 @@ def stage_progress(title: str, unit: str, *, may_end_early: bool = False) -> Ite
     console = Console(stderr=True)
     bar = Progress(
         TextColumn("[bold]{task.description}"),
-        BarColumn(bar_width=24),
-        TextColumn("{task.fields[count]}" + f" {unit}s"),
-        _RateColumn(unit),
-        _LeftColumn(may_end_early=may_end_early),
-        _NoteColumn(),
+        BarColumn(bar_width=24 if console.width >= WIDE else 8),
+        _TextColumn(),
         console=console,
-        speed_estimate_period=SPEED_SECONDS,
         disable=not console.is_terminal,
     )
-    key = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
-    tell = leave_progress(key, title)
-    task = bar.add_task(title, total=None, start=False, new=0.0, count="0/?", note="", left=None)
+    task = bar.add_task(title, total=1, text="")
+    publish = _artifact(title)
+    stage = _Stage(title, unit, console, may_end_early=may_end_early)
     last_artifact = time.monotonic()
-    before: float | None = None
-    log = _Log(title, unit, console, may_end_early=may_end_early)
 
     def advance(
         done: float,
@@ -144,88 +94,90 @@ def stage_progress(title: str, unit: str, *, may_end_early: bool = False) -> Ite
         share: float | None = None,
         left: Left | None = None,
     ) -> None:
-        nonlocal last_artifact, before
+        nonlocal last_artifact
         part = share if share is not None else done / total if total else 0.0
-        if before is None:
-            before = done
-            bar.start_task(task)
-        count = f"{done:.0f}/{total:.0f}"
-        new = done - before
-        bar.update(task, completed=part, total=1, new=new, count=count, note=note, left=left)
+        text = stage.report(done, total, part, note, left)
+        bar.update(task, completed=part, text=text)
         if time.monotonic() - last_artifact >= ARTIFACT_EVERY_SECONDS:
             last_artifact = time.monotonic()
-            tell(part)
-        log.report(done, total, part, note, left)
+            publish(part)
 
-    with bar, log.never_silent():
+    with bar, stage.never_silent():
         yield advance
-    tell(1.0)
+    publish(1.0)
 
 
-class _Log:
-    """Lines of a stage where there is no terminal: at most one in ten seconds while it reports, and
-    one in thirty while it does not."""
+def _artifact(title: str) -> Callable[[float], None]:
+    """The artifact of a flow's stage; where no flow runs, Prefect need not be loaded for one."""
+    if "prefect" not in sys.modules:
+        return lambda _share: None
+    from tasks.artifacts import publish_progress
+
+    return publish_progress(re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-"), title)
+
+
+class _Stage:
+    """Reports of a stage. Where there is no terminal they are lines: at most one in ten seconds
+    while it reports, and one in thirty while it does not."""
 
     def __init__(self, title: str, unit: str, console: Console, *, may_end_early: bool) -> None:
-        self.may_end_early = may_end_early
         self.title, self.unit, self.console = title, unit, console
+        self.may_end_early = may_end_early
         self.started = self.last_line = time.monotonic()
         self.first: tuple[float, float] | None = None
-        self.latest: tuple[float, float, float, str, Left | None] | None = None
+        self.part, self.note, self.text = 0.0, "", "starting"
         self.points: deque[tuple[float, float]] = deque()
         self.lock = threading.Lock()
 
-    def report(self, done: float, total: float, part: float, note: str, left: Left | None) -> None:
+    def report(self, done: float, total: float, part: float, note: str, left: Left | None) -> str:
+        """The text of the report, which is also a line of the log if it is time for one."""
         with self.lock:
+            now = time.monotonic()
             if self.first is None:
-                self.first, self.started = (done, part), time.monotonic()
-            if part > (self.first[1] if self.latest is None else self.latest[2]):
-                self.points.append((time.monotonic(), part))
-            self.latest = (done, total, part, note, left)
-            if time.monotonic() - self.last_line >= LOG_EVERY_SECONDS:
+                self.first, self.part, self.started = (done, part), part, now
+            if part > self.part:
+                self.points.append((now, part))
+            self.part, self.note = part, note
+            self.text = progress_text(
+                self.unit, done, total, now - self.started, before=self.first[0],
+                parts=(self.first[1], part), left=left or self._left(now, part),
+                at_most=self.may_end_early,
+            )  # fmt: skip
+            if now - self.last_line >= LOG_EVERY_SECONDS:
                 self._line(note)
+            return f"{self.text}  {note}"
 
     @contextmanager
     def never_silent(self) -> Iterator[None]:
-        """While it lasts, the last line is said again after half a minute without one."""
+        """While it lasts, the last line is repeated after half a minute without one."""
         if self.console.is_terminal:
             yield
             return
         over = threading.Event()
-        beat = threading.Thread(target=self._beat, args=(over,), name="progress", daemon=True)
-        beat.start()
+
+        def beat() -> None:
+            while not over.wait(QUIET_SECONDS / 10):
+                with self.lock:
+                    if time.monotonic() - self.last_line >= QUIET_SECONDS:
+                        self._line(f"{self.note}  (still at it)".lstrip())
+
+        thread = threading.Thread(target=beat, name="progress", daemon=True)
+        thread.start()
         try:
             yield
         finally:
             over.set()
-            beat.join()
-
-    def _beat(self, over: threading.Event) -> None:
-        while not over.wait(QUIET_SECONDS / 10):
-            with self.lock:
-                silent = time.monotonic() - self.last_line
-                if silent >= QUIET_SECONDS:
-                    note = "" if self.latest is None else self.latest[3]
-                    self._line(f"{note}  (still at it)".lstrip())
+            thread.join()
 
     def _line(self, note: str) -> None:
-        if self.console.is_terminal:
-            return
-        now = self.last_line = time.monotonic()
-        if self.latest is None or self.first is None:
-            said = f"{self.title}  starting"
-        else:
-            done, total, part, _note, told = self.latest
-            parts, left = (self.first[1], part), told or self._left(now, part)
-            said = progress_line(
-                self.title, self.unit, done, total, now - self.started,
-                before=self.first[0], parts=parts, left=left, at_most=self.may_end_early,
-            )  # fmt: skip
-        self.console.print(f"{said}  {note}".rstrip(), soft_wrap=True, highlight=False)
+        if not self.console.is_terminal:
+            self.last_line = time.monotonic()
+            line = f"{self.title}  {self.text}  {note}".rstrip()
+            self.console.print(line, soft_wrap=True, highlight=False)
 
     def _left(self, now: float, part: float) -> Left | None:
         """The time left by the speed of the last ten minutes, without the time before anything was
-        done, in which workers start; None if that says nothing yet."""
+        done, in which workers start; None if that does not tell yet."""
         while len(self.points) > 2 and now - self.points[0][0] > SPEED_SECONDS:
             self.points.popleft()
         if not self.points or part <= self.points[0][1]:
@@ -234,8 +186,7 @@ class _Log:
         return Left((now - since) / (part - at) * (1 - part))
 
 
-def progress_line(
-    title: str,
+def progress_text(
     unit: str,
     done: float,
     total: float,
@@ -246,9 +197,9 @@ def progress_line(
     left: Left | None = None,
     at_most: bool = False,
 ) -> str:
-    """`Generate  12 / 40 runs  1.2 s/run  0:34 left`; `before` of them took none of the seconds.
-    `parts`: the shares of the work that were done before and are done now, if not by their
-    number. `left`: the time left, if not by the mean speed; `at_most` it may end before."""
+    """`12 / 40 runs  1.2 s/run  0:34 left`; `before` of them took none of the seconds. `parts`: the
+    shares of the work that were done before and are done now, if not by their number. `left`: the
+    time left, if not by the mean speed; `at_most` it may end before."""
     new = done - before
     first, now = parts or (before / total, done / total)
     if left is None and now > first:
@@ -256,8 +207,9 @@ def progress_line(
     remaining = "? left" if left is None else str(left)
     if at_most and left is not None and round(left.seconds):
         remaining = f"at most {remaining}"
-    if now >= 1.0:
-        remaining = "finishing"
-    return (
-        f"{title}  {done:.0f} / {total:.0f} {unit}s  {rate_text(new, seconds, unit)}  {remaining}"
-    )
+    rate = ""
+    if new > 0 and seconds > 0:
+        fast = new >= seconds
+        rate = f"{new / seconds:.1f} {unit}s/s" if fast else f"{seconds / new:.1f} s/{unit}"
+    end = "finishing" if now >= 1.0 else remaining
+    return f"{done:.0f} / {total:.0f} {unit}s  {rate}  {end}"

@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.record import Measurement, measured, said
-from flows.generate import leave_store, make_pairs
+from flows.generate import make_pairs, publish_store
 from recon_core.attacks.family_run import FamilyRun
 from recon_core.sampling import Phase, Sampling
 from recon_core.types import (
@@ -193,7 +193,7 @@ def as_flow(campaign: Campaign, images: ImageSet, folder: Path, n_workers: int) 
     dataset = make_pairs(
         plan, dataset, Workers(n_workers=n_workers, device="cpu"), "cpu", "Generate nothing"
     )
-    leave_store(dataset, plan, "train", folder)
+    publish_store(dataset, plan, "train", folder)
     return dataset
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from flows.presets import half_hour_restorers, small_restorers
 from flows.recipe import Recipe, RestorerPlan, one_phase
-from flows.restorer_plans import half_hour_restorers, small_restorers
 from recon_core.attacks.kkt.objective import SAVE_AT_PAPER, KKTAttack
 from recon_core.balance import Curation
 from recon_core.experiments import KKT

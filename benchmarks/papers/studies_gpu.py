@@ -26,7 +26,7 @@ from torch import Tensor
 
 from benchmarks.record import Measurement, measured, said
 from flows.families.weights.study import GRID_NAMES
-from flows.studies import study
+from flows.study import study
 from recon_core.attacks.kkt.objective import (
     KKTAttack,
     Objective,

@@ -101,7 +101,7 @@ def attack_autoencoder(
     net.pt2 --trust --data cifar10:PATH --masks random,half,window --method noise_aware,unknown`
     · `palimpsest attack autoencoder --weights net.pt --degraded damaged --originals whole`
     """
-    from flows.families.autoencoder.methods import autoencoder_methods
+    from flows.attack_methods import autoencoder_methods
     from tasks.devices import resolve_device
     from tasks.families.autoencoder.inputs import AutoencoderJob, prepare_autoencoder
     from tasks.families.autoencoder.networks import Architecture

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.markup import escape
@@ -33,18 +33,6 @@ Out = Annotated[
 NETWORK_WEIGHTS = "safetensors, a state dict of torch.save, TorchScript, or a .pt2 of torch.export."
 SkipPictures = Annotated[bool, "--skip-corrupt", "Leave out pictures that cannot be read."]
 Shape = Annotated[str | None, "Of the images: 3x32x32."]
-Arch = Annotated[str | None, "mlp:3072-1000-1000-1 | conv:3x32:3072-1000-1; else inferred."]
-Activated = Annotated[Literal["relu", "leaky_relu", "gelu"], "It cannot be read from weights."]
-Mean = Annotated[str | None, "What was subtracted: .npy | picture | 0.49,0.48,0.45 | none."]
-Std = Annotated[str | None, "What inputs were then divided by, as 0.25,0.24,0.26 or 1."]
-PixelOrder = Annotated[
-    Literal["chw", "hwc", "cwh", "whc", "hcw", "wch"] | None,
-    "--pixel-order",
-    "Of flat inputs, slowest axis first: hwc as Keras and numpy flatten; default chw.",
-]
-ChannelOrder = Annotated[
-    Literal["rgb", "bgr"] | None, "--channel-order", "Of inputs: bgr as OpenCV reads; default rgb."
-]
 Leak = Annotated[float, "Slope of leaky_relu below 0."]
 Trust = Annotated[
     bool, "Load and run a TorchScript or .pt2 file, which may do anything you can do."
@@ -54,19 +42,57 @@ Threads = Annotated[int | None, typer.Option("--threads", min=1, help="Of torch,
 Fresh = Annotated[bool, "Delete earlier results first."]
 
 
-class AttackModule(Protocol):
-    """A family's module of flows: the names it leaves in a folder, the files that are shown, and
-    the rows and lines of an outcome."""
+@dataclass(frozen=True, kw_only=True)
+class NetworkFacts:
+    """Facts about a classifier that a file of weights lacks."""
 
-    @property
-    def ENTRIES(self) -> frozenset[str]: ...
+    arch: Annotated[str | None, "mlp:3072-1000-1000-1 | conv:3x32:3072-1000-1; else inferred."] = (
+        None
+    )
+    shape: Shape = None
+    activation: Annotated[
+        Literal["relu", "leaky_relu", "gelu"], "It cannot be read from weights."
+    ] = "relu"
+    leak: Leak = 0.01
+    pixel_order: Annotated[
+        Literal["chw", "hwc", "cwh", "whc", "hcw", "wch"] | None,
+        "Of flat inputs, slowest axis first: hwc as Keras and numpy flatten; default chw.",
+    ] = None
+    channel_order: Annotated[
+        Literal["rgb", "bgr"] | None, "Of inputs: bgr as OpenCV reads; default rgb."
+    ] = None
+    mean: Annotated[str | None, "What was subtracted: .npy | picture | 0.49,0.48,0.45 | none."] = (
+        None
+    )
+    std: Annotated[str | None, "What inputs were then divided by, as 0.25,0.24,0.26 or 1."] = None
 
-    @property
-    def FILES(self) -> tuple[str, ...]: ...
+    def converted(self) -> dict[str, Any]:
+        """All facts by name, the shape and std as numbers."""
+        std = None if self.std is None else numbers(self.std, "--std")
+        return {**vars(self), "shape": parse_shape(self.shape), "std": std}
 
-    def screen_rows(self, record: Mapping[str, Any], /) -> list[dict[str, str]]: ...
 
-    def screen_lines(self, record: Mapping[str, Any], /) -> list[str]: ...
+@dataclass(frozen=True, kw_only=True)
+class Beside:
+    """Files beside a network's weights, which tell more of the span of its images."""
+
+    initial: Annotated[Path | None, "The weights before training, or an earlier checkpoint."] = None
+    optimizer: Annotated[
+        list[Path] | None, "An optimiser's state beside these weights; repeatable."
+    ] = None
+    checkpoint: Annotated[
+        list[Path] | None, "Another checkpoint of this training, with its state; repeatable."
+    ] = None
+    gradients: Annotated[list[Path] | None, "Gradients of a batch; repeatable."] = None
+
+    def files(self) -> dict[str, Any]:
+        """The files as jobs take them."""
+        return {
+            "initial": self.initial,
+            "optimizers": tuple(self.optimizer or ()),
+            "checkpoints": tuple(self.checkpoint or ()),
+            "gradients": tuple(self.gradients or ()),
+        }
 
 
 def default_folder(attacked: Path) -> Path:
@@ -155,9 +181,13 @@ class Attempt:
 
 
 def attack(
-    module: AttackModule, run: Callable[..., dict[str, Any]], folder: Path, *, fresh: bool
+    module: Any, run: Callable[..., dict[str, Any]], folder: Path, *, fresh: bool
 ) -> dict[str, Any]:
-    """Attacks, after --fresh has deleted earlier results, and shows the outcome; the record."""
+    """Attacks, after --fresh has deleted earlier results, and shows the outcome; the record.
+
+    `module`: a family's module of flows, which has the names that it writes into a folder
+    (`ENTRIES`), the files that are shown (`FILES`), and the rows and lines of an outcome.
+    """
     from tasks.attack_file.report import COMMAND
 
     if fresh:

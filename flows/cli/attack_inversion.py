@@ -84,12 +84,23 @@ def attack_inversion(
     .49,.48,.45 --std .2,.2,.2` · `palimpsest attack inversion --weights net.pt2 --trust --cut
     features.3 --data cifar10:PATH`
     """
-    from flows.families.inversion.methods import inversion_methods
+    from flows.attack_methods import inversion_methods
     from tasks.devices import resolve_device
     from tasks.families.inversion.inputs import InversionJob, prepare_cut
 
     if cut == LIST:
-        _list(weights, architecture, size, data, trust=trust)
+        from tasks.families.inversion.inputs import image_shape, modules_of
+        from tasks.families.inversion.networks import read_network
+
+        network = read_network(weights, architecture, trust=trust)
+        shape = image_shape(network, size, data)
+        out.print(f"[bold]{escape(str(weights))}[/], images of {_times(shape)}")
+        names = ("--cut", "output of one image", "numbers")
+        rows = [
+            (escape(name), _times(sides), f"{math.prod(sides):,}")
+            for name, sides in modules_of(network, shape)
+        ]
+        show_table([dict(zip(names, row, strict=True)) for row in rows])
         return
     if data is None:
         raise ValueError("give --data, the images to attack, for example folder:my-images")
@@ -109,28 +120,6 @@ def attack_inversion(
 
     run = partial(flow.attack_inversion, job, device=device, threads=threads)
     attack(flow, run, target, fresh=fresh)
-
-
-def _list(
-    weights: Path, architecture: str | None, size: int | None, data: str | None, *, trust: bool
-) -> None:
-    """The places where the network can be cut."""
-    from tasks.families.inversion.inputs import image_shape, modules_of
-    from tasks.families.inversion.networks import read_network
-
-    network = read_network(weights, architecture, trust=trust)
-    shape = image_shape(network, size, data)
-    out.print(f"[bold]{escape(str(weights))}[/], images of {_times(shape)}")
-    show_table(
-        [
-            {
-                "--cut": escape(name),
-                "output of one image": _times(sides),
-                "numbers": f"{math.prod(sides):,}",
-            }
-            for name, sides in modules_of(network, shape)
-        ]
-    )
 
 
 def _times(sides: tuple[int, ...]) -> str:

@@ -14,23 +14,15 @@ from typing import Annotated, Any, Literal
 import typer
 
 from flows.cli.attack_file import (
-    Activated,
-    Arch,
     Attempt,
-    ChannelOrder,
-    Leak,
-    Mean,
+    Beside,
+    NetworkFacts,
     Out,
-    PixelOrder,
-    Shape,
     Show,
     SkipPictures,
-    Std,
     assignments,
     attack,
     default_folder,
-    numbers,
-    parse_shape,
 )
 from flows.cli.options import SeparatorFile, command, out
 
@@ -41,19 +33,6 @@ SEPARATOR = "attack.separator"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Classifier:
-    """Place of results, and facts that a file of weights lacks."""
-
-    target: Out = None
-    arch: Arch = None
-    shape: Shape = None
-    activation: Activated = "relu"
-    leak: Leak = 0.01
-    pixel_order: PixelOrder = None
-    channel_order: ChannelOrder = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Known:
     """Facts beside the weights, and how results are drawn and shown."""
 
@@ -61,8 +40,6 @@ class Known:
         None
     )
     decoys: Annotated[str | None, "folder:PATH of images it never saw."] = None
-    mean: Mean = None
-    std: Std = None
     skip_corrupt: SkipPictures = False
     seed: int = 0
     dtype: Literal["float32", "float64"] = "float32"
@@ -73,16 +50,8 @@ class Known:
 def attack_weights(
     *,
     weights: Weights,
-    initial: Annotated[
-        Path | None, "The weights before training, or an earlier checkpoint."
-    ] = None,
-    optimizer: Annotated[
-        list[Path] | None, "An optimiser's state beside these weights; repeatable."
-    ] = None,
-    checkpoint: Annotated[
-        list[Path] | None, "Another checkpoint of this training, with its state; repeatable."
-    ] = None,
-    gradients: Annotated[list[Path] | None, "Gradients of a batch; repeatable."] = None,
+    target: Out = None,
+    beside: Beside,
     source: Annotated[
         Literal["auto", "weights", "state", "gradients"],
         "What is taken apart; default: gradients if given, else what shows most images.",
@@ -92,7 +61,7 @@ def attack_weights(
         "span: takes the first layer apart, in seconds; kkt: minutes to hours.",
     ] = "auto",
     separator: SeparatorFile = None,
-    classifier: Classifier,
+    network: NetworkFacts,
     n_attacks: Attacks = None,
     n_images: Annotated[
         int | None, "--n-images-guess", "Training images; default: counted in the first layer."
@@ -112,11 +81,9 @@ def attack_weights(
     from flows.families.weights.attack_plan import prepared_by
     from recon_core.attacks.span.settings import SpanAttack
 
-    span = SpanAttack(start="unknown" if initial is None else "known")
-    beside = {"optimizers": optimizer, "checkpoints": checkpoint, "gradients": gradients}
-    given = {name: tuple(paths or ()) for name, paths in beside.items()}
+    span = SpanAttack(start="unknown" if beside.initial is None else "known")
     changed = assignments(settings) | ({} if separator is None else {SEPARATOR: separator})
-    job = _job(weights, classifier, known, initial=initial, **given, attack=span)
+    job = _job(weights, target, network, known, **beside.files(), attack=span)
     chosen, prepared, why = prepared_by(
         job, method, source=source, n_attacks=n_attacks, n_images=n_images, settings=changed
     )
@@ -129,7 +96,8 @@ def attack_weights(
 def attack_kkt(
     *,
     weights: Weights,
-    classifier: Classifier,
+    target: Out = None,
+    network: NetworkFacts,
     condition: Annotated[
         Literal["binary", "multiclass", "regression"] | None, "Default: by the number of outputs."
     ] = None,
@@ -155,20 +123,20 @@ def attack_kkt(
     from tasks.families.weights.preflight import prepare_weights
 
     job = planned(
-        _job(weights, classifier, known), preset=preset, condition=condition, n_attacks=n_attacks,
-        n_images=n_images, n_iterations=n_iterations, settings=assignments(settings),
+        _job(weights, target, network, known), preset=preset, condition=condition,
+        n_attacks=n_attacks, n_images=n_images, n_iterations=n_iterations,
+        settings=assignments(settings),
     )  # fmt: skip
     _attack(job, prepare_weights(job), attempt)
 
 
-def _job(weights: Path, classifier: Classifier, known: Known, **attack: Any) -> Any:
+def _job(
+    weights: Path, target: Path | None, network: NetworkFacts, known: Known, **attack: Any
+) -> Any:
     from tasks.families.weights.attack import WeightsJob
 
-    given = {**vars(classifier), **vars(known), **attack}
-    folder = given.pop("target") or default_folder(weights)
-    given["shape"] = parse_shape(classifier.shape)
-    given["std"] = None if known.std is None else numbers(known.std, "--std")
-    return WeightsJob(weights=weights, out=folder, **given)
+    facts = {**network.converted(), **vars(known), **attack}
+    return WeightsJob(weights=weights, out=target or default_folder(weights), **facts)
 
 
 def _attack(job: Any, prepared: Any, attempt: Attempt) -> None:

@@ -8,8 +8,12 @@ quarantine.
 
 from __future__ import annotations
 
+import itertools
+import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -30,14 +34,21 @@ from flows.cli.options import (
     out,
     write_as_asked,
 )
+from flows.naming import counted, listed
 from storage.object_store import Place, open_place
 from storage.pairs.dataset import Dataset
 from storage.pairs.layout import read_store_file
-from tasks.campaign.state import State, clear_quarantine, read_quarantine, write_control
+from tasks.campaign.state import State, age_text, clear_quarantine, read_quarantine, write_control
 
 if TYPE_CHECKING:
+    from storage.pairs.receipts import Receipt
     from tasks.campaign.status import CampaignStatus
 
+SPARKS = " ▁▂▃▄▅▆▇█"
+SPARKLINE_WIDTH = 48
+QUIET_SECONDS = 600.0
+QUIET_PARTS = 5
+"""A campaign is called quiet when its last part is older than both this and so many parts' time."""
 NOTICED = "a running campaign notices within seconds"
 
 campaign_app = typer.Typer(
@@ -58,7 +69,8 @@ def campaign_status(
     --store s3://bucket/pairs --json` · `palimpsest campaign status --store runs/cifar --plot
     coverage.png`
     """
-    from flows.cli.campaign_screen import phase_table, sparklines, status_facts, status_notes
+    from rich.table import Table
+
     from tasks.campaign.coverage_plot import coverage_picture
     from tasks.campaign.status import campaign_status as status_of
     from tasks.campaign.status import find_recipe, last_phase_of, phases_curve
@@ -70,14 +82,40 @@ def campaign_status(
     where = dataset.manifest.get("source", {}).get("split", stored.split)
     status = status_of(dataset, n_runs_last_phase=last_phase_of(find_recipe(stored.store), where))
     if as_json:
-        print_json(out, _as_json(status))
+        values = asdict(status)
+        control = values.pop("control")
+        for row, quarantined in zip(values["quarantined"], status.quarantined, strict=True):
+            del row["log"]
+            row["log_path"] = status.log_of(quarantined)
+        hours = sum(row.hours for row in status.devices)
+        facts = {
+            "store": values.pop("location"),
+            "state": control["state"],
+            "state_since": control["since"] or None,
+            "complete": status.is_complete,
+            "pairs_per_worker_hour": round(status.n_pairs / hours, 1) if hours else None,
+        }
+        print_json(out, facts | values)
     else:
-        show_facts(out, status.location, status_facts(status, receipts))
+        is_quiet = _is_quiet(status, receipts)
+        show_facts(out, status.location, status_facts(status, is_quiet=is_quiet))
+        title = "Phases: confident pairs, and images that have one"
+        table = Table("sampler", title=title, title_justify="left")
+        for name in ("runs", "confident", "per run", "images", "new"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for phase in status.phases:
+            table.add_row(*phase.texts())
         if status.phases:
-            out.print(phase_table(status))
-        for line in sparklines(phases_curve(status, receipts)):
-            say(out, line)
-        for line in status_notes(status, receipts):
+            out.print(table)
+        curve = phases_curve(status, receipts)
+        if len(curve.n_runs) > 1:
+            for name, values, form in (
+                ("confident pairs per run", curve.pairs_per_run, "{:,.1f}"),
+                ("images covered", curve.n_covered, "{:,.0f}"),
+            ):
+                low, high = form.format(min(values)), form.format(max(values))
+                say(out, f"  {name:25}{sparkline(values)}  {low} to {high}")
+        for line in status_notes(status, is_quiet=is_quiet):
             say(err, line)
     if plot is not None:
         write_as_asked(Path(plot), coverage_picture(status, receipts, status.location), "--plot")
@@ -149,8 +187,8 @@ def campaign_retry(
     chosen = sorted(set(parts or there))
     clear_quarantine(place, chosen)
     if chosen:
-        listed = ", ".join(map(str, chosen))
-        say(out, f"the next generate command tries again: part{'s' * (len(chosen) > 1)} {listed}")
+        parts_text = f"part{'s' * (len(chosen) > 1)} {', '.join(map(str, chosen))}"
+        say(out, f"the next generate command tries again: {parts_text}")
     else:
         say(out, "nothing is in quarantine")
 
@@ -177,7 +215,7 @@ def top_up(
     """
     recipe = chosen.recipe(store)
     with images_shown(recipe, split):
-        from flows.coverage_goal import DONE
+        from flows.top_up import DONE
         from flows.top_up import top_up as flow
 
         facts = flow(
@@ -212,18 +250,81 @@ def _ask(stored: Stored, state: State, said: str) -> None:
     say(out, f"{place} {said}")
 
 
-def _as_json(status: CampaignStatus) -> dict[str, Any]:
-    values = asdict(status)
-    control = values.pop("control")
-    for row, quarantined in zip(values["quarantined"], status.quarantined, strict=True):
-        del row["log"]
-        row["log_path"] = status.log_of(quarantined)
-    hours = sum(row.hours for row in status.devices)
-    return {
-        "store": values.pop("location"),
-        "state": control["state"],
-        "state_since": control["since"] or None,
-        "complete": status.is_complete,
-        "pairs_per_worker_hour": round(status.n_pairs / hours, 1) if hours else None,
-        **values,
+def status_facts(status: CampaignStatus, *, is_quiet: bool) -> dict[str, Any]:
+    """Facts of a status, in the order in which people read them."""
+    state: str = status.control.state
+    if state != "running":
+        state = f"{state} {age_text(time.time() - status.control.since)} ago"
+    if status.is_complete:
+        state = "complete" if status.control.state == "running" else f"complete; {state}"
+    elif is_quiet:
+        state = "quiet: it may run, but brings nothing"
+    outcomes = ", ".join(f"{n:,} {name}" for name, n in status.outcomes.items() if n)
+    images = "" if status.n_images is None else f" of the split's {status.n_images:,}"
+    given_up = [q.part for q in status.quarantined]
+
+    def of(done: int, planned: int | None) -> str:
+        return f"{done:,}" if planned is None else f"{done:,} of {planned:,}"
+
+    facts: dict[str, Any] = {
+        "state": state,
+        "runs": of(status.n_runs, status.n_planned),
+        "outcomes": outcomes or "none yet",
+        "parts": of(status.n_parts, status.n_parts_planned),
+        "quarantined": f"{counted(len(given_up), 'part')}: {listed(given_up, 10)}"
+        if given_up
+        else "none",
+        "pairs": f"{status.n_pairs:,}, of which confident {status.n_confident:,}",
+        "images covered": f"{status.n_covered:,} of {status.n_trained:,} trained on{images}",
+        "gini of confident pairs": status.gini,
     }
+    for row in status.devices:
+        kind = "worker" if row.device == "cpu" else "GPU"
+        rate = "?" if row.pairs_per_hour is None else f"{row.pairs_per_hour:,.0f}"
+        of_which = f", {row.device}" if len(status.devices) > 1 else ""
+        facts[f"pairs per {kind} hour{of_which}"] = f"{rate} ({row.device}, {row.hours:,.2f} hours)"
+    if status.runs_per_hour is not None:
+        facts["runs per hour"] = f"{status.runs_per_hour:,.0f} in the last hour of receipts"
+    if status.remaining_s and status.control.state == "running":
+        facts["remaining"] = f"{age_text(status.remaining_s)} at that rate"
+    if status.last_part_age_s is not None:
+        facts["last part"] = f"{age_text(status.last_part_age_s)} ago"
+    return facts
+
+
+def sparkline(values: Sequence[float], width: int = SPARKLINE_WIDTH) -> str:
+    """At most `width` characters, whose height is the mean of the values there, from 0."""
+    n = min(width, len(values))
+    edges = [round(k * len(values) / n) for k in range(n + 1)] if n else []
+    means = [sum(values[first:last]) / (last - first) for first, last in itertools.pairwise(edges)]
+    top = max(means, default=0.0)
+    return "".join(SPARKS[max(1, round(8 * mean / top)) if mean > 0 else 0] for mean in means)
+
+
+def status_notes(status: CampaignStatus, *, is_quiet: bool) -> list[str]:
+    """Advice on everything that is not as it should be."""
+    notes = [
+        f"part {q.part} is in quarantine after {q.attempts} attempts: "
+        f"{' '.join(q.reason.split())[:200]}; its log: {status.log_of(q)}"
+        for q in status.quarantined
+    ]
+    if notes:
+        notes.append("try them again with: palimpsest campaign retry, then the generate command")
+    if is_quiet:
+        age = age_text(status.last_part_age_s or 0.0)
+        notes.append(f"no part for {age}: if nothing runs, the generate command goes on")
+    if status.n_planned is None:
+        notes.append(
+            "how many runs are planned is in the job's recipe.json, which is not beside this "
+            "store; give the job's folder as --store to see it"
+        )
+    return notes
+
+
+def _is_quiet(status: CampaignStatus, receipts: Sequence[Receipt]) -> bool:
+    """Whether a campaign that is to run has brought nothing for much longer than a part takes."""
+    age = status.last_part_age_s
+    if age is None or status.control.state != "running" or status.is_complete:
+        return False
+    usual_s = median(receipt.seconds for receipt in receipts)
+    return age > max(QUIET_SECONDS, QUIET_PARTS * usual_s)

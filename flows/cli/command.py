@@ -7,7 +7,7 @@ import sys
 from contextlib import suppress
 from typing import NoReturn
 
-from tasks.cluster.child_processes import end_on_sigterm, interrupted_code, take_ctrl_c_alone
+from tasks.interruption import end_on_sigterm, interrupted_code, take_ctrl_c_alone
 
 
 def main() -> NoReturn:
@@ -25,7 +25,7 @@ def main() -> NoReturn:
 def end_if_interrupted() -> None:
     """End a command that was asked to, whatever its clean-up raised, and say how to go on.
 
-    What is left of the command's processes is the guard's (`tasks.cluster.child_processes`).
+    What is left of the command's processes is the guard's (`tasks.interruption`).
     """
     code = interrupted_code()
     if code is None:

@@ -1,34 +1,19 @@
-"""The commands' console: facts in two columns, and a bar while something long is done."""
+"""The console of the commands: lines, facts in two columns, tables."""
 
 from __future__ import annotations
 
 import json
 import logging
 import sys
-import time
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, OverflowMethod
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 from rich.text import Text
 
 from storage.errors import shown
-
-LOG_EVERY_SECONDS = 10.0
-
-Counted = Callable[[int, int], None]
-"""Called with what is done and the total."""
 
 
 class Screen(Console):
@@ -113,35 +98,3 @@ def size_text(n_bytes: float) -> str:
             return f"{n_bytes:.0f} {unit}" if unit == "bytes" else f"{n_bytes:.1f} {unit}"
         n_bytes /= 1000
     return f"{n_bytes:,.1f} TB"
-
-
-@contextmanager
-def counting(title: str, unit: str) -> Iterator[Counted]:
-    """A bar on stderr, of `unit`s; where that is no terminal, a line every ten seconds.
-
-    Unlike `tasks.progress` it is no artifact of a Prefect run: looking at a store needs no server.
-    """
-    console = Screen(stderr=True)
-    bar = Progress(
-        TextColumn("[bold]{task.description}"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TextColumn(f"{unit}s"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(compact=True),
-        console=console,
-        disable=not console.is_terminal,
-        transient=True,
-    )
-    task = bar.add_task(title, total=None)
-    last_log = time.monotonic()
-
-    def count(done: int, n: int) -> None:
-        nonlocal last_log
-        bar.update(task, completed=done, total=n)
-        if not console.is_terminal and time.monotonic() - last_log >= LOG_EVERY_SECONDS:
-            last_log = time.monotonic()
-            console.print(f"{title}  {done:,} / {n:,} {unit}s", highlight=False)
-
-    with bar:
-        yield count

@@ -14,7 +14,6 @@ import typer
 from rich.table import Table
 
 from flows.cli.console import (
-    counting,
     fact_text,
     print_json,
     say,
@@ -38,6 +37,7 @@ from flows.cli.options import (
 )
 from flows.naming import counted, listed
 from storage.pairs.dataset import Dataset
+from tasks.progress import stage_progress
 
 HOUR_SECONDS = 3600.0
 
@@ -88,11 +88,11 @@ def dataset_info(
     }
     iterations = None
     if not quick:
-        with counting("Read", "part") as on_part:
+        with stage_progress("Read", "part") as on_part:
             iterations = saved_iterations(dataset, on_part=on_part)
     if as_json:
-        rows = None if iterations is None else [asdict(row) for row in iterations]
-        print_json(out, {"store": dataset.root, **facts, "iterations": rows})
+        found = None if iterations is None else [asdict(row) for row in iterations]
+        print_json(out, {"store": dataset.root, **facts, "iterations": found})
         return
     facts |= {
         "attacks": ", ".join(f"{name} in {n:,}" for name, n in facts["attacks"].items()) or "-",
@@ -101,16 +101,20 @@ def dataset_info(
         **{name: ", ".join(facts[name]) for name in ("code", "torch", "devices")},
     }
     show_facts(out, dataset.root, facts)
-    if iterations:
-        table = Table(title="Pairs by the iteration at which they were saved", title_justify="left")
-        show_rows(out, [_iteration_row(row) for row in iterations], table)
-
-
-def _iteration_row(row: Any) -> dict[str, str]:
-    ssim, confident = ("" if v is None else f"{v:.3f}" for v in (row.ssim, row.ssim_confident))
-    counts = {"iteration": row.iteration, "pairs": row.n_pairs, "confident": row.n_confident}
-    shown = {name: fact_text(n) for name, n in counts.items()}
-    return shown | {"mean SSIM": ssim, "mean SSIM of confident": confident}
+    rows = [
+        {
+            "iteration": fact_text(row.iteration),
+            "pairs": fact_text(row.n_pairs),
+            "confident": fact_text(row.n_confident),
+            "mean SSIM": "" if row.ssim is None else f"{row.ssim:.3f}",
+            "mean SSIM of confident": ""
+            if row.ssim_confident is None
+            else f"{row.ssim_confident:.3f}",
+        }
+        for row in iterations or ()
+    ]
+    table = Table(title="Pairs by the iteration at which they were saved", title_justify="left")
+    show_rows(out, rows, table)
 
 
 @command(dataset_app, "verify")
@@ -126,7 +130,7 @@ def dataset_verify(stored: Stored, as_json: Json = False) -> None:
     from tasks.dataset.confidence import confidence_problems
 
     location = stored.location
-    with counting("Verify", "part") as on_part:
+    with stage_progress("Verify", "part") as on_part:
         found = verify_store(location, on_part=on_part)
     if found.ok:
         found = replace(found, problems=tuple(confidence_problems(Dataset(location))))
@@ -202,7 +206,7 @@ def dataset_merge(
     from storage.pairs.merge import merge
 
     locations = [store_location(source, split) for source in sources]
-    with counting("Copy", "part") as on_part:
+    with stage_progress("Copy", "part") as on_part:
         report = merge(locations, store_location(into, split), mix=mix, on_part=on_part)
     dataset = report.dataset
     show_facts(
@@ -244,7 +248,7 @@ def dataset_export(
     selection = Selection(confident_only=confident_only, min_iteration=min_iteration, limit=limit)
     folder = on_this_machine(target, "--out", UPLOAD)
     dataset = Dataset(stored.location)
-    with counting("Export", "part") as on_part:
+    with stage_progress("Export", "part") as on_part:
         report = export_pairs(
             dataset,
             folder,
@@ -286,7 +290,7 @@ def dataset_show(
 
     file = on_this_machine(target, "--out", UPLOAD)
     dataset = Dataset(stored.location)
-    with counting("Look", "part") as on_part:
+    with stage_progress("Look", "part") as on_part:
         sheet = pair_sheet(dataset, n=n, seed=seed, image_id=image_id, on_part=on_part)
     write_as_asked(file, sheet.png, "--out")
     say(out, sheet.caption)

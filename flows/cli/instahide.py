@@ -20,11 +20,6 @@ encodings_app = typer.Typer()
 instahide_app = typer.Typer(no_args_is_help=True, help="Make and compare InstaHide encodings.")
 
 
-@instahide_app.callback()
-def _instahide() -> None:
-    """Make and compare InstaHide encodings."""
-
-
 @command(instahide_app, "encode")
 def encode(
     *,

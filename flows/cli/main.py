@@ -46,11 +46,11 @@ from flows.cli.options import (
 from flows.cli.restore import restore_app
 from flows.cli.separator import train_app
 from flows.cli.study import study_app
-from flows.failures import commands_known, expected_line
+from flows.failures import expected_line
 from storage.errors import SourceError, StorageError, StoreMismatchError, shown
 from tasks import __version__
-from tasks.cluster.child_processes import end_on_sigterm, start_guard, take_ctrl_c_alone
-from tasks.cluster.freed_memory import keep_freed_memory
+from tasks.cluster.process_settings import keep_freed_memory
+from tasks.interruption import end_on_sigterm, start_guard, take_ctrl_c_alone
 from tasks.workspace import Workspace
 
 DONE, BAD_USAGE = 0, 2
@@ -251,7 +251,7 @@ def report(
     if run is None:
         if page is not None:
             raise ValueError(f"--out {page} goes with a folder: palimpsest report RUN --out {page}")
-        from flows.report_page import report_of_job
+        from flows.report import report_of_job
 
         store = store or DEFAULT_STORE
         made = report_of_job(Chosen(preset=preset, settings=settings).recipe(store), store)
@@ -308,27 +308,24 @@ def main() -> NoReturn:
         code = app(standalone_mode=False)
     except BaseException as error:
         end_if_interrupted()  # a clean-up that is cut off may raise anything
-        _explain(error)
+        if isinstance(error, ValueError | SourceError | StoreMismatchError):
+            _fail(error, BAD_USAGE)
+        if hasattr(error, "show"):  # click's usage errors know how to present themselves
+            vars(error)["message"] = shown(str(vars(error)["message"]), keep="\n")
+            error.show()
+            context = getattr(error, "ctx", None)
+            known = getattr(getattr(context, "command", None), "commands", None)
+            if context is not None and known and "No such command" in str(error):
+                say(err, f"Commands of {context.command_path}: {', '.join(known)}")
+            sys.exit(BAD_USAGE)
+        line = expected_line(error) if isinstance(error, Exception) else None
+        if line is None:
+            raise
+        _fail(line, FAILED)
     if code == INTERRUPTED:
         end_if_interrupted()
         err.print(resume_line(), markup=False, highlight=False, soft_wrap=True)
     sys.exit(code if isinstance(code, int) else DONE)
-
-
-def _explain(error: BaseException) -> NoReturn:
-    """Say what is wrong, and end with the exit code; raises what nobody expects."""
-    if isinstance(error, ValueError | SourceError | StoreMismatchError):
-        _fail(error, BAD_USAGE)
-    if hasattr(error, "show"):  # click's usage errors know how to present themselves
-        vars(error)["message"] = shown(str(vars(error)["message"]), keep="\n")
-        error.show()
-        if known := commands_known(error):
-            err.print(known, markup=False, highlight=False, soft_wrap=True)
-        sys.exit(BAD_USAGE)
-    line = expected_line(error) if isinstance(error, Exception) else None
-    if line is None:
-        raise error
-    _fail(line, FAILED)
 
 
 def _refuse_other_bytes(words: list[str]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from flows.cli.attack_file import numbers
+from flows.cli.attack_file import Beside, numbers
 from flows.cli.console import say, show_facts
 from flows.cli.options import (
     Device,
@@ -35,19 +35,13 @@ BLURRED = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class InSpan:
+class InSpan(Beside):
     """Weights that what is restored must agree with."""
 
     span: Annotated[
         Path | None,
         "The attacked network's weights: answers lie in the span of its first layer.",
     ] = None
-    initial: Annotated[Path | None, "The weights it started from, if known."] = None
-    optimizer: Annotated[list[Path] | None, "A file of its optimiser's state; repeatable."] = None
-    checkpoint: Annotated[
-        list[Path] | None, "Another checkpoint of its training, with its state; repeatable."
-    ] = None
-    gradients: Annotated[list[Path] | None, "Gradients of a batch; repeatable."] = None
     mean: Annotated[
         str | None, "What it was fed less of: .npy | picture | numbers; default: the pictures' own."
     ] = None
@@ -147,10 +141,7 @@ def _span_of(given: InSpan) -> Span | None:
     if given.span is not None:
         return Span(
             weights=given.span,
-            initial=given.initial,
-            optimizers=tuple(given.optimizer or ()),
-            checkpoints=tuple(given.checkpoint or ()),
-            gradients=tuple(given.gradients or ()),
+            **given.files(),
             mean=given.mean,
             std=None if given.std is None else numbers(given.std, "--std"),
             steps=given.span_steps,

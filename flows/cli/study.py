@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from flows.cli import console
-from flows.cli.console import show_images
+from flows.cli.console import show_images, size_text
 from flows.cli.options import Computed, Data, FreshStore, SkipFiles, command, out, start_over
 
 if TYPE_CHECKING:
@@ -60,10 +60,13 @@ def study(
     kinds.digits.data=mnist:PATH`
     """
     from flows.settings import parse_assignments
-    from flows.studies import STUDIES, kind_of
+    from flows.study import STUDIES, kind_of
 
     if name == "list":
-        _show_studies(STUDIES.values())
+        for kind in STUDIES.values():
+            sizes = (f"{preset}: {kind.size(make())}" for preset, make in kind.presets.items())
+            out.print(f"[bold]{kind.name}[/]  {kind.question}")
+            out.print(f"    {kind.paper}; {'; '.join(sizes)}", style="dim")
         return
     store = store or Path(f"palimpsest-runs/study-{name}")
     chosen: dict[str, Any] = {} if data is None else {"data": data}
@@ -77,40 +80,61 @@ def study(
     if dry_run:
         show_costs(kind, made, store, computed)
         return
-    from flows.study import LimitExceededError, UnitsFailedError, claim_rows, run_study
-    from tasks.cluster.workers import check_workers, device_of
+    from flows.study import claim_rows
 
-    workers = computed.workers
-    if fresh:
-        check_workers(workers)
-    plan = kind.plan(made, store, device_of(workers))
-    if fresh:
-        start_over(store, kind.entries, option="--store")
-    out.print(
-        f"[bold]palimpsest study {name}[/]  {made.preset}, {kind.size(made)}, "
-        f"{f'on {escape(made.data)}, ' if made.data else ''}store {escape(str(store))}"
+    record, failure = run_kind(
+        kind, made, store, preset, chosen, only=only, computed=computed, fresh=fresh
     )
-    for split, facts in kind.facts(plan):
-        show_images(out, split, facts)
-    failure: UnitsFailedError | LimitExceededError | None = None
-    try:
-        run_study.renamed(kind.flow)(name, store, preset, chosen, only=only, workers=workers)
-    except (UnitsFailedError, LimitExceededError) as error:
-        failure = error
-    record = json.loads((store / kind.record).read_bytes())
-    show_rows(kind.rows(record))
-    show_claims(claim_rows(record))
+    for row in claim_rows(record):
+        out.print(f"[bold]{row['here']}[/]: {escape(row['claim'])}", soft_wrap=True)
+        out.print(f"    {escape(row['ours'])}", style="dim", soft_wrap=True)
     page = store / f"{kind.page.name}.html"
     out.print(f"Page: [bold]{escape(str(page.absolute()))}[/]", soft_wrap=True)
     if failure is not None:
         raise failure
 
 
-def _show_studies(kinds: Iterable[StudyKind[Any, Any]]) -> None:
-    for kind in kinds:
-        sizes = (f"{preset}: {kind.size(make())}" for preset, make in kind.presets.items())
-        out.print(f"[bold]{kind.name}[/]  {kind.question}")
-        out.print(f"    {kind.paper}; {'; '.join(sizes)}", style="dim")
+def run_kind(
+    kind: StudyKind[Any, Any],
+    made: Any,
+    store: Path,
+    preset: str | None,
+    chosen: Mapping[str, Any],
+    *,
+    only: str,
+    computed: Computed,
+    fresh: bool,
+    option: str = "--store",
+) -> tuple[dict[str, Any], Exception | None]:
+    """The record of a study that has ended, and the failure or limit to report in the end.
+    `option`: the one that `store` was given by."""
+    from flows.study import LimitExceededError, UnitsFailedError, run_study
+    from tasks.cluster.workers import check_workers, device_of
+
+    workers = computed.workers
+    failure: Exception | None = None
+    if fresh:
+        check_workers(workers)
+    plan = kind.plan(made, store, device_of(workers))
+    if fresh:
+        start_over(store, kind.entries, option=option)
+    name = "audit" if kind.name == "audit" else f"study {kind.name}"
+    out.print(
+        f"[bold]palimpsest {name}[/]  {made.preset}, {kind.size(made)}, "
+        f"{f'on {escape(made.data)}, ' if made.data else ''}store {escape(str(store))}"
+    )
+    for split, facts in kind.facts(plan):
+        show_images(out, split, facts)
+    for note in kind.notes(plan):
+        out.print(note, style="dim", markup=False, soft_wrap=True)
+    try:
+        flow = run_study.renamed(name=kind.flow)
+        flow(kind.name, store, preset, chosen, only=only, workers=workers)
+    except (UnitsFailedError, LimitExceededError) as error:
+        failure = error
+    record = json.loads((store / kind.record).read_bytes())
+    show_rows(kind.rows(record))
+    return record, failure
 
 
 def show_costs(kind: StudyKind[Any, Any], made: Any, store: Path, computed: Computed) -> None:
@@ -142,13 +166,6 @@ def show_costs(kind: StudyKind[Any, Any], made: Any, store: Path, computed: Comp
     )
 
 
-def show_claims(rows: list[dict[str, Any]]) -> None:
-    """Outcomes of claims, and our numbers."""
-    for row in rows:
-        out.print(f"[bold]{row['here']}[/]: {escape(row['claim'])}", soft_wrap=True)
-        out.print(f"    {escape(row['ours'])}", style="dim", soft_wrap=True)
-
-
 def show_rows(rows: list[dict[str, Any]], *, numbers: bool = False) -> None:
     """A table with a column per name; of `numbers` all but the first are on the right."""
     texts = [{name: escape(str(value)) for name, value in row.items()} for row in rows]
@@ -164,12 +181,3 @@ def duration_text(seconds: float) -> str:
             value = seconds / unit
             return f"{value:.0f} {name}" if value >= 10 or unit == 1 else f"{value:.1f} {name}"
     return f"{seconds / 86_400:.1f} d"
-
-
-def size_text(n_bytes: float) -> str:
-    """`12 MB`, `3.4 GB`."""
-    for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB")):
-        if n_bytes >= unit:
-            value = n_bytes / unit
-            return f"{value:.0f} {name}" if value >= 10 else f"{value:.1f} {name}"
-    return f"{n_bytes / 1e3:.0f} kB"

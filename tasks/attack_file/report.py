@@ -16,7 +16,7 @@ from torch import Tensor
 
 from recon_core.victims.preflight import Preflight
 from storage.files import text_bytes, write_file, write_json
-from tasks.artifacts import leave_link, leave_picture
+from tasks.artifacts import publish_link, publish_picture
 from tasks.campaign.plan import made_with
 from tasks.page.pictures import data_uri, eight_bits
 
@@ -64,10 +64,10 @@ def leave(
     if sheet is not None:
         key, png, said = sheet
         write_file(out / f"{key}.png", png)
-        leave_picture(key, png, said)
+        publish_picture(key, png, said)
     write_file(out / "report.html", text_bytes(page))
     write_json(out / name, record)
-    leave_link("report", out / "report.html", "The report, one self-contained HTML file")
+    publish_link("report", out / "report.html", "The report, one self-contained HTML file")
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Tensor | npt.NDArray[Any]]) -> None:

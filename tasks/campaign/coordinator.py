@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from recon_core.sampling import Sampling
-from storage.pairs.receipts import ImageTable, Receipt, pack_images
+from storage.pairs.receipts import ImageTable, Receipt
 
 MAX_KILLS = 3
 """Workers that a part may take with it."""
@@ -189,6 +189,18 @@ class Coordinator:
         return self._lost_round < self.sampling.known_rounds(round_index).stop
 
 
+@dataclass(frozen=True)
+class Sum:
+    """Stands in a plan for the receipts of all rounds that it may know."""
+
+    table: ImageTable
+    part: int = 0
+
+    def image_table(self) -> ImageTable:
+        """The sum of the receipts' tables."""
+        return self.table
+
+
 class KnownCounts:
     """Sum of the receipts of all rounds up to one, as one receipt for the plan: unpacking every
     receipt for every part that is planned from them would be quadratic."""
@@ -201,8 +213,7 @@ class KnownCounts:
         self._receipts: dict[int, Receipt] = {}
         self._n_added = 0
         self._sums: npt.NDArray[np.int64] = np.zeros((3, n_images), np.int64)
-        self._summed: tuple[int, Receipt] | None = None
-        self._last: Receipt
+        self._summed: tuple[int, Sum] | None = None
 
     @property
     def n_kept(self) -> int:
@@ -218,7 +229,7 @@ class KnownCounts:
         """So many rounds are done, from the first on; what every later plan knows is summed."""
         self._sum(min(n_done, self._n_always_known))
 
-    def receipts(self, round_index: int) -> Iterable[Receipt]:
+    def receipts(self, round_index: int) -> Iterable[Sum]:
         """One receipt that stands for all that the plan of a round may know; rounds ascending."""
         n_rounds = self._sampling.known_rounds(round_index).stop
         if not self._sampling.needs_counts(round_index) or n_rounds == 0:
@@ -226,17 +237,13 @@ class KnownCounts:
         if self._summed is None or self._summed[0] != n_rounds:
             self._sum(n_rounds)
             ids = np.flatnonzero(self._sums.any(axis=0))
-            table = ImageTable(ids, *self._sums[:, ids])
-            n_images = len(table.image_ids)  # of all rounds: more than one part has targets
-            together = replace(self._last, part=0, n_targets=n_images, images=pack_images(table))
-            self._summed = n_rounds, together
+            self._summed = n_rounds, Sum(ImageTable(ids, *self._sums[:, ids]))
         return [self._summed[1]]
 
     def _sum(self, n_rounds: int) -> None:
         for round_index in range(self._n_added, n_rounds):
             for part in self._sampling.parts_of_round(round_index):
-                self._last = self._receipts.pop(part)
-                table = self._last.image_table()
+                table = self._receipts.pop(part).image_table()
                 rows = np.stack([table.n_runs, table.n_back, table.n_pairs])
                 self._sums[:, table.image_ids] += rows
         self._n_added = max(n_rounds, self._n_added)

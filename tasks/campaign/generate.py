@@ -2,29 +2,38 @@
 
 A part is done when its receipt exists. Parts are handed to Dask through a bounded window, a round
 is planned only when the rounds it depends on are done, and this process may be killed at any time:
-the next one reads the receipts and goes on.
+the next one reads the receipts and goes on. An error of a part has one of four consequences:
+
+- *retry*: a network or a file service did not answer as it should; the same again may work.
+- *killed*: Dask gave the part up, because worker after worker died that it had been given to.
+- *failed*: this part has it, another may not; such are out of memory, a linear system without a
+  solution.
+- *end*: the device is full, the store is not what it should be, or the program has a mistake:
+  no other part would fare better. Numerical divergence is none of these, it is an outcome of a run.
 """
 
 from __future__ import annotations
 
+import errno
 import queue
 import time
 from collections.abc import Callable
+from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import dask.config
 import numpy as np
-from distributed import Client, Future
+import torch
+from distributed import Client, Future, KilledWorker
 
-from storage.errors import StoreFullError
+from storage.errors import CorruptPartError, StorageError, StoreFullError, UnsettledError
 from storage.object_store import LocalPlace
 from storage.pairs.dataset import Dataset
 from storage.pairs.receipts import Receipt
 from tasks.campaign.coordinator import MAX_KILLS, Coordinator, KnownCounts
 from tasks.campaign.part import PROGRESS_TOPIC, PartJob, batch_of, log_tail, run_part
-from tasks.campaign.part_errors import outcome_of, reason_of, verdict
 from tasks.campaign.plan import AnyPlan, PlannedPart
 from tasks.campaign.state import quarantine_path, read_quarantine
 from tasks.campaign.state import write_quarantine as give_up
@@ -33,6 +42,11 @@ from tasks.campaign.watch import CampaignError, OnNotice, Pace, Watch, log_notic
 
 WINDOW_PER_WORKER = 2
 """One that runs and one that waits; each holds its images in the memory of the scheduler."""
+
+FETCH_SECONDS = 30.0
+_GRAPH_WARNING = "distributed.admin.large-graph-warning-threshold"
+_OF_A_PART = (StorageError, RuntimeError, ValueError, MemoryError, ArithmeticError)
+"""Errors that one part may have and another not; others are mistakes in the program."""
 
 OnProgress = Callable[[float, int, str], None]
 """Called with the number of runs done (fractions of running ones included) and of all runs, and
@@ -83,12 +97,9 @@ def run_campaign(
     return dataset
 
 
-_GRAPH_WARNING = "distributed.admin.large-graph-warning-threshold"
-
-
 @dataclass
 class _Run:
-    """One campaign in progress; what is lost with it is nothing but time."""
+    """One campaign in progress. Losing it costs only time: the parts are in the store."""
 
     plan: AnyPlan
     dataset: Dataset
@@ -132,8 +143,8 @@ class _Run:
         self._report()
         while not self.parts.is_over:
             n_done, n_parts = len(self.parts.done), self.plan.sampling.n_parts
-            standing = f"{n_done} of {n_parts} parts are in the store"
-            self.watch.look(len(self.futures), standing)
+            progress = f"{n_done} of {n_parts} parts are in the store"
+            self.watch.look(len(self.futures), progress)
             more = not self.watch.is_paused and self._fill()
             self._collect(0.0 if more else self.pace.poll_s)
             self._report()
@@ -141,7 +152,7 @@ class _Run:
 
     def on_event(self, event: Any) -> None:
         """A worker's message; comes in the client's own thread."""
-        self.happened.put(("told", event[1]))
+        self.happened.put(("reported", event[1]))
 
     def _fill(self) -> bool:
         """Starts parts until the window is full; True if there may be more to start at once."""
@@ -200,15 +211,15 @@ class _Run:
         try:
             what, about = self.happened.get(timeout=max(0.001, min(wait_s, until_retry)))
             while True:
-                if what == "told":
-                    self._hear(about)
+                if what == "reported":
+                    self._take_report(about)
                 else:
                     self._settle(*about)
                 what, about = self.happened.get_nowait()
         except queue.Empty:
             return
 
-    def _hear(self, message: dict[str, Any]) -> None:
+    def _take_report(self, message: dict[str, Any]) -> None:
         part = message["part"]
         if part not in self.futures:  # a worker's last message may come after its receipt
             return
@@ -320,3 +331,39 @@ class _Run:
             )
         if parts.quarantined:
             self.on_notice(f"{len(parts.done)} of {n_parts} parts are done, the rest quarantined")
+
+
+def verdict(error: BaseException) -> Literal["retry", "killed", "failed", "end"]:
+    """Consequence of an error for its part: see the top of this module."""
+    if isinstance(error, OSError):
+        return "end" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "retry"
+    if isinstance(error, KilledWorker):
+        return "killed"
+    if isinstance(error, CancelledError | UnsettledError) or type(error) is StorageError:
+        return "retry"
+    if isinstance(error, StoreFullError | CorruptPartError) or not isinstance(error, _OF_A_PART):
+        return "end"
+    return "failed"
+
+
+def reason_of(error: BaseException) -> str:
+    """The error in one line; with what to do, where a part is too large for its GPU."""
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, torch.OutOfMemoryError):
+        return (
+            f"{text.splitlines()[0]} The runs of a part do not fit into the GPU's memory at once: "
+            "free it, or start a new store with a smaller --batch"
+        )
+    return text
+
+
+def outcome_of(future: Future[Receipt]) -> Receipt | BaseException | None:
+    """Result of an ended future; None if Dask runs it again, because its worker died with it."""
+    try:
+        if future.status == "error":
+            error: BaseException | None = future.exception(timeout=FETCH_SECONDS)
+            return error
+        receipt: Receipt = future.result(timeout=FETCH_SECONDS)
+    except (TimeoutError, CancelledError) as cancelled:
+        return cancelled if future.cancelled() else None
+    return receipt

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -70,24 +70,31 @@ def run_part(job: PartJob) -> Receipt:
     worker = this_worker()
     part = job.planned.part
     with PartLog.of(job, worker) as log:
-        _tell_start(worker, part)
-        stored = _published(job)
-        if stored is not None:
-            log.stage("in the store already")
-            return stored
-        device = own_device(job.device, worker)
-        if job.train_first:
-            log.stage("train")
-            _train_victims(job, device)
-        started = time.perf_counter()
-        log.stage("attack")
+        if worker is not None:
+            # Until the scheduler knows: what is killed from here on is known to have been this.
+            begun = {"part": part, "fraction": 0.0, "started_on": f"{worker.name} {worker.address}"}
+            sync(worker.loop, worker.scheduler.log_event, topic=PROGRESS_TOPIC, msg=begun)
+        with suppress(FileNotFoundError):
+            stored = load_receipt(open_place(job.root), receipt_path(part))
+            if stored.plan_hash == job.planned.plan_hash:  # of another, `write_part` has to judge
+                log.stage("in the store already")
+                return stored
+        place, images = own_device(job.device, worker), torch.from_numpy(job.images)
+        device, experiment = torch.device(place), job.planned.experiment
+        kept = kept_victims(job.victims, device_name(place))
         with cpu_threads(job.threads):
-            results = job.planned.experiment.run_batch(
+            if job.train_first:
+                log.stage("train")
+                for spec, own in zip(job.planned.specs, images, strict=True):
+                    experiment.train_victim(spec, own, device=device, victims=kept)
+            started = time.perf_counter()
+            log.stage("attack")
+            results = experiment.run_batch(
                 job.planned.specs,
-                torch.from_numpy(job.images),
-                device=torch.device(device),
+                images,
+                device=device,
                 progress=_progress(worker, part, log),
-                victims=kept_victims(job.victims, device_name(device)),
+                victims=kept,
             )
         provenance = Provenance(
             run_first=job.planned.specs[0].run,
@@ -96,7 +103,7 @@ def run_part(job: PartJob) -> Receipt:
             source_hash=job.source_hash,
             code_version=code_version(),
             torch_version=torch.__version__,
-            device=device_name(device),
+            device=device_name(place),
             threads=job.threads,
             seconds=round(time.perf_counter() - started, 3),
         )
@@ -104,16 +111,6 @@ def run_part(job: PartJob) -> Receipt:
         receipt = write_part(job.root, part, columns_of(results), provenance=provenance)
         log.stage("done")
         return receipt
-
-
-def _train_victims(job: PartJob, device: str) -> None:
-    kept, train = (
-        kept_victims(job.victims, device_name(device)),
-        job.planned.experiment.train_victim,
-    )
-    with cpu_threads(job.threads):
-        for spec, images in zip(job.planned.specs, torch.from_numpy(job.images), strict=True):
-            train(spec, images, device=torch.device(device), victims=kept)
 
 
 def columns_of(results: Sequence[RunResult]) -> dict[str, npt.NDArray[Any]]:
@@ -188,7 +185,9 @@ class PartLog:
         if file is None:
             yield log
             return
-        with file, log._traced(file):
+        if log._alone:
+            faulthandler.enable(file)
+        with file:
             log.stage("start")
             beat.start()
             try:
@@ -199,6 +198,9 @@ class PartLog:
             finally:
                 log._ended.set()
                 beat.join()
+                if log._alone:
+                    faulthandler.cancel_dump_traceback_later()
+                    faulthandler.disable()
 
     def stage(self, name: str) -> None:
         self._stage = name
@@ -219,17 +221,6 @@ class PartLog:
                     faulthandler.dump_traceback_later(STUCK_SECONDS, file=self._file)
         except (OSError, ValueError):
             self._file = None
-
-    @contextmanager
-    def _traced(self, file: TextIO) -> Iterator[None]:
-        if self._alone:
-            faulthandler.enable(file)
-        try:
-            yield
-        finally:
-            if self._alone:
-                faulthandler.cancel_dump_traceback_later()
-                faulthandler.disable()
 
 
 def log_path(job: PartJob, worker: str) -> Path | None:
@@ -260,15 +251,6 @@ def memory_text() -> str:
     return text
 
 
-def _published(job: PartJob) -> Receipt | None:
-    """The part's receipt, if it has one of this plan; of another's, `write_part` has to judge."""
-    try:
-        receipt = load_receipt(open_place(job.root), receipt_path(job.planned.part))
-    except FileNotFoundError:
-        return None
-    return receipt if receipt.plan_hash == job.planned.plan_hash else None
-
-
 def own_device(device: str, worker: Worker | None) -> str:
     """The GPU of this worker: one process per GPU, told apart by the local cluster's numbers.
     dask-cuda shows each process all of them, its own first."""
@@ -297,13 +279,6 @@ def this_worker() -> Worker | None:
         return get_worker()
     except ValueError:
         return None
-
-
-def _tell_start(worker: Worker | None, part: int) -> None:
-    """Returns once the scheduler knows: what is killed from here on is known to have been this."""
-    if worker is not None:
-        message = {"part": part, "fraction": 0.0, "started_on": f"{worker.name} {worker.address}"}
-        sync(worker.loop, worker.scheduler.log_event, topic=PROGRESS_TOPIC, msg=message)
 
 
 def _progress(worker: Worker | None, part: int, log: PartLog) -> Progress:

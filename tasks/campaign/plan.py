@@ -32,6 +32,7 @@ from storage.pairs.layout import Encoding
 from storage.pairs.receipts import Receipt
 from storage.sources.load import ImageSet
 from tasks import __version__
+from tasks.campaign.coordinator import Sum
 from tasks.devices import usable_cores
 
 
@@ -90,15 +91,8 @@ def victims_key(manifest: Mapping[str, Any]) -> str:
     experiment = dict(campaign["experiment"])
     without_attack(experiment)
     kept = {name: campaign[name] for name in ("root_seed", "threads")}
-    size = campaign["sampling"]["images_per_run"]
-    return sha256_of(
-        {
-            **kept,
-            "experiment": experiment,
-            "images_per_run": size,
-            "source": manifest["source"],
-        }
-    )
+    kept |= {"images_per_run": campaign["sampling"]["images_per_run"]}
+    return sha256_of(kept | {"experiment": experiment, "source": manifest["source"]})
 
 
 AFTER_VICTIMS = ("attack", "keep", "confident_ssim", "confident_gap")
@@ -130,24 +124,6 @@ class PlannedPart:
             )
 
 
-class Settings(Protocol):
-    """Manifest of a store: the settings of a campaign, or those of a study."""
-
-    @property
-    def threads(self) -> int: ...
-
-    @property
-    def encoding(self) -> Encoding: ...
-
-    def manifest(self, images: ImageSet) -> dict[str, Any]: ...
-
-    def fingerprint(self, images: ImageSet) -> str: ...
-
-    def victims_fingerprint(self, images: ImageSet) -> str | None:
-        """Settings that the kept victims depend on; None if they are not."""
-        ...
-
-
 class AnyPlan(Protocol):
     """Parts of a campaign or study on a set of images, which `tasks.campaign.generate` runs.
 
@@ -155,7 +131,7 @@ class AnyPlan(Protocol):
     """
 
     @property
-    def campaign(self) -> Settings: ...
+    def campaign(self) -> Any: ...  # or a study, with threads, encoding, manifest and fingerprints
 
     @property
     def images(self) -> ImageSet: ...
@@ -166,7 +142,7 @@ class AnyPlan(Protocol):
     @property
     def sampling(self) -> Sampling: ...
 
-    def part(self, part: int, receipts: Iterable[Receipt]) -> PlannedPart: ...
+    def part(self, part: int, receipts: Iterable[Any]) -> PlannedPart: ...
 
 
 class Plan:
@@ -185,37 +161,25 @@ class Plan:
     def sampling(self) -> Sampling:
         return self.campaign.sampling
 
-    def part(self, part: int, receipts: Iterable[Receipt]) -> PlannedPart:
+    def part(self, part: int, receipts: Iterable[Receipt | Sum]) -> PlannedPart:
         """The plan of one part, given the receipts of at least the rounds it may know."""
+        sampling, experiment = self.sampling, self.campaign.experiment
+        history, round_index = History.empty(len(self.labels)), sampling.round_of_part(part)
+        known = sampling.known_rounds(round_index) if sampling.needs_counts(round_index) else ()
+        for receipt in receipts if known else ():
+            if sampling.round_of_part(receipt.part) in known:
+                table = receipt.image_table()
+                history.n_runs[table.image_ids] += table.n_runs
+                history.n_back[table.image_ids] += table.n_back
+                history.n_pairs[table.image_ids] += table.n_pairs
         specs = plan_part(
-            self.sampling,
-            part,
-            labels=self.labels,
-            history=self._history(self.sampling.round_of_part(part), receipts),
-            root_seed=self.campaign.root_seed,
-            n_labels=self.campaign.experiment.n_labels,
-        )
-        return PlannedPart(
-            part=part,
-            specs=specs,
-            plan_hash=plan_hash(specs),
-            experiment=self.campaign.experiment,
-        )
-
-    def _history(self, round_index: int, receipts: Iterable[Receipt]) -> History:
-        history = History.empty(len(self.labels))
-        known = self.sampling.known_rounds(round_index)
-        if self.sampling.needs_counts(round_index):
-            for receipt in receipts:
-                if self.sampling.round_of_part(receipt.part) in known:
-                    table = receipt.image_table()
-                    history.n_runs[table.image_ids] += table.n_runs
-                    history.n_back[table.image_ids] += table.n_back
-                    history.n_pairs[table.image_ids] += table.n_pairs
-        return history
+            sampling, part, labels=self.labels, history=history,
+            root_seed=self.campaign.root_seed, n_labels=experiment.n_labels,
+        )  # fmt: skip
+        return PlannedPart(part, specs, plan_hash(specs), experiment)
 
 
-def open_store(root: Location, campaign: Settings, images: ImageSet) -> Dataset:
+def open_store(root: Location, campaign: Any, images: ImageSet) -> Dataset:
     """The campaign's store at `root`, created if there is none; StoreMismatchError if another's."""
     return create_or_open(root, campaign.manifest(images), encoding=campaign.encoding)
 

@@ -39,6 +39,13 @@ class Control:
     state: State = "running"
     since: float = 0.0
 
+    def __post_init__(self) -> None:
+        if self.state not in get_args(State):
+            raise ValueError(
+                f"state {self.state!r} is none of {', '.join(get_args(State))}; write one of them, "
+                "for example with palimpsest campaign resume"
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Quarantined:
@@ -62,13 +69,11 @@ def read_control(place: Place) -> Control:
     if asked is None:
         return Control()
     with understood(f"{place}/{CONTROL_FILE}", CONTROL_FIX):
-        _check_state(asked["state"])
         return Control(asked["state"], float(asked["since"]))
 
 
 def write_control(place: Place, state: State) -> Control:
     """Asks the campaign to run, to pause or to stop; ValueError for anything else."""
-    _check_state(state)
     control = Control(state, round(time.time(), 3))
     place.replace(CONTROL_FILE, json_bytes(asdict(control)))
     return control
@@ -107,16 +112,10 @@ def write_quarantine(
     workers: Sequence[str] = (),
 ) -> Quarantined:
     """Gives up a part, keeping the end of its workers' `log`; replaces what was said before."""
-    if part < 0 or attempts < 0:
-        raise ValueError(f"part={part} and attempts={attempts} must be 0 or more")
     quarantined = Quarantined(
-        part=part,
-        reason=reason,
-        attempts=attempts,
-        log=log[-LOG_TAIL_CHARS:],
-        workers=tuple(workers),
-        since=round(time.time(), 3),
-    )
+        part=part, reason=reason, attempts=attempts, log=log[-LOG_TAIL_CHARS:],
+        workers=tuple(workers), since=round(time.time(), 3),
+    )  # fmt: skip
     place.make_folders([QUARANTINE_FOLDER])
     place.replace(quarantine_path(part), json_bytes(asdict(quarantined)))
     return quarantined
@@ -157,11 +156,3 @@ def _read(place: Place, path: str, fix: str) -> dict[str, Any] | None:
         return None
     except OSError as error:
         raise DocumentError(f"{where} cannot be read ({reason_of(error)}); {fix}") from error
-
-
-def _check_state(state: str) -> None:
-    if state not in get_args(State):
-        raise ValueError(
-            f"state {state!r} is none of {', '.join(get_args(State))}; write one of them, "
-            "for example with palimpsest campaign resume"
-        )

@@ -140,7 +140,9 @@ def campaign_status(
     counts = dataset.image_counts()[1]
     done = {receipt.part for receipt in receipts}
     given_up = [q for q in read_quarantine(dataset.place) if q.part not in done]
-    times = _written_at(dataset)
+    files = {info.name: info.modified for info in dataset.place.files(RECEIPTS_FOLDER)}
+    paths = {receipt.part: receipt_path(receipt.part) for receipt in receipts}
+    times = {part: files[path] for part, path in paths.items() if path in files}
     rate = runs_per_hour(receipts, times)
     left = None if n_planned is None else n_planned - dataset.n_runs
     return CampaignStatus(
@@ -238,16 +240,14 @@ def coverage_curve(
 ) -> CoverageCurve:
     """Coverage and balance against runs, parts in order, at about `n_points` evenly spread parts
     and at the part indices in `also`."""
-    counts = np.full(0, -1, np.int64)
+    counts = _untrained(receipts)
     spread = np.linspace(0, len(receipts) - 1, min(n_points, len(receipts))).round().astype(int)
     chosen = {*spread.tolist(), *(k for k in also if 0 <= k < len(receipts))}
     rows: list[tuple[int, int, int, float, float]] = []
     n_runs = n_confident = runs_before = confident_before = 0
     for k, receipt in enumerate(receipts):
-        table = receipt.image_table()
-        counts = _added(counts, table.image_ids, table.n_pairs)
+        n_confident += _add(counts, receipt)
         n_runs += receipt.n_runs
-        n_confident += int(table.n_pairs.sum())
         if k not in chosen:
             continue
         covered = counts[counts > 0]
@@ -258,22 +258,17 @@ def coverage_curve(
     return CoverageCurve(*(zip(*rows, strict=True) if rows else ((),) * 5))
 
 
-def _added(
-    counts: npt.NDArray[np.int64], ids: npt.NDArray[np.int64], n: npt.NDArray[np.int64]
-) -> npt.NDArray[np.int64]:
-    """`counts` (-1: never trained on) with `n` more pairs of the images `ids`; grows if need be."""
-    if len(ids) and ids[-1] >= len(counts):
-        missing = max(int(ids[-1]) + 1, 2 * len(counts)) - len(counts)
-        counts = np.concatenate([counts, np.full(missing, -1, np.int64)])
-    counts[ids] = np.maximum(counts[ids], 0) + n
-    return counts
+def _untrained(receipts: Sequence[Receipt]) -> npt.NDArray[np.int64]:
+    """Numbers of confident pairs of all images, -1 for an image that was never trained on."""
+    ids = (receipt.image_table().image_ids for receipt in receipts)
+    return np.full(max((int(i[-1]) + 1 for i in ids if len(i)), default=0), -1, np.int64)
 
 
-def _written_at(dataset: Dataset) -> dict[int, float]:
-    """When the receipt of each part was written, seconds since 1970."""
-    infos = {info.name: info.modified for info in dataset.place.files(RECEIPTS_FOLDER)}
-    named = {receipt.part: receipt_path(receipt.part) for receipt in dataset.receipts}
-    return {part: infos[name] for part, name in named.items() if name in infos}
+def _add(counts: npt.NDArray[np.int64], receipt: Receipt) -> int:
+    """Adds the confident pairs of a part, and returns their number."""
+    table = receipt.image_table()
+    counts[table.image_ids] = np.maximum(counts[table.image_ids], 0) + table.n_pairs
+    return int(table.n_pairs.sum())
 
 
 def _devices(receipts: Sequence[Receipt]) -> tuple[DeviceStatus, ...]:
@@ -292,26 +287,23 @@ def _phases(
 ) -> tuple[PhaseStatus, ...]:
     """Of each phase of the plan; parts beyond it belong to the last, which may have been longer."""
     ends = np.cumsum([phase.n_runs for phase in sampling.phases]) // sampling.runs_per_part
-    before = np.full(0, -1, np.int64)
+    before = _untrained(receipts)
     rows = []
     for k, phase in enumerate(sampling.phases):
         is_last = k == len(sampling.phases) - 1
         first = int(ends[k - 1]) if k else 0
         mine = [r for r in receipts if first <= r.part and (is_last or r.part < ends[k])]
-        within, after = np.full(len(before), -1, np.int64), before.copy()
-        n_confident = 0
+        within, after = np.full_like(before, -1), before.copy()
         for receipt in mine:
-            table = receipt.image_table()
-            within = _added(within, table.image_ids, table.n_pairs)
-            after = _added(after, table.image_ids, table.n_pairs)
-            n_confident += int(table.n_pairs.sum())
+            _add(within, receipt)
+            _add(after, receipt)
         rows.append(
             PhaseStatus(
                 sampler=phase.sampler,
                 n_runs=sum(receipt.n_runs for receipt in mine),
                 n_planned=phase.n_runs if is_planned or not is_last else None,
                 n_pairs=sum(receipt.n_pairs for receipt in mine),
-                n_confident=n_confident,
+                n_confident=int(within[within > 0].sum()),
                 n_covered=int((within > 0).sum()),
                 n_new=int((after > 0).sum() - (before > 0).sum()),
             )

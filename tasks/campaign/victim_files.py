@@ -29,7 +29,7 @@ class VictimFiles:
     def get(self, victim: int) -> Mapping[str, torch.Tensor] | None:
         """The tensors of a victim; None if it is not there, or not whole, or of another key."""
         try:
-            found = load_checkpoint(self.folder, _name(victim))
+            found = load_checkpoint(self.folder, f"victim_{victim:08d}")
         except (CorruptPartError, OSError):
             return None
         if found is None or found[1].get("key") != self.key:
@@ -40,7 +40,7 @@ class VictimFiles:
         """Keeps a victim, if the folder can be written."""
         arrays = {name: np.asarray(tensor.numpy()) for name, tensor in tensors.items()}
         with contextlib.suppress(StoreFullError, OSError):
-            save_checkpoint(self.folder, _name(victim), arrays, {"key": self.key})
+            save_checkpoint(self.folder, f"victim_{victim:08d}", arrays, {"key": self.key})
 
 
 def version_key(fingerprint: str, code: str, torch_version: str, device: str) -> str:
@@ -76,7 +76,3 @@ def kept_victims(victims: tuple[str, str] | None, device: str) -> VictimFiles | 
     folder, fingerprint = victims
     key = version_key(fingerprint, code_version(), torch.__version__, device)
     return VictimFiles(Path(folder), key)
-
-
-def _name(victim: int) -> str:
-    return f"victim_{victim:08d}"

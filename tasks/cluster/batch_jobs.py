@@ -1,8 +1,13 @@
-"""Batch jobs that are replaced when they end, for whatever reason, as long as a campaign runs.
+"""Batch jobs that are replaced when they end, and workers that end before their job does.
 
 dask-jobqueue does not submit a job again that died before its worker had come (a dead node, an
 error in the prologue, a cancelled job). This looks at the queue, too, and submits such jobs again
 after a growing delay, so that a mistake in the settings does not flood it.
+
+Batch systems kill a job at its walltime. A worker that loads this module (`dask worker --preload
+tasks.cluster.batch_jobs`) takes no new part after the time in its environment variable
+`PALIMPSEST_LAST_PART_AT` (seconds since 1970), finishes the one that it has, and ends. Dask's own
+`--lifetime` throws that part away.
 """
 
 from __future__ import annotations
@@ -10,18 +15,24 @@ from __future__ import annotations
 import asyncio
 import getpass
 import logging
+import os
 import subprocess
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+from distributed import Worker
 from distributed.deploy.adaptive import Adaptive
 
 LOOK_S = 5.0
 QUEUE_S = 30.0
 """Between looks at Slurm's queue, which has other users, too."""
 MAX_DELAY_S = 600.0
+VARIABLE = "PALIMPSEST_LAST_PART_AT"
+POLL_S = 0.5
+FETCH_S = 60.0
+"""How long the last receipt waits to be fetched; it is in the store, so its loss costs nothing."""
 
 log = logging.getLogger("palimpsest")
 
@@ -61,7 +72,12 @@ class KeepJobs(Adaptive):
                 self.jobs.pop(name, None)
                 await job.close()
         await super().adapt()
-        self._say_what_is_new()
+        for name, job in self.jobs.items():
+            before = self._submitted.get(name)
+            if job.job_id is not None and job.job_id != before:
+                if before is not None:
+                    log.warning("job %s is gone; job %s is in its place", before, job.job_id)
+                self._submitted[name] = job.job_id
 
     async def _dead_jobs(self) -> dict[str, Any]:
         """The jobs that have no worker and will not bring one: they are not in the queue."""
@@ -70,14 +86,6 @@ class KeepJobs(Adaptive):
         if queued is None:
             return {}
         return {name: job for name, job in expected.items() if job.job_id not in queued}
-
-    def _say_what_is_new(self) -> None:
-        for name, job in self.jobs.items():
-            before = self._submitted.get(name)
-            if job.job_id is not None and job.job_id != before:
-                if before is not None:
-                    log.warning("job %s is gone; job %s is in its place", before, job.job_id)
-                self._submitted[name] = job.job_id
 
 
 async def jobs_in_queue() -> set[str] | None:
@@ -91,6 +99,31 @@ async def jobs_in_queue() -> set[str] | None:
         return None
     rows = (line.split() for line in printed.decode().splitlines())
     return {job for job, state in rows if state != "CG"}
+
+
+async def dask_setup(worker: Worker) -> None:
+    """Called by Dask when the worker starts; does nothing without the variable."""
+    at = os.environ.get(VARIABLE)
+    if at is not None:
+        worker.loop.call_later(max(0.0, float(at) - time.time()), end_after_part, worker)
+
+
+async def end_after_part(worker: Worker) -> None:
+    """Takes no new part, waits for the one that runs to be done and fetched, and ends."""
+    address = worker.address
+    # Parts that wait here are started elsewhere once the scheduler has let this worker go. It does
+    # not while it finds no other place for a receipt that has not been fetched.
+    while address not in await worker.scheduler.retire_workers(
+        workers=[address], close_workers=False, remove=False
+    ):
+        await asyncio.sleep(POLL_S)
+    while worker.state.executing:
+        await asyncio.sleep(POLL_S)
+    until = time.monotonic() + FETCH_S
+    while worker.data and time.monotonic() < until:
+        await asyncio.sleep(POLL_S)
+    await worker.scheduler.retire_workers(workers=[address], close_workers=False, remove=True)
+    await worker.close(reason="its batch job ends soon")
 
 
 def check_script(script: str) -> None:

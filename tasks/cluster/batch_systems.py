@@ -20,7 +20,7 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from storage.files import read_bounded, reason_of
-from tasks.cluster import last_part
+from tasks.cluster import batch_jobs
 
 PIP_NAMES = {
     "dask_cuda": "dask-cuda",
@@ -132,7 +132,7 @@ def read_site(kind: type[_Site], path: str | None) -> _Site:
 
 
 def read_yaml(path: str, fix: str) -> Any:
-    """Values in a YAML file; ValueError, of which `fix` is the end if it cannot be read."""
+    """Values in a YAML file; ValueError that ends with the hint `fix` if it cannot be read."""
     yaml = imported("yaml")
     try:
         return yaml.safe_load(read_bounded(Path(path), MOST_BYTES))
@@ -161,7 +161,7 @@ def slurm_arguments(
     exports = [f"export {name}={value}" for name, value in environment.items()]
     # Up to a tenth earlier: jobs that start together are not to end together.
     at = f"$(date +%s) + {site.work_s} - RANDOM % {site.work_s // 10 + 1}"
-    exports.append(f"export {last_part.VARIABLE}=$(( {at} ))")
+    exports.append(f"export {batch_jobs.VARIABLE}=$(( {at} ))")
     scheduler = {"dashboard_address": "127.0.0.1:0"}
     if site.interface is None:
         scheduler["host"] = "127.0.0.1"
@@ -178,7 +178,7 @@ def slurm_arguments(
         "job_script_prologue": [*exports, *site.prologue],
         "job_name": "palimpsest",
         "worker_extra_args": [
-            *("--preload", last_part.__name__),
+            *("--preload", batch_jobs.__name__),
             *("--dashboard-address", "127.0.0.1:0"),
             *(GPU_RESOURCE if site.gpu else ()),
         ],
@@ -216,74 +216,65 @@ def kubernetes_arguments(
     the scheduler a GPU as well, and starts it by a command that Dask has had no more since 2026.6.
     """
     name = f"{site.name}-{uuid.uuid4().hex[:6]}"  # of one name two campaigns would share workers
+    secrets = [] if site.secret is None else [{"secretRef": {"name": site.secret}}]
+
+    def ports(key: str, numbers: Mapping[str, int]) -> list[dict[str, Any]]:
+        return [{"name": n, key: port, "protocol": "TCP"} for n, port in numbers.items()]
+
+    def container(
+        role: str,
+        command: list[str],
+        limits: Mapping[str, str],
+        variables: Mapping[str, int | str],
+        numbers: Mapping[str, int],
+    ) -> dict[str, Any]:
+        env = {**{key: str(value) for key, value in variables.items()}, **site.env}
+        return {
+            "name": role,
+            "image": site.image,
+            "args": command,
+            "env": [{"name": key, "value": value} for key, value in env.items()],
+            "envFrom": secrets,
+            "resources": {"requests": limits, "limits": limits},
+            "ports": ports("containerPort", numbers),
+        }
+
+    limits = {"cpu": str(site.cores or threads), "memory": site.memory}
+    if site.gpu:
+        limits[site.gpu_resource] = "1"
+    command = ["dask", "worker", "--name", "$(DASK_WORKER_NAME)", "--nthreads", "1"]
+    command += ["--dashboard-address", "8788", *(GPU_RESOURCE if site.gpu else ())]
+    # The operator asks the workers by HTTP which of them may go.
+    worker = container("worker", command, limits, environment, {"http-dashboard": 8788})
+    variables = {"ALLOWED_FAILURES": ALLOWED_FAILURES, "WORKER_TTL": SILENT_S}
+    numbers = {"tcp-comm": 8786, "http-dashboard": 8787}
+    scheduler = container(
+        "scheduler",
+        ["dask", "scheduler", "--host", "0.0.0.0"],
+        {"cpu": "1", "memory": site.scheduler_memory},
+        {f"DASK_DISTRIBUTED__SCHEDULER__{key}": value for key, value in variables.items()},
+        numbers,
+    )
+    health = {"httpGet": {"port": "http-dashboard", "path": "/health"}}
+    scheduler["readinessProbe"] = {**health, "periodSeconds": 5}
+    scheduler["livenessProbe"] = {**health, "initialDelaySeconds": 60, "periodSeconds": 20}
+    service = {
+        "type": "ClusterIP",
+        "selector": {"dask.org/cluster-name": name, "dask.org/component": "scheduler"},
+        "ports": [port | {"targetPort": port["name"]} for port in ports("port", numbers)],
+    }
     cluster = {
         "apiVersion": "kubernetes.dask.org/v1",
         "kind": "DaskCluster",
         "metadata": {"name": name},
         "spec": {
             "idleTimeout": IDLE_S,
-            "worker": _kubernetes_workers(site, n_workers, threads, environment),
-            "scheduler": _kubernetes_scheduler(site, name),
+            "worker": {"replicas": n_workers, "spec": {**site.pod, "containers": [worker]}},
+            "scheduler": {"spec": {"containers": [scheduler]}, "service": service},
         },
     }
     arguments = {"custom_cluster_spec": cluster, "namespace": site.namespace, "quiet": True}
-    return {name: value for name, value in arguments.items() if value is not None}
-
-
-def _kubernetes_workers(
-    site: KubernetesSite, n_workers: int, threads: int, environment: Mapping[str, int | str]
-) -> dict[str, Any]:
-    limits = {"cpu": str(site.cores or threads), "memory": site.memory}
-    if site.gpu:
-        limits[site.gpu_resource] = "1"
-    command = ["dask", "worker", "--name", "$(DASK_WORKER_NAME)", "--nthreads", "1"]
-    command += ["--dashboard-address", "8788", *(GPU_RESOURCE if site.gpu else ())]
-    container = _container(site, "worker", command, limits, environment)
-    # The operator asks the workers by HTTP which of them may go.
-    container["ports"] = _ports("containerPort", {"http-dashboard": 8788})
-    return {"replicas": n_workers, "spec": {**site.pod, "containers": [container]}}
-
-
-def _kubernetes_scheduler(site: KubernetesSite, cluster: str) -> dict[str, Any]:
-    limits = {"cpu": "1", "memory": site.scheduler_memory}
-    told = {"ALLOWED_FAILURES": ALLOWED_FAILURES, "WORKER_TTL": SILENT_S}
-    told = {f"DASK_DISTRIBUTED__SCHEDULER__{name}": value for name, value in told.items()}
-    command = ["dask", "scheduler", "--host", "0.0.0.0"]
-    container = _container(site, "scheduler", command, limits, told)
-    ports = {"tcp-comm": 8786, "http-dashboard": 8787}
-    container["ports"] = _ports("containerPort", ports)
-    health = {"httpGet": {"port": "http-dashboard", "path": "/health"}}
-    container["readinessProbe"] = {**health, "periodSeconds": 5}
-    container["livenessProbe"] = {**health, "initialDelaySeconds": 60, "periodSeconds": 20}
-    service = {
-        "type": "ClusterIP",
-        "selector": {"dask.org/cluster-name": cluster, "dask.org/component": "scheduler"},
-        "ports": [port | {"targetPort": port["name"]} for port in _ports("port", ports)],
-    }
-    return {"spec": {"containers": [container]}, "service": service}
-
-
-def _ports(key: str, numbers: Mapping[str, int]) -> list[dict[str, Any]]:
-    return [{"name": name, key: port, "protocol": "TCP"} for name, port in numbers.items()]
-
-
-def _container(
-    site: KubernetesSite,
-    name: str,
-    command: list[str],
-    limits: dict[str, str],
-    environment: Mapping[str, int | str],
-) -> dict[str, Any]:
-    env = {**{key: str(value) for key, value in environment.items()}, **site.env}
-    secrets = [] if site.secret is None else [{"secretRef": {"name": site.secret}}]
-    return {
-        "name": name,
-        "image": site.image,
-        "args": command,
-        "env": [{"name": key, "value": value} for key, value in env.items()],
-        "envFrom": secrets,
-        "resources": {"requests": limits, "limits": limits},
-    }
+    return {key: value for key, value in arguments.items() if value is not None}
 
 
 def imported(module: str) -> Any:

@@ -34,8 +34,7 @@ from tasks.cluster.batch_systems import (
     read_site,
     slurm_arguments,
 )
-from tasks.cluster.freed_memory import SETTINGS as KEPT_MEMORY
-from tasks.cluster.idle_threads import waiting_settings
+from tasks.cluster.process_settings import KEPT_MEMORY, waiting_settings
 from tasks.devices import Device, resolve_device, usable_cores
 
 CONNECT_SECONDS = 5.0
@@ -109,9 +108,8 @@ def device_of(workers: Workers) -> str:
 
 def site_of(workers: Workers) -> SlurmSite | KubernetesSite:
     """The site's settings of a batch system; ValueError if they are not what they should be."""
-    if workers.kind == "slurm":
-        return read_site(SlurmSite, workers.site_file)
-    return read_site(KubernetesSite, workers.site_file)
+    kind: Any = SlurmSite if workers.kind == "slurm" else KubernetesSite
+    return read_site(kind, workers.site_file)
 
 
 def check_workers(workers: Workers) -> None:
@@ -191,19 +189,32 @@ def worker_environment(threads: int) -> dict[str, int | str]:
 
 def start_cluster(workers: Workers, threads: int, environment: dict[str, int | str]) -> Any:
     """The cluster, its workers on their way; a context manager that ends them."""
+    # Encrypted, and closed to whoever lacks the certificate, which is in memory only.
+    private = {"protocol": "tls", "security": Security.temporary()}
     if workers.kind == "cuda":
         arguments = cuda_arguments(workers.n_workers)
-        return imported("dask_cuda").LocalCUDACluster(**arguments, **_private())
-    if workers.kind == "slurm":
-        return _slurm_cluster(workers, threads, environment)
-    if workers.kind == "kubernetes":
-        arguments = kubernetes_arguments(
-            read_site(KubernetesSite, workers.site_file),
-            n_workers=workers.n_workers,
-            threads=threads,
-            environment=environment,
-        )
-        return imported("dask_kubernetes").operator.KubeCluster(**arguments)
+        return imported("dask_cuda").LocalCUDACluster(**arguments, **private)
+    if workers.kind in ("slurm", "kubernetes"):
+        site = site_of(workers)
+        if isinstance(site, KubernetesSite):
+            arguments = kubernetes_arguments(
+                site, n_workers=workers.n_workers, threads=threads, environment=environment
+            )
+            return imported("dask_kubernetes").operator.KubeCluster(**arguments)
+        arguments = slurm_arguments(site, threads=threads, environment=environment)
+        cluster = imported("dask_jobqueue").SLURMCluster(**arguments)
+        try:
+            check_script(cluster.job_script())
+        except ValueError:
+            cluster.close()
+            raise
+        n_jobs, folder = workers.n_workers, site.log_directory
+        hint = f"; see {'slurm-JOB.out here' if folder is None else f'{folder}/*JOB.err'}"
+        if site.interface in (None, "lo"):
+            hint += "; the scheduler listens on loopback: "
+            hint += "other machines need the site's `interface`"
+        cluster.adapt(Adaptive=KeepJobs, minimum_jobs=n_jobs, maximum_jobs=n_jobs, hint=hint)
+        return cluster
     n_workers = workers.n_workers or max(1, usable_cores() // threads)
     if workers.n_workers == 0 and resolve_device(workers.device) == "cuda":
         n_workers = torch.cuda.device_count()
@@ -214,33 +225,5 @@ def start_cluster(workers: Workers, threads: int, environment: dict[str, int | s
         host="127.0.0.1",
         dashboard_address="127.0.0.1:0",
         silence_logs=logging.CRITICAL,
-        **_private(),
+        **private,
     )
-
-
-def _private() -> dict[str, Any]:
-    """Encrypted, and closed to whoever lacks the certificate, which is in memory only."""
-    return {"protocol": "tls", "security": Security.temporary()}
-
-
-def _slurm_cluster(workers: Workers, threads: int, environment: dict[str, int | str]) -> Any:
-    site = read_site(SlurmSite, workers.site_file)
-    arguments = slurm_arguments(site, threads=threads, environment=environment)
-    cluster = imported("dask_jobqueue").SLURMCluster(**arguments)
-    try:
-        check_script(cluster.job_script())
-    except ValueError:
-        cluster.close()
-        raise
-    n_jobs = workers.n_workers
-    cluster.adapt(Adaptive=KeepJobs, minimum_jobs=n_jobs, maximum_jobs=n_jobs, hint=_hint(site))
-    return cluster
-
-
-def _hint(site: SlurmSite) -> str:
-    """What to look at when jobs end without a worker."""
-    logs = "slurm-JOB.out here" if site.log_directory is None else f"{site.log_directory}/*JOB.err"
-    hint = f"; see {logs}"
-    if site.interface in (None, "lo"):
-        hint += "; the scheduler listens on loopback: other machines need the site's `interface`"
-    return hint

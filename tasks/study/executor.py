@@ -18,8 +18,8 @@ from distributed import Client, Future, Worker
 
 from recon_core.types import Progress
 from storage.errors import StoreFullError
+from tasks.campaign.generate import outcome_of, reason_of
 from tasks.campaign.part import cpu_threads, own_device, this_worker
-from tasks.campaign.part_errors import outcome_of, reason_of
 from tasks.campaign.watch import Watch
 from tasks.progress import Advance, Left
 from tasks.study.products import Job

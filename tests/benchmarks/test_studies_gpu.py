@@ -12,7 +12,7 @@ import torch
 from benchmarks.papers import kkt as claims_002
 from benchmarks.papers import studies_gpu
 from benchmarks.record import parse_claims, parse_lines
-from flows.studies import study
+from flows.study import study
 from tasks.families.weights.study.claims import check_claims
 from tasks.families.weights.study.cost import Pace
 from tests.tasks.families.weights.study.test_claims import record_of

@@ -22,7 +22,6 @@ from recon_core.victims.network import Conv
 from tasks.audit.recipe import Private
 from tasks.audit.settings import Audit, Defence
 from tasks.cluster.workers import Workers
-from tests.tasks.audit.records import audit as made_up
 
 OWN = [
     {"name": "early", "group": "stop", "about": "Ends early.", "scale": {"training.epochs": 0.1}},
@@ -41,11 +40,11 @@ def asked_for(command: str, monkeypatch: pytest.MonkeyPatch) -> Audit:
     """The audit that a command makes, which is not run."""
     caught: list[Audit] = []
 
-    def run(made: Audit, *_rest: Any, **_more: Any) -> dict[str, Any]:
+    def run(_kind: Any, made: Audit, *_rest: Any, **_more: Any) -> tuple[dict[str, Any], None]:
         caught.append(made)
-        return {"checks": []}
+        return {"checks": [], "verdict": {"sentence": ""}}, None
 
-    monkeypatch.setattr("flows.cli.audit._run", run)
+    monkeypatch.setattr("flows.cli.audit.run_kind", run)
     first, *words = shlex.split(command)
     assert first == "palimpsest"
     done = CliRunner().invoke(app, [*words, "--store", "nowhere"])
@@ -192,29 +191,6 @@ def test_a_recipe_that_cannot_be_is_refused_in_a_line(text: str, said: str, tmp_
     assert "\n" not in str(refusal.value)
 
 
-def test_a_recipe_that_is_not_there_is_refused_with_the_fix(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"none\.yaml: .*; give a recipe, as docs/audit\.md"):
-        recipe_settings(tmp_path / "none.yaml")
-
-
-@pytest.mark.parametrize("value", ["3", [3], None])
-def test_a_recipe_is_no_single_value(value: Any) -> None:
-    with pytest.raises(ValueError, match="recipe"):
-        AUDIT.named("quick", {"recipe": value})
-    with pytest.raises(ValueError, match="set n_victims to 1"):  # a size for recipes
-        AUDIT.named("quick", {"weights": {"file": "net.pt", "decoys": "folder:others"}})
-
-
-def test_facts_of_a_network_that_is_not_given_are_refused() -> None:
-    assert given_settings(None, weights=None, decoys=None, initial=None) == {}
-    for facts in ({"decoys": "folder:a"}, {"decoys": None, "mean": "none"}):
-        with pytest.raises(ValueError, match="give its weights, too, or leave them out"):
-            given_settings("folder:b", weights=None, **facts)
-    for data, decoys in ((None, "folder:a"), ("folder:a", None)):
-        with pytest.raises(ValueError, match="a count without decoys says nothing"):
-            given_settings(data, weights="net.pt", decoys=decoys)
-
-
 def test_a_part_of_a_recipe_leaves_the_rest(tmp_path: Path) -> None:
     made = AUDIT.named("quick", {"recipe": {"victim": {"conv": {"kernel": 3, "channels": 4}}}})
     assert made.recipe.victim.conv == Conv(kernel=3, channels=4)
@@ -223,26 +199,6 @@ def test_a_part_of_a_recipe_leaves_the_rest(tmp_path: Path) -> None:
     nothing = AUDIT.changed(AUDIT.named("cpu", {"recipe.private.epsilon": "8"}),
                             {"recipe.private": "null"})  # fmt: skip
     assert nothing == AUDIT.named("cpu")
-
-
-def test_rows_are_the_cells_with_their_numbers_at_the_rate_of_headlines() -> None:
-    record = made_up()[0]
-    rows = AUDIT.rows(record)
-    assert [row["defence"] for row in rows] == [cell["name"] for cell in record["cells"]]
-    titles = [attack["title"] for attack in record["attacks"]]
-    assert all(list(row) == ["defence", "accuracy", *titles, "effect"] for row in rows)
-    base, first = record["cells"][0], rows[0]
-    assert first["accuracy"] == "81.2%"
-    assert (
-        first["span, start unknown"] == f"{base['attacks']['span']['good_at']['0.01']['mean']:.1%}"
-    )
-    loss = base["attacks"]["loss"]["found_at"]["0.01"]["mean"]
-    assert first["membership, loss"] == f"{loss:.1%}"
-    failed = rows[-1]
-    assert set(failed.values()) == {"large steps", "-", ""}
-    convolution = next(row for row in rows if row["defence"] == "a convolution first")
-    assert (convolution["span, start unknown"], convolution["span, start known"]) == ("-", "-")
-    assert convolution["KKT"] != "-"
 
 
 def products_of(store: Path) -> dict[str, int]:

@@ -6,18 +6,29 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from flows.chain import chain
 from flows.curate import curate
 from flows.evaluate import evaluate, summary_rows
 from flows.generate import generate
+from flows.presets import preset
 from flows.recipe import Recipe, one_phase
 from flows.report import report
 from flows.train import train
+from recon_core.attacks.instahide.mixing import InstaHide
+from recon_core.attacks.instahide.natural_fit import Refinement
+from recon_core.attacks.instahide.practical import Practical
 from recon_core.attacks.kkt.objective import KKTAttack, Search
+from recon_core.attacks.plug_and_play import KnownMask
 from recon_core.attacks.span.attack import SpanAttack
+from recon_core.balance import Curation
+from recon_core.metrics import ssim_pairs
+from recon_core.victims.autoencoder import FullyConnected
+from recon_core.victims.autoencoder_training import AutoencoderTraining
 from recon_core.victims.training import Optimiser
 from storage.errors import StorageError, StoreMismatchError
 from storage.pairs.dataset import Dataset
@@ -25,10 +36,16 @@ from storage.sources.load import load_images
 from tasks.campaign.victim_files import VICTIMS
 from tasks.cluster.workers import Workers
 from tasks.dataset.curate import NothingToLearnError
+from tasks.dataset.export import rendered
+from tasks.dataset.pair_sheet import pair_sheet
+from tasks.dataset.pair_stream import PairExamples
+from tasks.restoring.inputs import StorePictures
+from tasks.training.train import load_restorer
 from tasks.workspace import Workspace
 from tests.storage.s3_server import S3Server
 
 SHORT = SpanAttack(n_independent=20, overcomplete=1.0)
+ONE_WORKER = Workers(n_workers=1, device="cpu")
 TWO_WORKERS = Workers(n_workers=2, device="cpu")
 
 
@@ -150,7 +167,7 @@ def test_heldout_images_are_not_near_copies_of_training_images(
             Image.fromarray(tiles[k].transpose(1, 2, 0)).save(folder / f"{k:02d}.png")
     recipe = replace(tiny, data=f"folder:{tmp_path / 'tiles'}", near_duplicates=0.99, restorers={})
     store = tmp_path / "job"
-    generate(recipe, store, "heldout", workers=Workers(n_workers=1, device="cpu"))
+    generate(recipe, store, "heldout", workers=ONE_WORKER)
     told = json.loads((store / "heldout-excluded.json").read_bytes())
     assert told["n"] >= 12
     assert all(row["correlation"] > 0.99 for row in told["rows"])
@@ -204,7 +221,7 @@ def test_an_attack_that_separates_goes_through_every_station(
         evaluation=replace(tiny.evaluation, baselines=()),
     )
     store = tmp_path / "job"
-    products = chain(recipe, store, workers=Workers(n_workers=1, device="cpu"))
+    products = chain(recipe, store, workers=ONE_WORKER)
     workspace = Workspace(store)
     learned, judged = (Dataset(workspace.pairs(split)) for split in ("train", "heldout"))
     assert learned.verify().ok
@@ -276,3 +293,146 @@ def test_victims_whose_span_is_asked_for_are_kept(
 
 def _rows(table: dict[str, list[Any]]) -> list[dict[str, Any]]:
     return [dict(zip(table, values, strict=True)) for values in zip(*table.values(), strict=True)]
+
+
+@pytest.fixture(scope="module")
+def tiny_autoencoders() -> Recipe:
+    recipe = preset("autoencoder-demo")
+    plan = recipe.restorers["bf_dncnn"]
+    quick = replace(plan.training, n_steps=3, batch_size=8)
+    return replace(
+        recipe,
+        encoding="float16",  # which has a scale that must not get lost
+        experiment=replace(
+            recipe.experiment,
+            victim=FullyConnected(depth=3, width=24),
+            training=AutoencoderTraining(epochs=60, lr=3e-3, levels=(0.02,)),
+            attack=KnownMask(n_admm=10),
+            masks=("random", "stripes"),
+        ),
+        sampling=one_phase(4, images=5, per_part=2),
+        heldout=one_phase(2, images=5, per_part=2),
+        curation=Curation(n_subsets=4, noise_fraction=0.0),
+        restorers={"bf_dncnn": replace(plan, training=quick)},
+        evaluation=replace(recipe.evaluation, baselines=()),
+    )
+
+
+@pytest.mark.slow
+def test_autoencoders_go_from_images_to_a_report(
+    prefect_server: None, tiny_autoencoders: Recipe, tmp_path
+) -> None:
+    store, recipe = tmp_path / "job", tiny_autoencoders
+    facts = generate(recipe, store, "train", workers=ONE_WORKER)
+    assert facts["task"] == "images in, the same images out"
+    dataset = Dataset(Workspace(store).pairs("train"))
+    assert dataset.verify().ok
+    assert dataset.n_targets == 4 * 5
+    assert curate(recipe, store)["n_pairs"] == dataset.n_pairs > 0
+
+    names = ["pairs/reconstruction", "pairs/ssim_best", "pairs/iteration", "runs/mean_image"]
+    read = dataset.read(0, [*names, "targets/image", "pairs/target_row"])
+    own = torch.from_numpy(read["targets/image"][read["pairs/target_row"]]).float() / 255
+    mean = np.zeros_like(read["pairs/reconstruction"])
+    shown = torch.from_numpy(rendered(read["pairs/reconstruction"], mean)).float() / 255
+    torch.testing.assert_close(
+        ssim_pairs(shown, own), torch.from_numpy(read["pairs/ssim_best"]), atol=5e-3, rtol=0
+    )
+    assert set(read["pairs/iteration"].tolist()) == {10}
+    examples = PairExamples(dataset, batch_size=dataset.n_pairs, seed=0)
+    (batch,) = list(examples)
+    all_pictures = dataset.column("pairs/reconstruction")
+    np.testing.assert_allclose(
+        np.sort(((batch["condition"] + 1) / 2).mean(dim=(1, 2, 3)).numpy()),
+        np.sort(all_pictures.mean(axis=(1, 2, 3))),
+        atol=5e-4,
+    )
+    assert pair_sheet(dataset, n=3).iterations == (10,)
+
+    train(recipe, store, device="cpu")
+    restorer, net = load_restorer(Workspace(store).restorer("bf_dncnn"), device="cpu")
+    assert restorer.restore(net, shown[:2], n_samples=1, seeds=torch.arange(2)).shape == (
+        1,
+        2,
+        3,
+        32,
+        32,
+    )
+    record = evaluate(recipe, store, workers=ONE_WORKER)
+    assert record["dataset"]["n_victims"] == 2
+    assert len(record["methods"]["plain"]["targets"]["ssim"]) == 2 * 5
+    assert set(record["methods"]) >= {"plain", "vote", "bf_dncnn"}
+    assert "one degraded copy of each training picture" in report(recipe, store).read_text()
+
+
+@pytest.mark.slow
+def test_encodings_go_from_images_to_a_report(prefect_server: None, tmp_path: Path) -> None:
+    recipe = preset("instahide-small")
+    experiment = replace(
+        recipe.experiment,
+        n_public=4,
+        scheme=InstaHide(k_pub=1, n_epochs=10),
+        attack=Practical(refinement=Refinement(n_rounds=4)),
+    )
+    recipe = replace(
+        recipe,
+        experiment=experiment,
+        sampling=one_phase(2, images=10, per_part=1),
+        heldout=one_phase(1, images=10, per_part=1),
+        curation=replace(recipe.curation, n_subsets=4),
+        evaluation=replace(recipe.evaluation, baselines=()),
+    )
+    store = tmp_path / "job"
+    facts = generate(recipe, store, "train", workers=ONE_WORKER)
+    assert facts["task"] == "images of any class, mixed"
+    dataset = Dataset(Workspace(store).pairs("train"))
+    assert dataset.verify().ok
+    assert 0 < dataset.n_pairs <= 2 * 6
+    assert not dataset.column("runs/mean_image").any()
+    assert set(dataset.column("pairs/iteration").tolist()) == {4}
+    assert np.isfinite(dataset.column("runs/train_accuracy")).all()
+    assert curate(recipe, store)["n_pairs"] == dataset.n_pairs
+    record = evaluate(recipe, store, workers=ONE_WORKER)
+    assert record["dataset"]["n_victims"] == 1
+    heldout = Dataset(Workspace(store).pairs("heldout"))
+    ids = heldout.column("targets/image_id")
+    paired = ids[heldout.column("pairs/target_row")]
+    targets = record["targets"]["image_id"]
+    assert len(targets) == len(record["methods"]["plain"]["targets"]["ssim"]) == 6
+    assert len(paired)
+    assert set(paired.tolist()) <= set(targets) < set(ids.tolist())  # no public image is scored
+    assert "mixtures of private and public pictures" in report(recipe, store).read_text()
+
+
+@pytest.mark.slow
+def test_grey_goes_from_the_source_to_the_page(
+    tiny: Recipe, tmp_path: Path, prefect_server: None
+) -> None:
+    recipe = replace(tiny, channels=1)
+    store = tmp_path / "store"
+    products = chain(recipe, store, workers=ONE_WORKER)
+    workspace, record = Workspace(store), products["evaluation"]
+    for split in ("train", "heldout"):
+        dataset = Dataset(workspace.pairs(split))
+        assert {receipt.picture for receipt in dataset.receipts} == {(1, 32, 32)}
+        assert dataset.verify().ok
+    source = load_images(recipe.data, split="heldout", channels=1)
+    ids, targets = dataset.column("targets/image_id"), dataset.column("targets/image")
+    np.testing.assert_array_equal(targets, source.images[ids])
+    restored = {"bf_dncnn", "edm_x1", "edm_x2", "nlm", "tv", "wavelet"}
+    assert {"plain", "plain_all", "vote", "mean_image"} | restored == set(record["methods"])
+    assert record["methods"]["plain"]["targets"]["summary"]["n"] == len(targets)
+    assert "data:image/png" in products["report"].read_text()
+    assert json.loads(workspace.recipe.read_bytes())["channels"] == 1
+
+    # Restorers learn from it as from RGB, and a restoring job takes it.
+    (batch,) = PairExamples(dataset, batch_size=10_000, seed=0)
+    assert batch["condition"].shape[1:] == (3, 32, 32)
+    assert bool((batch["target"] == batch["target"][:, :1]).all())
+    confident = StorePictures(dataset, np.arange(2), np.zeros(2, np.int64))
+    assert [picture.pixels.shape for picture in confident] == [(3, 32, 32)] * 2
+
+    # The store is of grey pictures and stays so; the same recipe finds it finished.
+    assert generate(recipe, store, "heldout", workers=ONE_WORKER)["runs"] == recipe.heldout.n_runs
+    with pytest.raises(StoreMismatchError):
+        generate(replace(recipe, channels=3), store, "heldout", workers=ONE_WORKER)

@@ -21,12 +21,12 @@ import pytest
 from flows.recipe import Recipe
 from flows.regenerate import MANIFEST_SCHEMA, foreseen, read_manifest
 from flows.settings import read_recipe, to_json
-from flows.studies import kind_of
-from flows.studies import study as named_study
+from flows.study import kind_of
+from flows.study import study as named_study
 from storage.challenge import read_challenge
 from storage.checkpoints import load_checkpoint, read_meta
-from storage.documents import MAX_DEPTH, parse_document, seal_of
-from storage.errors import DocumentError, StorageError
+from storage.documents import MAX_DEPTH, seal_of
+from storage.errors import StorageError
 from storage.export.rows import Selection, selected_pairs
 from storage.files import write_json
 from storage.object_store import LocalPlace
@@ -210,21 +210,14 @@ DOCUMENTS: dict[str, Document] = {
         lambda folder: read_record(folder / "restoration.json", {"seed": 0}),
         names=(" was restored with other settings",),
     ),
-    "study's settings": Document(
-        _written("settings.json", lambda: asdict(named_study("losses", "cpu"))),
-        lambda folder: kind_of("losses").resolve(None, None, folder),
-        names=(" holds study ",),
-    ),
-    "recovery's settings": Document(
-        _written("settings.json", lambda: asdict(named_study("autoencoder", "cpu"))),
-        lambda folder: kind_of("autoencoder").resolve(None, None, folder),
-        names=(" holds study ",),
-    ),
-    "inversion's settings": Document(
-        _written("settings.json", lambda: asdict(named_study("inversion", "cpu"))),
-        lambda folder: kind_of("inversion").resolve(None, None, folder),
-        names=(" holds study ",),
-    ),
+    **{
+        f"settings of {name}": Document(
+            _written("settings.json", lambda name=name: asdict(named_study(name, "cpu"))),
+            lambda folder, name=name: kind_of(name).resolve(None, None, folder),
+            names=(" holds study ",),
+        )
+        for name in ("losses", "autoencoder", "inversion")
+    },
     "evaluation": Document(_evaluation, _reported, n_trees=N_PAGES),
     "evaluation compared": Document(_evaluation, _compared, n_trees=N_PAGES),
     "context": Document(_context, lambda folder: report.saved_context(folder / "a")),
@@ -325,32 +318,3 @@ def test_whatever_stands_in_a_document(name: str, tmp_path: Path):
     path.touch()
     os.truncate(path, 2**36)
     _read(document, tmp_path, path, "sixty-four gigabytes")
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (b"[]", "is a list, expected a JSON object"),
-        (b"null", "is null, expected a JSON object"),
-        (b"{", "is not JSON (Expecting property name"),
-        (b'{"x": NaN}', "is not JSON (it has NaN)"),
-        (b'{"x": 1, "x": 1}', "is not JSON ('x' stands twice"),
-        (b"\xff\xfe{\x00}\x00", "is not JSON ('utf-8' codec"),
-        (b'{"\\ud83d": 1}', "is not JSON ('utf-8' codec can't encode"),
-        (b'{"x": ' + b"[" * MAX_DEPTH + b"]" * MAX_DEPTH + b"}", "nested more than 64 deep"),
-        (b"[" * 10**6, "is not JSON (maximum recursion depth"),
-    ],
-)
-def test_what_is_no_document(content: bytes, words: str):
-    with pytest.raises(DocumentError) as caught:
-        parse_document(content, "a.json", "mend it")
-    text = str(caught.value)
-    assert words in text
-    assert text.startswith("a.json ")
-    assert text.endswith("; mend it")
-
-
-def test_what_is_a_document():
-    assert parse_document(b'\xef\xbb\xbf{"x": "\\ud83d\\ude00"}', "a", "") == {"x": "\U0001f600"}
-    deepest = b"[" * (MAX_DEPTH - 1) + b"]" * (MAX_DEPTH - 1)
-    assert parse_document(b'{"x": ' + deepest + b"}", "a", "")

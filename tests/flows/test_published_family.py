@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import flows
-from flows import studies
+from flows import study as studies
 from flows.chain import chain
 from flows.families.weights.study import GridStudy
 from flows.recipe import Recipe

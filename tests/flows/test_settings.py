@@ -11,14 +11,11 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from flows.families.weights.attack_plan import attack_preset
-from flows.papers import EXPERIMENTS
 from flows.presets import PRESETS, preset
 from flows.recipe import Recipe
 from flows.settings import command, from_json, parse_assignments, portable, resolve, to_json
 from recon_core.attacks.instahide.mixing import InstaHide, Mixing
 from recon_core.attacks.kkt.objective import KKTAttack
-from recon_core.attacks.plug_and_play import KnownMask, UnknownMask
 from recon_core.attacks.span.attack import SpanAttack
 from recon_core.experiments import (
     KKT,
@@ -56,6 +53,7 @@ def test_every_preset_is_named_by_its_key_and_survives_json(name: str) -> None:
         ("restorers.edm.training.n_steps", "3", lambda r: r.restorers["edm"].training.n_steps == 3),
         ("evaluation.external.mine", "m.onnx", lambda r: r.evaluation.external["mine"] == "m.onnx"),
         ("evaluation.restore_iterations", "all", lambda r: r.evaluation.n_samples == 8),
+        ("further_attacks", "[]", lambda r: r.further_attacks == ()),
     ],
 )
 def test_a_setting_changes_what_it_names_and_nothing_else(name, value, found) -> None:
@@ -63,24 +61,6 @@ def test_a_setting_changes_what_it_names_and_nothing_else(name, value, found) ->
     assert found(changed)
     before, after = to_json(preset("demo")), to_json(changed)
     assert sum(before[key] != after[key] for key in before) == 1
-
-
-def test_settings_of_another_family_are_changed_by_name_and_checked() -> None:
-    assert resolve("autoencoder-paper", {"experiment.attack.gamma": "1"}).experiment.attack == (
-        UnknownMask(gamma=1.0)
-    )
-    chosen = {"experiment.masks": "half,text", "experiment.attack.kind": "known"}
-    experiment = resolve("autoencoder-demo", chosen).experiment
-    assert experiment.masks == ("half", "text")
-    assert experiment.attack == KnownMask()
-    switched = resolve(
-        "autoencoder-demo",
-        {"experiment.victim.channels": "8,16"} | {"experiment.victim.kind": "unet"},
-    )
-    assert switched.experiment.victim == UNet(channels=(8, 16))
-    family = resolve("demo", {"experiment.family": "autoencoder", "experiment.sigma": "0.02"})
-    assert family.experiment == AutoencoderRecovery(sigma=0.02)
-    assert typed_again(switched, "autoencoder-demo") == switched
 
 
 def test_a_defence_is_chosen_by_its_kind_and_taken_back() -> None:
@@ -93,13 +73,8 @@ def test_a_defence_is_chosen_by_its_kind_and_taken_back() -> None:
     other = resolve(defended, {"experiment.defence.kind": "unicon"})
     assert other.experiment == Inversion(n_classes=4, defence=UniCon())
     assert resolve(defended, {"experiment.defence": "null"}) == split
-    with pytest.raises(ValueError, match=r"kind must be one of mixcon, unicon") as refusal:
+    with pytest.raises(ValueError, match=r"kind must be one of mixcon, unicon"):
         resolve(split, {"experiment.defence.kind": "magic"})
-    assert "\n" not in str(refusal.value)
-    with pytest.raises(ValueError, match=r"experiment.defence: lam=-1.0 must be at least 0"):
-        resolve(defended, {"experiment.defence.lam": "-1"})
-    with pytest.raises(ValueError, match="unknown setting"):
-        resolve("autoencoder-demo", {"experiment.defence.kind": "mixcon"})
 
 
 def test_a_defence_of_kkt_victims_is_set_with_what_it_goes_with() -> None:
@@ -146,6 +121,20 @@ def test_an_attack_on_weights_is_chosen_by_its_kind_and_asks_for_no_iteration_of
     assert (chosen.curation.min_iteration, chosen.evaluation.restore_iterations) == (50, (50, 1400))
     back = resolve(span, {"experiment.attack.kind": "kkt"}).experiment
     assert back == replace(before.experiment, attack=KKTAttack())
+    classes = resolve("buzaglo2023-multiclass", {"experiment.attack.kind": "span"})
+    search = resolve(classes, {"experiment.attack.kind": "kkt"}).experiment
+    assert search.attack == KKTAttack(condition="multiclass")
+
+
+def test_a_kind_of_victim_and_a_family_are_chosen_with_their_defaults() -> None:
+    chosen = {"experiment.victim.channels": "8,16", "experiment.victim.kind": "unet"}
+    switched = resolve("autoencoder-demo", chosen)
+    assert switched.experiment.victim == UNet(channels=(8, 16))
+    assert typed_again(switched, "autoencoder-demo") == switched
+    family = resolve("demo", {"experiment.family": "autoencoder", "experiment.sigma": "0.02"})
+    assert family.experiment == AutoencoderRecovery(sigma=0.02)
+    assert family.further_attacks == ()
+    assert resolve("demo", {"experiment.attack.kind": "span"}).further_attacks == ()
 
 
 def test_iterations_are_those_of_the_victims_that_they_are_asked_of() -> None:
@@ -156,13 +145,6 @@ def test_iterations_are_those_of_the_victims_that_they_are_asked_of() -> None:
     judged = resolve(before, {"heldout_experiment.attack.kind": "span"})
     assert judged.evaluation.restore_iterations == "last"
     assert judged.curation == before.curation
-
-
-def test_a_search_on_victims_with_an_output_per_class_knows_of_them() -> None:
-    span = resolve("buzaglo2023-multiclass", {"experiment.attack.kind": "span"})
-    experiment = resolve(span, {"experiment.attack.kind": "kkt"}).experiment
-    assert isinstance(experiment, KKT)
-    assert experiment.attack == KKTAttack(condition="multiclass")
 
 
 def test_further_attacks_are_named_by_their_kinds_and_survive_the_command() -> None:
@@ -180,12 +162,6 @@ def test_further_attacks_are_named_by_their_kinds_and_survive_the_command() -> N
         attack.kind: replace(own, experiment=replace(own.experiment, attack=attack))
         for attack in more.further_attacks
     }
-
-
-def test_another_family_or_kind_has_no_further_attack_that_is_none() -> None:
-    assert preset("demo").further_attacks == (SpanAttack(n_images=40, sources="independent"),)
-    for name, value in (("family", "inversion"), ("attack.kind", "span")):
-        assert resolve("demo", {f"experiment.{name}": value}).further_attacks == ()
 
 
 def test_an_experiment_s_own_attack_or_another_family_s_is_no_further_one() -> None:
@@ -249,29 +225,16 @@ def test_an_unknown_setting_is_refused_with_the_nearest(name: str, nearest: str)
          "evaluation.span of experiment.family='instahide': only victims of 'kkt'"),
         ("span-hundred", {"curation.min_iteration": "500"}, "curation.min_iteration=500 leaves "),
         ("span-hundred", {"evaluation.restore_iterations": "[1400]"}, "saves at [0]; choos"),
-        ("span-hundred", {"experiment.attack.alpha": "5"}, "unknown setting 'experi"),
-        ("span-hundred", {"experiment.attack.kind": "ica"}, "kind must be one of kkt, span"),
-        ("cifar-hundred", {"experiment.attack.alpha": "-1"},
-         "experiment.attack: alpha=-1.0 must be positive"),
         ("span-hundred", {"experiment.attack.surplus": "x"}, "experiment.attack.surplus='x'"),
-        ("span-hundred", {"experiment.training.span": "x"}, "experiment.training.span"),
-        ("autoencoder-paper", {"experiment.attack.gama": "1"},
-         "did you mean 'experiment.attack.gamma'"),
-        ("autoencoder-paper", {"experiment.attack.gamma": "-1"},
-         "experiment.attack: gamma=-1.0 must be positive"),
         ("autoencoder-paper", {"experiment.masks": "half,holes"},
          "masks='half,holes' must be different ones"),
-        ("autoencoder-paper", {"experiment.level": "0.5"}, "0.5 is not one of training.levels"),
         ("autoencoder-paper", {"experiment.attack.kind": "magic"}, "kind must be one of unknown, "),
-        ("autoencoder-paper", {"experiment.n_classes": "2"}, "unknown setting"),
         ("autoencoder-paper", {"experiment.family": "vae"},
          "family must be one of kkt, autoencoder"),
         ("instahide-small", {"experiment.scheme.kind": "theory"},
          "n_encodings=0: a theory scheme needs it"),
         ("instahide-small", {"experiment.scheme.kind": "magic"},
          "kind must be one of instahide, theory"),
-        ("instahide-small", {"experiment.scheme.n_epoch": "4"},
-         "did you mean 'experiment.scheme.n_epochs'"),
         ("instahide-small", {"experiment.scheme.k_pub": "41"},
          "n_public=40 must be at least 1 and scheme.k_pub=41"),
     ],
@@ -282,18 +245,6 @@ def test_bad_settings_are_explained_in_one_line(
     with pytest.raises(ValueError, match=re.escape(said)) as refusal:
         resolve(recipe, settings)
     assert "\n" not in str(refusal.value)
-
-
-def test_unknown_keys_in_a_recipe_are_errors() -> None:
-    tree = to_json(preset("demo"))
-    tree["experiment"]["attack"]["alhpa"] = 3
-    with pytest.raises(ValueError, match="alhpa"):
-        from_json(tree)
-
-
-def test_an_unknown_preset_is_refused_with_the_nearest() -> None:
-    with pytest.raises(ValueError, match="did you mean 'cifar-small'"):
-        preset("cifar_small")
 
 
 def test_assignments_need_an_equals_sign() -> None:
@@ -321,16 +272,6 @@ def test_heldout_victims_differ_in_seed_and_keep_every_candidate() -> None:
     assert (train.experiment.keep, heldout.experiment.keep) == ("confident", "all")
     assert heldout.experiment.augment_p == 0
     assert heldout.experiment.victim == train.experiment.victim
-
-
-def test_every_experiment_of_the_papers_is_a_preset_and_an_attack() -> None:
-    for name, make in EXPERIMENTS.items():
-        assert resolve(name).experiment == make()
-        plan = attack_preset(name)
-        n_attacks = resolve(name).sampling.attacks_per_victim
-        assert (plan.attack, plan.n_attacks) == (make().attack, n_attacks)
-    with pytest.raises(ValueError, match="haim2022"):
-        attack_preset("haim2020")
 
 
 @pytest.mark.parametrize(

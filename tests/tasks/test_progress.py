@@ -33,5 +33,5 @@ def test_a_long_note_costs_no_other_part_of_the_line(
     ]
     last = [line.rstrip() for line in lines if line.strip()][-1]
     assert len(last) <= width
-    assert re.search(r"━+.* 105/112 units +\S+ units/s +\d?\d:\d\d Gen", last), last
+    assert re.search(r"━+.* 105 / 112 units +\S+ units/s +\d?\d:\d\d", last), last
     assert last.endswith("victim 3" if width == 160 else "…")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tasks.artifacts import leave_table
+from tasks.artifacts import publish_table
 from tasks.attack_file.record import plain, setting_rows
 from tasks.attack_file.report import check_chances, leave, page_context
 from tasks.devices import Device, resolve_device
@@ -71,7 +71,7 @@ def attack_autoencoder(
     page = autoencoder_page(record, cells, context)
     png = recoveries_sheet(cells, job.n_shown)
     leave(job.out, record, page, sheet=("recoveries", png, "What came back, beside what was given"))
-    leave_table("recoveries", summary_rows(cells), "Every mask and method, beside the control")
+    publish_table("recoveries", summary_rows(cells), "Every mask and method, beside the control")
     return record
 
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tasks.artifacts import leave_table
+from tasks.artifacts import publish_table
 from tasks.attack_file.report import leave, page_context
 from tasks.devices import Device, resolve_device, use_threads
 from tasks.families.instahide.attack import METHODS, attack_all
@@ -98,7 +98,7 @@ def attack_instahide(
     context = page_context(packages, outcome=outcome(record), n_shown=job.n_shown)
     page = instahide_page(record, prepared, scored, context)
     leave(job.out, record, page, name=RECORD, sheet=sheet)
-    leave_table("instahide", screen_rows(record), "Every method")
+    publish_table("instahide", screen_rows(record), "Every method")
     return record
 
 

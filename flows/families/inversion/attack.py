@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flows.families.inversion.methods import inversion_methods
-from tasks.artifacts import leave_table
+from flows.attack_methods import inversion_methods
+from tasks.artifacts import publish_table
 from tasks.attack_file.report import leave, page_context, write_arrays
 from tasks.devices import Device, resolve_device, use_threads
 from tasks.families.inversion.attack import (
@@ -63,7 +63,7 @@ def attack_inversion(
     page, png = inversion_page(record, prepared.data, attacked, context)
     sheet = ("reconstructions", png, "What came back, below the originals")
     leave(job.out, record, page, name=RECORD, sheet=sheet)
-    leave_table("inversion", screen_rows(record), "Every attack, beside chance")
+    publish_table("inversion", screen_rows(record), "Every attack, beside chance")
     return record
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.families.inversion.grids import PRESETS
-from flows.settings import replace_setting, values_of
+from flows.settings import changes, replace_setting, values_of
 from flows.study_kind import UnitStudy
 from storage.files import write_file
 from tasks.campaign.state import CONTROL_FILE
@@ -59,8 +59,7 @@ class SplitStudy(UnitStudy[InversionStudy, InversionPlan]):
             for name, value in values_of(source):
                 if own[source["name"]].get(name, ...) != value:
                     found[f"{source['name']}.{name}"] = value
-        plain = dict(values_of(base))
-        found |= {name: value for name, value in values_of(tree) if plain.get(name, ...) != value}
+        found |= changes(base, tree)
         data = found.pop(f"{sources[-1]['name']}.data", None) if sources else None
         return found | ({} if data is None else {"data": data})
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from tasks.artifacts import leave_table
+from tasks.artifacts import publish_table
 from tasks.attack_file.comparison import sentences
 from tasks.attack_file.record import plain, setting_rows
 from tasks.attack_file.report import check_chances, leave, page_context
@@ -79,7 +79,7 @@ def _attack(job: WeightsJob, device: Device, *, force: bool) -> dict[str, Any]:
     png = weights_sheet(results, truth, decoys)
     sheet = ("reconstructions", png, "What came back, beside what is known")
     leave(job.out, record, page, sheet=sheet)
-    leave_table("attacks", summary_rows(record), "Every attack on the given weights")
+    publish_table("attacks", summary_rows(record), "Every attack on the given weights")
     return record
 
 

@@ -9,19 +9,16 @@ import pytest
 from PIL import Image
 from safetensors.torch import load_file
 
+from flows.attack_methods import inversion_methods
 from flows.families.inversion import attack as attack_inversion
 from flows.families.inversion.attack import ENTRIES
-from flows.families.inversion.methods import inversion_methods
 from recon_core.attacks.inversion.feature_matching import GradientInversion
 from recon_core.attacks.inversion.strong_inversion import StrongInversion
-from recon_core.victims.split import LeNet5
 from tests.tasks.families.inversion.classifier_files import (
     N_IMAGES,
     ClassifierFiles,
     make_classifier,
-    save_split,
 )
-from tests.tasks.families.weights.attack_victims import pictures, write_pictures
 from tests.tasks.pages import FIRST_SCREEN, Page
 
 
@@ -73,24 +70,6 @@ def test_from_a_program_to_a_page(
     assert (out / "reconstructions.safetensors").read_bytes() == before
     palimpsest.done(*start, "--attack", "paper")
     assert set(load_file(out / "reconstructions.safetensors")) == {"original", "sgd"}
-
-
-def test_our_own_weights_need_no_architecture_and_grey_pictures_are_taken_grey(
-    palimpsest, tmp_path: Path, prefect_server
-) -> None:
-    path = tmp_path / "victim.safetensors"
-    save_split(path, LeNet5(cut=1), (1, 28, 28), 2, about=True)
-    grey = pictures(4, 3, 28)[:, :1].expand(-1, 3, -1, -1)
-    write_pictures(tmp_path / "grey", grey)
-    shown = palimpsest.done(
-        "attack", "inversion", "--weights", path, "--data", f"folder:{tmp_path / 'grey'}",
-        "--out", tmp_path / "out", "--steps", 20, "--device", "cpu", "--attack", "strong",
-    )  # fmt: skip
-    record = json.loads((tmp_path / "out" / "inversion.json").read_bytes())
-    assert (record["victim"]["cut"], record["victim"]["images"]) == ("conv1", "1x28x28")
-    text = " ".join(shown.split())
-    assert "No --public images" in text
-    assert "zeta is the default" in text
 
 
 def test_cuts_are_listed_without_an_attack(palimpsest, files: ClassifierFiles) -> None:

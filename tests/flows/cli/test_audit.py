@@ -27,15 +27,6 @@ def audit(palimpsest: Command) -> Command:
     return palimpsest.of("audit")
 
 
-def test_the_help_tells_the_exit_code_and_every_option(audit: Command) -> None:
-    said = " ".join(audit.done("--help").replace("│", " ").split())
-    assert "Exit code 3 above a limit, e.g. good>0.05@fpr=0.01; repeatable." in said
-    for option in ("--recipe", "--quick", "--weights", "--decoys", "--initial", "--fail-above",
-                   "--only", "--dry-run", "--fresh", "--out"):  # fmt: skip
-        assert option in said
-    assert "--quick,--preset" not in said  # one option is no other name of another
-
-
 def test_a_dry_run_says_what_it_would_take_and_makes_nothing(
     audit: Command, tmp_path: Path
 ) -> None:
@@ -53,7 +44,7 @@ def test_a_leak_above_a_limit_is_exit_code_3(
     code, said, complaint = audit(*TINY, "--out", store, "--fail-above", "good>0.0@fpr=0.05")
     assert code == 3, complaint
     text = " ".join(said.split())
-    assert "palimpsest audit quick, 1 defence, 4 networks each, 8 images in each, on photos" in text
+    assert "palimpsest audit quick, 1 defence, 4 networks each, on photos" in text
     assert re.search(r"fails: good>0.0@fpr=0.05 is [01]\.\d\d\d by span", text)
     assert "training images come back well" in text
     for name in ("audit.html", "audit.json", "audit-junit.xml", "model-card.md"):

@@ -22,7 +22,6 @@ from storage.pairs.dataset import Dataset
 from tasks.campaign.state import read_control, read_quarantine, write_quarantine
 from tasks.campaign.status import find_recipe
 from tasks.cluster.workers import Workers
-from tests.storage.s3_server import S3Server
 from tests.storage.stores import store
 from tests.tasks.campaign.test_state import campaign_store, set_times
 
@@ -101,19 +100,6 @@ def test_status_of_an_unfinished_campaign_names_what_was_given_up(
     assert "log" not in row
 
 
-def test_status_and_control_of_a_store_in_a_bucket(palimpsest, s3: S3Server) -> None:
-    place = campaign_store(s3.location("pairs"), range(3)).place
-    code, said, complaint = palimpsest("campaign", "status", "--store", s3.location("pairs"))
-    assert code == 0
-    assert re.search(r"runs +6\n", said)
-    assert re.search(r"confident pairs per run +[▁▂▃▄▅▆▇█]{3}", said)
-    assert "recipe.json" in complaint
-    palimpsest.done("campaign", "pause", "--store", s3.location("pairs"))
-    assert read_control(place).state == "paused"
-    said = palimpsest("campaign", "status", "--store", s3.location("pairs"))[1]
-    assert re.search(r"state +paused \d+ s ago\n", said)
-
-
 def test_a_campaign_that_brings_nothing_for_long_is_called_quiet(
     palimpsest, tmp_path: Path
 ) -> None:
@@ -129,14 +115,6 @@ def test_a_campaign_that_brings_nothing_for_long_is_called_quiet(
     assert re.search(r"state +quiet", said)
     palimpsest("campaign", "pause", "--store", tmp_path / "job")
     assert "no part for" not in palimpsest(*words)[2]
-
-
-def test_a_plot_needs_a_png_and_a_part(palimpsest, tmp_path: Path) -> None:
-    campaign_store(tmp_path / "s", range(0))
-    words = ["campaign", "status", "--store", tmp_path / "s"]
-    assert "s3://bucket/a.png" in palimpsest.refused(*words, "--plot", "s3://bucket/a.png")
-    assert "no part yet" in palimpsest.refused(*words, "--plot", tmp_path / "a.png")
-    assert not (tmp_path / "a.png").exists()
 
 
 def test_pause_resume_and_cancel_write_what_a_campaign_reads(palimpsest, tmp_path: Path) -> None:
@@ -248,15 +226,6 @@ def test_what_is_no_manifest_is_refused(palimpsest, tmp_path: Path) -> None:
         assert str(tmp_path / "m.json") in complaint
         assert complaint.count("\n") == 1
     assert not (tmp_path / "new").exists()
-
-
-def test_buckets_are_no_folders_of_this_machine(palimpsest, job: Path, tmp_path: Path) -> None:
-    file = manifest_of(job, tmp_path / "m.json")
-    for words in (
-        ("regenerate", file, "--store", "s3://bucket/a"),
-        ("manifest", "--store", job, "--out", "s3://bucket/m.json"),
-    ):
-        assert "give a path of this machine" in palimpsest.refused("dataset", *words)
 
 
 def test_the_recipe_of_a_store_is_what_made_it_and_not_what_was_typed_last(

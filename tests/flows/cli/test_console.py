@@ -13,7 +13,7 @@ from rich.table import Table
 
 from flows.cli import main as cli
 from flows.cli.console import Screen, show_facts, show_notices
-from storage.errors import SourceError, shown
+from storage.errors import SourceError
 
 EVIL = "a\x1b[2J\x07\x9b\udcff\u202eb.png"
 SEEN = r"a\x1b[2J\x07\x9b\xff\u202eb.png"
@@ -43,14 +43,6 @@ def test_no_name_of_a_file_steers_the_terminal(name: str):
     for steering in ("\x1b[2J", "\x07", "\x9b", "\u202e", "\udcff"):
         assert steering not in printed
     printed.encode()
-
-
-def test_what_is_printable_stays_as_it_is():
-    for text in ("plain", "Größe 7 × 7 · ü", "日本語.png", "emoji 🙂.png", ""):
-        assert shown(text) == text
-    assert shown("a\nb\tc") == r"a\nb\tc"
-    assert shown("a\nb\tc", keep="\n") == "a\nb\\tc"
-    assert shown("\ud800") == r"\ud800"  # no byte of a name, but no character either
 
 
 def test_errors_are_one_line_whatever_a_file_is_called(capsys: pytest.CaptureFixture[str]):

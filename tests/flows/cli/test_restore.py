@@ -21,7 +21,6 @@ from tests.tasks.restoring.restorers import (
     network_of,
     picture_folder,
     pixels,
-    read,
     trained,
 )
 
@@ -109,39 +108,11 @@ def test_an_attacks_pictures_are_restored_inside_the_span_of_its_weights(
     assert (tmp_path / "out" / "restored.json").exists()
 
 
-def test_the_steps_that_are_kept_in_the_span_are_settings_of_the_folder(
-    palimpsest, prefect_server: None, tmp_path: Path
-) -> None:
-    images = photograph_tiles(SIZE, shrink=4)[:6].numpy()
-    network_of(images, tmp_path / "victim.pt", start=tmp_path / "start.pt")
-    words = ["--weights", trained(tmp_path / "edm"), "--samples", 2, "--device", "cpu"]
-    words += ["--input", picture_folder(tmp_path / "in", images), "--out", tmp_path / "out"]
-    words += ["--span", tmp_path / "victim.pt", "--initial", tmp_path / "start.pt"]
-    palimpsest.done(*words, "--span-steps", "last")
-    record = json.loads((tmp_path / "out" / "restored.json").read_text())
-    assert record["settings"]["model"]["settings"]["span"]["steps"] == "last"
-    complaint = palimpsest.refused(*words, "--span-tolerance", 0.01)
-    assert 'span.steps is "last" there, "every" here' in complaint
-    assert "span.tolerance is 0.0 there, 0.01 here" in complaint
-
-
-@pytest.mark.parametrize(("size", "shape"), [("8x12", (3, 8, 12)), ("6", (3, 6, 6))])
-def test_pictures_are_resized_when_asked(
-    palimpsest, prefect_server: None, tmp_path: Path, folder: Path, size: str, shape: object
-) -> None:
-    weights = trained(tmp_path / "bf", TINY_BF_DNCNN)
-    words = ["--weights", weights, "--input", folder, "--out", tmp_path / "out"]
-    palimpsest.done(*words, "--size", size, "--device", "cpu")
-    assert read(tmp_path / "out" / "mean" / "p00.png").shape == shape
-
-
 @pytest.mark.parametrize(
     ("changes", "code", "said"),
     [
         ({"--weights": "nothing"}, 2, "nothing is not there: give .*nlm, tv, wavelet"),
         ({"--initial": "epoch0"}, 2, "--initial, .* --span-rounds are of the network of --span"),
-        ({"--span-steps": "every"}, 2, "--initial, .* are of the network of --span; give it"),
-        ({"--span-tolerance": 0}, 2, "--initial, .* are of the network of --span; give it"),
         ({"--span": "own.pt", "--span-tolerance": 2}, 2, "--span-tolerance 2 is no distance"),
         ({"--span": "nowhere"}, 2, "nowhere"),
         ({"--span": "grey.safetensors"}, 2, "is 8x8 in colour, and the network in .* of 1x8x8"),
@@ -154,11 +125,8 @@ def test_pictures_are_resized_when_asked(
         ({"--input": "broken"}, 2, "p00.png cannot be read as a picture"),
         ({"--out": "in"}, 2, "in is not empty and holds no restoration"),
         ({"--out": "s3://bucket/x"}, 2, "give a folder of this machine"),
-        ({"--samples": 0}, 2, "n_samples=0"),
-        ({"--limit": 0}, 2, "limit=0"),
         ({"--size": "8by8"}, 2, "--size '8by8' is no size; give the side of a square"),
         ({"--size": "999999"}, 2, "999999 x 999999 is more than 89,478,485 pixels"),
-        ({"--size": "0x8"}, 2, r"size=\(0, 8\) must be at least 1"),
     ],
 )
 def test_errors_are_one_line_with_a_fix(

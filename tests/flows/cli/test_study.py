@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from flows.cli.main import app
 from flows.families.weights.study import GRIDS
-from flows.studies import kind_of, study
-from recon_core.attacks.kkt.attacks import separation_operations
-from recon_core.attacks.span.settings import SpanAttack
-from recon_core.experiments import KKT
-from recon_core.optimisers import Optimiser
+from flows.study import kind_of, study
 from recon_core.victims.separability import MixCon
 from tasks.families.weights.study.cost import (
     Pace,
-    attack_operations,
-    cost_of,
-    measured_pace,
-    training_operations,
 )
 from tasks.families.weights.study.figure_specs import describe_figures, kernels_of
 
@@ -104,49 +95,4 @@ def test_the_victims_of_every_cell_can_be_defended() -> None:
         study("large", "cpu", {**chosen, "experiment.training.batch_size": "7"})
 
 
-SHAPE = (3, 32, 32)
 PACE = Pace(epoch_s=1e-3, training_rate=1e9, iteration_s=2e-3, attack_rate=2e9)
-
-
-def test_operations_are_those_of_the_papers_run() -> None:
-    """300 images, D-1000-1000-1: 5.5e9 an epoch; 400 candidates: 12e9 an iteration."""
-    paper = KKT()
-    assert training_operations(paper, 300, SHAPE) == pytest.approx(5.5e9, rel=0.02)
-    assert attack_operations(paper, 300, SHAPE) == pytest.approx(12e9, rel=0.02)
-    training = paper.training
-    in_span: Any = {"optimiser": Optimiser(rule="gd", lr=0.01), "span": "auto"}
-    quick = KKT(training=type(training)(**{**vars(training), **in_span}))
-    assert training_operations(quick, 300, SHAPE) == pytest.approx(1.98e9, rel=0.02)
-
-
-def test_a_cells_cost_adds_up() -> None:
-    made = study("large", "cpu", {"n_victims": 3})
-    (cell,) = made.cells
-    cost = cost_of(made, cell, SHAPE, PACE, stacked=False)
-    experiment = cell.experiment
-    epoch = 4 * 1e-3 + training_operations(experiment, 200, SHAPE) / 1e9
-    iteration = 2e-3 + attack_operations(experiment, 200, SHAPE) / 2e9
-    assert cost.seconds_of["training"] == pytest.approx(3 * 10_000 * epoch)
-    assert cost.seconds_of["attacks take"] == pytest.approx(3 * 2 * 1000 * iteration)
-    assert cost.disk_bytes == 3 * 2 * 400 * 3072 * 2
-    stacked = cost_of(made, cell, SHAPE, PACE, stacked=True)
-    assert stacked.memory_bytes == 2 * cost.memory_bytes
-
-
-def test_a_separation_costs_its_iterations_and_both_signs_are_stored() -> None:
-    made = study("losses", "cpu", {"n_victims": 3, "experiment.attack.kind": "span"})
-    cell = made.cells[0]
-    cost = cost_of(made, cell, SHAPE, PACE, stacked=False)
-    n_attacks, n_directions = 3 * made.n_attacks, round(1.5 * cell.images_per_run)
-    span = cell.experiment.attack
-    assert isinstance(span, SpanAttack)
-    assert cost.disk_bytes == n_attacks * 2 * span.n_sources(n_directions) * 3072 * 2
-    one = 2e-3 + separation_operations(span, n_directions, SHAPE) / 2e9
-    assert cost.seconds_of["attacks take"] == pytest.approx(n_attacks * span.n_iterations * one)
-
-
-def test_the_pace_of_this_machine_is_measured() -> None:
-    pace = measured_pace("cpu", epochs=20, iterations=6)
-    assert all(value > 0 for value in vars(pace).values())
-    assert pace.epoch_s < 1
-    assert pace.attack_rate > 1e7

@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 from benchmarks.papers import autoencoder as claims_000
 from benchmarks.papers import mixcon as claims_003
 from flows.cli.main import app
-from flows.studies import STUDIES
-from flows.study import UnitsFailedError
+from flows.study import STUDIES, UnitsFailedError
 from recon_core.victims.separability import MixCon
 from tasks.families.inversion.study.record import sweet_spots
 from tasks.families.inversion.study.settings import Cell

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,10 +11,8 @@ import pytest
 from recon_core.sampling import Phase
 from storage.pairs.receipts import (
     ImageTable,
-    Receipt,
-    pack_images,
 )
-from tasks.campaign.coordinator import Coordinator, KnownCounts
+from tasks.campaign.coordinator import Coordinator, KnownCounts, Sum
 from tasks.campaign.plan import Plan
 from tests.tasks.troubled_runs import MIXED, UNIFORM, no_op, small_images
 
@@ -26,18 +25,12 @@ def taken(parts: Coordinator, now_s: float = 0.0) -> list[int]:
     return found
 
 
-def receipt_of(part: int, seed: int) -> Receipt:
-    """A receipt of which only the part and the table of images matter."""
+def receipt_of(part: int, seed: int) -> Any:
+    """What plans read of a receipt."""
     rng = np.random.default_rng((seed, part))
     ids = np.sort(rng.choice(40, 8, replace=False))
     pairs = rng.integers(0, 9, 8)
-    table = ImageTable(ids, np.ones(8, np.int64), np.minimum(pairs, 1), pairs)
-    return Receipt(
-        schema="", part=part, group="", encoding="float16", picture=(3, 8, 8), run_first=2 * part,
-        n_runs=2, n_targets=8, n_pairs=8, fingerprint="", plan_hash="", source_hash="",
-        code_version="", torch_version="", device="cpu", threads=1, seconds=0.0,
-        array_hashes={}, files={}, outcomes={}, images=pack_images(table),
-    )  # fmt: skip
+    return Sum(ImageTable(ids, np.ones(8, np.int64), np.minimum(pairs, 1), pairs), part)
 
 
 def test_a_round_that_needs_counts_waits_for_the_rounds_that_it_may_know() -> None:

@@ -34,9 +34,8 @@ from storage.pairs.parts import write_part
 from storage.pairs.receipts import Receipt
 from storage.sources.load import ImageSet
 from tasks.campaign import part as worker_side
-from tasks.campaign.generate import run_campaign
+from tasks.campaign.generate import reason_of, run_campaign, verdict
 from tasks.campaign.part import PartJob, PartLog, batch_of, log_tail, run_part
-from tasks.campaign.part_errors import reason_of, verdict
 from tasks.campaign.plan import Campaign, Plan, open_store
 from tasks.campaign.state import clear_quarantine, read_quarantine, write_control, write_quarantine
 from tasks.campaign.watch import CampaignError, Pace

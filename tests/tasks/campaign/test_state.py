@@ -20,7 +20,7 @@ from storage.object_store import Location
 from storage.pairs.dataset import Dataset, create_or_open
 from storage.pairs.parts import write_part
 from storage.sources.load import ImageSet
-from tasks.campaign.coverage_plot import coverage_plot
+from tasks.campaign.coverage_plot import coverage_picture
 from tasks.campaign.plan import Campaign
 from tasks.campaign.state import (
     LOG_TAIL_CHARS,
@@ -279,19 +279,13 @@ def test_coverage_and_balance_are_those_of_the_runs_so_far(tmp_path: Path) -> No
 
 def test_the_plot_is_a_picture_of_one_part_as_of_many(tmp_path: Path) -> None:
     dataset = campaign_store(tmp_path, range(3))
+    status = campaign_status(dataset, n_runs_last_phase=6)
     for receipts in (dataset.receipts[:1], dataset.receipts):
-        png = coverage_plot(
-            coverage_curve(receipts),
-            title="s",
-            n_images=N_IMAGES,
-            phases=[(0, "uniform"), (4, "least_seen")],
-        )
-        picture = Image.open(io.BytesIO(png))
-        assert picture.format == "PNG"
-        assert picture.size == (960, 720)
+        picture = Image.open(io.BytesIO(coverage_picture(status, receipts, "s")))
+        assert (picture.format, picture.size) == ("PNG", (960, 720))
         assert len(picture.convert("RGB").getcolors(1 << 20) or []) > 20
     with pytest.raises(ValueError, match="no part yet"):
-        coverage_plot(coverage_curve(()), title="s")
+        coverage_picture(status, (), "s")
 
 
 @pytest.mark.parametrize(

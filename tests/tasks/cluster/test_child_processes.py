@@ -12,11 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tasks.cluster.child_processes import MARK
+from tasks.interruption import MARK
 
 PARENT = """
 import subprocess, sys, time
-from tasks.cluster.child_processes import start_guard
+from tasks.interruption import start_guard
 start_guard(grace_s=1.0)
 stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
 for program in ("import time; time.sleep(600)", stubborn):
@@ -55,7 +55,9 @@ def test_what_a_command_started_ends_after_it(
         started = [psutil.Process(int(parent.stdout.readline())) for _ in range(2)]
     if "sleep" in then:
         started_by = psutil.Process(parent.pid).children()
-        guards = [p for p in started_by if any("child_processes" in word for word in p.cmdline())]
+        guards = [
+            p for p in started_by if any("tasks.interruption" in word for word in p.cmdline())
+        ]
         assert len(guards) == 1
         os.kill(parent.pid, signal.SIGKILL)
     parent.wait(timeout=30)
@@ -66,7 +68,7 @@ def test_what_a_command_started_ends_after_it(
 
 
 def test_a_guard_is_started_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tasks.cluster.child_processes import start_guard
+    from tasks.interruption import start_guard
 
     monkeypatch.setenv(MARK, "of the command that started this process")
     before = len(psutil.Process().children())

@@ -7,7 +7,7 @@ import time
 import pytest
 from distributed import Client, LocalCluster, Worker, get_worker
 
-from tasks.cluster.last_part import VARIABLE, dask_setup
+from tasks.cluster.batch_jobs import VARIABLE, dask_setup
 
 PATIENCE_S = 60.0
 

@@ -20,7 +20,7 @@ from distributed.security import Security
 
 from tasks.campaign.part import own_device
 from tasks.cluster import workers as workers_module
-from tasks.cluster.batch_jobs import KeepJobs
+from tasks.cluster.batch_jobs import VARIABLE, KeepJobs
 from tasks.cluster.batch_systems import (
     KubernetesSite,
     SlurmSite,
@@ -31,7 +31,6 @@ from tasks.cluster.batch_systems import (
     slurm_arguments,
     slurm_seconds,
 )
-from tasks.cluster.last_part import VARIABLE
 from tasks.cluster.workers import (
     Workers,
     dask_client,
@@ -210,7 +209,7 @@ def test_slurm_is_told_of_one_process_a_job_with_its_gpu_and_environment(
     assert told["job_script_prologue"][0] == "export OMP_NUM_THREADS=2"
     assert told["job_script_prologue"][-1] == "module load cuda"
     assert told["worker_extra_args"] == [
-        *("--preload", "tasks.cluster.last_part"),
+        *("--preload", "tasks.cluster.batch_jobs"),
         *("--dashboard-address", "127.0.0.1:0"),
         *("--resources", "GPU=1"),
     ]
@@ -309,7 +308,7 @@ def test_the_job_script_that_dask_jobqueue_writes(site_file: str) -> None:
     ):
         assert line in script.splitlines()
     assert "--nthreads 1 " in script
-    assert "--preload tasks.cluster.last_part" in script
+    assert "--preload tasks.cluster.batch_jobs" in script
     assert "--tls-key " in script
     assert "--resources GPU=1" in script
 

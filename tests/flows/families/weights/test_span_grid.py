@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from benchmarks.papers import kkt as claims_002
 from flows.cli.main import app
-from flows.studies import study
+from flows.study import study
 from recon_core.attacks.kkt.objective import KKTAttack
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.experiments import KKT

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from flows.families.weights.study import GRID_NAMES
-from flows.studies import study
+from flows.study import study
 from tasks.families.weights.study.claims import STATEMENTS, check_claims
 from tasks.families.weights.study.figure_specs import FIGURES, describe_figures
 from tasks.families.weights.study.results import (

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flows.studies import study
+from flows.study import study
 from tasks.families.weights.study.claims import check_claims
 from tasks.families.weights.study.span_checks import STATEMENTS, WHAT
 from tasks.page.formats import is_ours
