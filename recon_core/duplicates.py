@@ -24,8 +24,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Float32, Int, Shaped
 from torch import Tensor
 
-from recon_core.metrics import require_same_shape
-from recon_core.ncc import unit_vectors
+from recon_core.metrics import require_same_shape, unit_vectors
 from recon_core.types import Progress, no_progress
 
 THRESHOLD = 0.6

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
-from recon_core.ncc import ROWS
+from recon_core.metrics import ROWS
 
 WORST_SCORE = -1.0
 

@@ -26,7 +26,7 @@ from scipy import sparse
 from torch import Tensor
 
 from recon_core.matching import WORST_SCORE
-from recon_core.ncc import unit_vectors
+from recon_core.metrics import unit_vectors
 
 ROWS = 512
 

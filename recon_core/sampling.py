@@ -4,6 +4,19 @@ Runs are grouped into parts (the work of one task), parts into rounds. Round k i
 the settings, the labels and the history known from rounds <= k - lag, whatever the number of
 workers or how often they died. Image restoration paper, section 2: 100,000 uniform runs, then
 50,000 on the 4,000 least-seen images.
+
+The sampler `adaptive` learns from earlier rounds what another run of each image is worth.
+An image that came back in k of n runs, with z confident pairs, is worth
+
+    w = (k + prior_back) / (n + prior_runs) * 2^(-z / enough):
+
+its expected chance under a Beta(prior_back, prior_runs - prior_back) prior, times what another pair
+of it is worth (image restoration paper, end of section 2). Each run draws its images without
+replacement with probabilities in proportion to w, so every image is always possible. Thompson
+sampling gave the same coverage in simulated worlds, and less balance among covered images.
+
+Only sums, products, quotients and powers of two occur, which are the same on every machine; between
+the halvings the worth goes down in a straight line.
 """
 
 from __future__ import annotations
@@ -18,9 +31,70 @@ from typing import Annotated, Literal
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from recon_core.adaptive import History, draw, worth
 from recon_core.strict import Count, Strict, Within
 from recon_core.types import RunSpec
+
+_FAINTEST = 500
+"""Halvings, beyond those of the image with the fewest pairs, after which no more are counted."""
+
+
+@dataclass(frozen=True, eq=False)
+class History:
+    """Record of each image of the source in the rounds that are known, (n,) each. `n_runs`: runs
+    that trained on it; `n_back`: those in which a confident pair of it came back; `n_pairs`:
+    confident pairs. Raises ValueError if they cannot be counts of the same runs."""
+
+    n_runs: Int64[np.ndarray, " n"]
+    n_back: Int64[np.ndarray, " n"]
+    n_pairs: Int64[np.ndarray, " n"]
+
+    def __post_init__(self) -> None:
+        wrong = np.flatnonzero((self.n_back < 0) | (self.n_back > self.n_runs) | (self.n_pairs < 0))
+        if len(wrong):
+            i = int(wrong[0])
+            raise ValueError(
+                f"image {i} came back in {self.n_back[i]} of {self.n_runs[i]} runs, with "
+                f"{self.n_pairs[i]} pairs; expected 0 <= n_back <= n_runs and no negative count"
+            )
+
+    @classmethod
+    def empty(cls, n_images: int) -> History:
+        return cls(*(np.zeros(n_images, np.int64) for _ in range(3)))
+
+    def of(self, image_ids: Int64[np.ndarray, " k"]) -> History:
+        return History(self.n_runs[image_ids], self.n_back[image_ids], self.n_pairs[image_ids])
+
+
+def worth(
+    history: History, *, prior_back: float, prior_runs: float, enough: int
+) -> Float64[np.ndarray, " n"]:
+    """w of each image, times a power of two that keeps it above 0 however many pairs there are. At
+    least one image."""
+    chance = (history.n_back + prior_back) / (history.n_runs + prior_runs)
+    halvings, rest = np.divmod(history.n_pairs, enough)
+    halvings = np.minimum(halvings - halvings.min(), _FAINTEST)
+    left = np.ldexp(1 - rest / (2 * enough), -halvings)
+    return np.asarray(chance * left)
+
+
+def draw(
+    weights: Float64[np.ndarray, " k"], size: int, rng: np.random.Generator
+) -> Int64[np.ndarray, " size"]:
+    """`size` different positions, one after another in proportion to the weights of those left.
+    `weights` are above 0 and at least `size`. Drawing with replacement and skipping repeats is the
+    same."""
+    taken = np.zeros(0, np.int64)
+    remaining = weights
+    while len(taken) < size:
+        cumulative = np.cumsum(remaining)
+        at = np.searchsorted(cumulative, rng.random(2 * size) * cumulative[-1], side="right")
+        found, first = np.unique(at[at < len(weights)], return_index=True)
+        taken = np.concatenate([taken, found[np.argsort(first)]])[:size]
+        if len(taken) < size:
+            remaining = weights.copy()
+            remaining[taken] = 0
+    return taken
+
 
 CIFAR10_CLASSES = (
     "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
@@ -35,7 +109,7 @@ class Phase(Strict):
     `uniform`: from all images. `least_seen`: from the `pool_size` images with the fewest confident
     pairs so far, equally many of each label; ties are broken at random. `adaptive`: from all
     images, in proportion to what another run is worth, with the prior `prior_back` of `prior_runs`
-    and `enough` pairs (`recon_core.adaptive`).
+    and `enough` pairs (`worth`).
     """
 
     sampler: Literal["uniform", "least_seen", "adaptive"] = "uniform"

@@ -31,7 +31,7 @@ from recon_core.attacks.autoencoder.many_starts import NoiseAware
 from recon_core.attacks.plug_and_play import Degraded, Iteration, KnownMask, Recovered, UnknownMask
 from recon_core.degradation import MASKS, degrade, mask_pattern
 from recon_core.precision import NetworkPrecision, float32_arithmetic
-from recon_core.recovery_scores import ACCURATE, errors
+from recon_core.similarity import ACCURATE, errors
 from recon_core.types import seeded_generator
 from recon_core.victims.autoencoder import (
     Activation,

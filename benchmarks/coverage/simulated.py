@@ -41,9 +41,8 @@ from benchmarks.coverage.world import (
     simulate,
 )
 from benchmarks.record import Measurement, main, measured
-from recon_core.adaptive import History
 from recon_core.balance import gini
-from recon_core.sampling import Phase, Sampling, plan_part
+from recon_core.sampling import History, Phase, Sampling, plan_part
 
 _line = partial(measured, "coverage")
 

@@ -29,8 +29,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import betaincinv, expit, logit, ndtri
 
-from recon_core.adaptive import History, worth
-from recon_core.sampling import Phase, Sampling
+from recon_core.sampling import History, Phase, Sampling, worth
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

@@ -29,8 +29,7 @@ from torch import Tensor
 from benchmarks.record import Claim, hardware, parse_claims
 from recon_core.attacks.inversion.feature_matching import SYNTHETIC
 from recon_core.attacks.inversion.run import KnownClassifier
-from recon_core.recovery_scores import errors
-from recon_core.similarity import cosine_similarity
+from recon_core.similarity import cosine_similarity, errors
 from recon_core.types import seeded_generator
 from recon_core.victims.separability import MixCon, separability
 from recon_core.victims.split import SplitMLP, evaluate_split, features_of, initial_weights

@@ -21,10 +21,9 @@ from benchmarks.kkt.reference import (
     balanced_signs,
     train,
 )
-from recon_core.adaptive import History
 from recon_core.attacks.kkt.objective import KKTAttack, Objective, settings_of, starting_points
 from recon_core.attacks.kkt.solver import reconstruct
-from recon_core.sampling import Phase, Sampling, binary_labels, plan_part
+from recon_core.sampling import History, Phase, Sampling, binary_labels, plan_part
 from recon_core.types import RunSpec
 from recon_core.victims.network import Network
 from storage.sources.load import ImageSet, load_images

@@ -24,13 +24,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.record import Measurement, main, measured, median_seconds
-from recon_core.adaptive import History
 from recon_core.attacks.candidate_matching import pairs_of
 from recon_core.attacks.kkt.objective import KKTAttack, Objective, settings_of, starting_points
 from recon_core.attacks.kkt.run import KKT
 from recon_core.attacks.kkt.solver import Solver
 from recon_core.precision import Precision, matmul_precision
-from recon_core.sampling import Phase, Sampling, binary_labels, plan_part
+from recon_core.sampling import History, Phase, Sampling, binary_labels, plan_part
 from recon_core.types import seeded_generator
 from recon_core.victims.network import Network
 from recon_core.victims.training import Training, train

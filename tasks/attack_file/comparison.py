@@ -19,8 +19,7 @@ from torch import Tensor
 
 from recon_core.leakage import exchangeable_p
 from recon_core.matching import GAP, runner_up
-from recon_core.metrics import SSIMConvention, ssim_matrix, ssim_pairs
-from recon_core.ncc import ncc_matrix
+from recon_core.metrics import SSIMConvention, ncc_matrix, ssim_matrix, ssim_pairs
 
 MAX_PAIRS = 4_000_000
 """Pairs of which SSIM is computed; beyond, of each picture's nearest images by correlation."""

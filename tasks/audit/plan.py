@@ -22,7 +22,7 @@ from recon_core.attacks.inversion.strong_inversion import StrongInversion
 from recon_core.attacks.kkt.attacks import check_pictures
 from recon_core.attacks.kkt.objective import KKTAttack
 from recon_core.attacks.span.attack import SpanAttack, check_victim
-from recon_core.membership import complementary_halves
+from recon_core.leakage import complementary_halves
 from recon_core.types import no_progress, seeded_generator
 from recon_core.victims.autoencoder import n_parameters
 from storage.sources.load import ImageSet, held_images

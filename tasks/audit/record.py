@@ -18,12 +18,12 @@ from recon_core.duplicates import THRESHOLD, most_alike
 from recon_core.leakage import (
     Share,
     exchangeable_p,
+    likelihood_ratio,
     paired_difference,
     pareto_front,
     share_found,
     share_of,
 )
-from recon_core.membership import likelihood_ratio
 from recon_core.summary import proportion_interval, t_interval, threshold_for
 from tasks.audit.plan import AuditPlan, attack_name
 from tasks.audit.settings import (

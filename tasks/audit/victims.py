@@ -24,7 +24,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from recon_core.attacks.span.rows import SpanRows, state_rows
-from recon_core.membership import confidence
+from recon_core.leakage import confidence
 from recon_core.precision import float32_arithmetic
 from recon_core.threads import share_of
 from recon_core.types import Progress, seeded_generator

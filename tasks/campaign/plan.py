@@ -21,9 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 import recon_core
-from recon_core.adaptive import History
 from recon_core.experiments import FAMILIES, KKT, Experiment
-from recon_core.sampling import Sampling, check_balance, plan_hash, plan_part
+from recon_core.sampling import History, Sampling, check_balance, plan_hash, plan_part
 from recon_core.types import RunSpec
 from storage.errors import CorruptPartError
 from storage.object_store import Location

@@ -19,7 +19,7 @@ from recon_core.matching import (
     nearest_candidates,
     sum_of_votes,
 )
-from recon_core.ncc import ncc_matrix
+from recon_core.metrics import ncc_matrix
 from recon_core.ranking import agreement, consistency
 from recon_core.summary import score_matches
 from recon_core.types import seeded_generator

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from recon_core.ncc import unit_vectors
+from recon_core.metrics import unit_vectors
 
 
 def correlation_matrix(

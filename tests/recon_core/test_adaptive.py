@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recon_core.adaptive import History, draw, worth
-from recon_core.sampling import Phase, Sampling, plan_hash, plan_part
+from recon_core.sampling import History, Phase, Sampling, draw, plan_hash, plan_part, worth
 from recon_core.types import RunSpec
 
 LABELS = np.arange(60, dtype=np.int64) % 3 // 2  # 40 zeros, 20 ones

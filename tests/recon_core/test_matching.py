@@ -21,8 +21,7 @@ from recon_core.matching import (
     scaled_to_range,
     sum_of_votes,
 )
-from recon_core.metrics import ssim_matrix, ssim_pairs
-from recon_core.ncc import ncc_matrix
+from recon_core.metrics import ncc_matrix, ssim_matrix, ssim_pairs
 from tests.recon_core.drawing import generator
 from tests.recon_core.tiles import digits, photograph_tiles
 from tests.recon_core.votes import vote

@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from recon_core.membership import complementary_halves, confidence, likelihood_ratio
+from recon_core.leakage import complementary_halves, confidence, likelihood_ratio
 from recon_core.summary import detect
 from recon_core.types import seeded_generator
 from recon_core.victims.losses import Loss

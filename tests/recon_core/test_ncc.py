@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from recon_core import ncc
+from recon_core import metrics as ncc
 from recon_core.matching import best_per_target
-from recon_core.ncc import ncc_matrix, unit_vectors
+from recon_core.metrics import ncc_matrix, unit_vectors
 from tests.recon_core.correlation import correlation_matrix
 
 SIZES = pytest.mark.parametrize("half_size", [False, True])

@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recon_core.adaptive import History
 from recon_core.sampling import (
     CIFAR10_CLASSES,
+    History,
     Phase,
     Sampling,
     binary_labels,

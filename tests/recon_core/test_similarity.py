@@ -9,17 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recon_core.recovery_scores import (
+from recon_core.similarity import (
     ACCURATE,
     APPROXIMATE,
     THRESHOLDS,
+    cosine_similarity,
     errors,
+    perceptual_similarity,
     psnr,
     rates,
-)
-from recon_core.similarity import (
-    cosine_similarity,
-    perceptual_similarity,
     similarities,
     spread,
     unit_ssim,

@@ -26,7 +26,7 @@ from recon_core.attacks.span.rows import SpanRows
 from recon_core.attacks.span.search import FEWEST, checked, separator_for
 from recon_core.attacks.span.separator import SHIPPED, Separator
 from recon_core.attacks.span.subspace import NoSpanError
-from recon_core.ncc import ncc_matrix
+from recon_core.metrics import ncc_matrix
 from recon_core.threads import share_of
 from recon_core.types import Progress
 from recon_core.victims.network import Architecture, Parameters, Shape

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from recon_core.attacks.autoencoder.preflight import reconstruction_errors
 from recon_core.attacks.plug_and_play import Degraded, Ending, Function, KnownMask
-from recon_core.recovery_scores import ACCURATE, APPROXIMATE, THRESHOLDS, Rates, errors, psnr, rates
+from recon_core.similarity import ACCURATE, APPROXIMATE, THRESHOLDS, Rates, errors, psnr, rates
 from recon_core.types import seeded_generator
 from storage.checkpoints import load_checkpoint, save_checkpoint
 from storage.errors import StoreMismatchError

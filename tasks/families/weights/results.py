@@ -14,8 +14,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from recon_core.attacks.span.settings import SpanAttack
-from recon_core.metrics import SSIMConvention, ssim_matrix, ssim_pairs
-from recon_core.ncc import ncc_matrix
+from recon_core.metrics import SSIMConvention, ncc_matrix, ssim_matrix, ssim_pairs
 from tasks.attack_file.comparison import MAX_PAIRS, N_NEAREST, compared
 from tasks.attack_file.pictures import Named
 from tasks.evaluation.record import rounded

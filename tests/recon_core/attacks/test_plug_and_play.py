@@ -27,7 +27,7 @@ from recon_core.attacks.plug_and_play import (
     admm,
 )
 from recon_core.degradation import degrade, mask_pattern
-from recon_core.recovery_scores import ACCURATE, errors, psnr
+from recon_core.similarity import ACCURATE, errors, psnr
 from recon_core.victims.autoencoder import FullyConnected, initial_weights
 from recon_core.victims.autoencoder_training import AutoencoderTraining, train_autoencoders
 from tests.recon_core.drawing import generator, generators

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from recon_core.matching import fit_to_range
-from recon_core.metrics import ssim_matrix, ssim_pairs
-from recon_core.ncc import ncc_matrix
+from recon_core.metrics import ncc_matrix, ssim_matrix, ssim_pairs
 from recon_core.ranking import agreement, consistency
 from recon_core.types import seeded_generator
 from storage.pairs.dataset import Dataset

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from recon_core.recovery_scores import psnr
+from recon_core.similarity import psnr
 from recon_core.summary import bootstrap_interval, proportion_interval
 from tasks.families.autoencoder.study.figure_specs import (
     at_lowest,

@@ -30,9 +30,9 @@ from torch import Tensor
 from recon_core.attacks.autoencoder.preflight import reconstruction_errors, spectral_radii
 from recon_core.attacks.plug_and_play import Degraded, Function, KnownMask, Recovered, UnknownMask
 from recon_core.degradation import check_degraded, degrade
-from recon_core.recovery_scores import errors
 from recon_core.restore.edm import Denoiser
 from recon_core.restore.inpaint import DDNM, biharmonic
+from recon_core.similarity import errors
 from recon_core.threads import share_of
 from recon_core.types import Progress, no_progress, seeded_generator
 from recon_core.victims.autoencoder import Model, Weights, initial_weights, n_parameters, single

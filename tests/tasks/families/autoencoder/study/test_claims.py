@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recon_core.recovery_scores import ACCURATE, APPROXIMATE, THRESHOLDS
+from recon_core.similarity import ACCURATE, APPROXIMATE, THRESHOLDS
 from tasks.families.autoencoder.study.checks import RecoveryResults
 from tasks.families.autoencoder.study.claims import STATEMENTS, check_recovery
 from tasks.study.statements import decided

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recon_core.recovery_scores import ACCURATE, THRESHOLDS
+from recon_core.similarity import ACCURATE, THRESHOLDS
 from tasks.families.autoencoder.study.plan import RecoveryPlan, costs_of, evaluations
 from tasks.families.autoencoder.study.record import (
     describe_recovery,
