@@ -208,13 +208,3 @@ def test_gradients_of_zero_are_refused(files: Files, tmp_path: Path) -> None:
     )
     with pytest.raises(ValueError, match="zero or not finite"):
         GivenPlan(audit_of(files, gradients=(str(path),)), tmp_path, device="cpu")
-
-
-def test_a_given_network_is_not_trained(files: Files) -> None:
-    made = audit_of(files)
-    with pytest.raises(ValueError, match="n_victims=4"):
-        dataclasses.replace(made, n_victims=4)
-    from flows.audit_grid import defences
-
-    with pytest.raises(ValueError, match="which need training"):
-        dataclasses.replace(made, defences=defences())
