@@ -23,11 +23,9 @@ import numpy.typing as npt
 
 from storage.documents import read_array, read_document
 from storage.errors import DocumentError, SourceError
-from storage.export.folder import whole_folder
-from storage.files import write_file, write_json
-from storage.sources.picture_files import Reading, Tally
-from storage.sources.pictures import CorruptPictureError, decoded
-from storage.sources.walk import pictures_below
+from storage.files import whole_folder, write_file, write_json
+from storage.sources.pictures import CorruptPictureError, Reading, Tally, decoded
+from storage.sources.trees import pictures_below
 
 SCHEMA, VERSION = "palimpsest-instahide-challenge", 1
 FACTS = "challenge.json"
@@ -68,7 +66,9 @@ def write_challenge(folder: Path, challenge: Challenge, secret_facts: Mapping[st
         }
         for name, array in arrays.items():
             if array is not None:
-                _write_array(rough / f"{name}.npy", array)
+                content = io.BytesIO()
+                np.save(content, np.ascontiguousarray(array), allow_pickle=False)
+                write_file(rough / f"{name}.npy", content.getvalue())
         write_json(rough / SECRET / "secret.json", dict(secret_facts))
         write_json(rough / FACTS, {"schema": SCHEMA, "version": VERSION, **challenge.facts})
 
@@ -98,15 +98,24 @@ def read_challenge(
     read: dict[str, str] = {}
     encodings = read_images(path / "encodings.npy" if whole else path, "encodings", read)
     if whole:
-        public = public or _if_there(path / "public.npy")
-        labels = labels or _if_there(path / "labels.npy")
-        truth = truth or _if_there(path / SECRET)
+        own = [path / "public.npy", path / "labels.npy", path / SECRET]
+        public, labels, truth = (
+            given or (one if one.exists() else None)
+            for given, one in zip((public, labels, truth), own, strict=True)
+        )
+    secret: dict[str, Array] = {}
+    if truth is not None:
+        if not truth.is_dir():
+            raise SourceError(f"{truth} is not a folder; the truth has private.npy and edges.npy")
+        if not (truth / "private.npy").is_file():
+            raise SourceError(f"{truth} has no private.npy, the images that are compared with")
+        secret = {p.stem: read_array(p, "the truth") for p in sorted(truth.glob("*.npy"))}
     found = Challenge(
         encodings=encodings,
         public=None if public is None else read_images(public, "public images", read, signed=True),
         labels=None if labels is None else read_array(labels, "labels"),
         facts=facts,
-        secret={} if truth is None else _secret(truth),
+        secret=secret,
         read=read,
     )
     _check(found)
@@ -126,8 +135,7 @@ def read_images(
         values = pixels.transpose(0, 3, 1, 2).astype(np.float32) / 255
         return np.ascontiguousarray(2 * values - 1 if signed else values)
     array = read_array(path, what)
-    if array.ndim == 3:
-        array = array[:, None]
+    array = array[:, None] if array.ndim == 3 else array
     if array.ndim != 4:
         raise SourceError(
             f"{what} in {path} have shape {array.shape}; expected (n, c, h, w), (n, h, w, c) or "
@@ -215,21 +223,3 @@ def _facts(path: Path) -> dict[str, Any]:
     if facts.get("version") != VERSION:
         raise SourceError(f"{path} is version {facts.get('version')}, expected {VERSION}")
     return facts
-
-
-def _secret(folder: Path) -> dict[str, Array]:
-    if not folder.is_dir():
-        raise SourceError(f"{folder} is not a folder; the truth has private.npy and edges.npy")
-    if not (folder / "private.npy").is_file():
-        raise SourceError(f"{folder} has no private.npy, the images that are compared with")
-    return {p.stem: read_array(p, "the truth") for p in sorted(folder.glob("*.npy"))}
-
-
-def _if_there(path: Path) -> Path | None:
-    return path if path.exists() else None
-
-
-def _write_array(path: Path, array: Array) -> None:
-    content = io.BytesIO()
-    np.save(content, np.ascontiguousarray(array), allow_pickle=False)
-    write_file(path, content.getvalue())

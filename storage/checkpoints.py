@@ -23,8 +23,6 @@ from storage.documents import read_document, understood
 from storage.errors import CorruptPartError, DocumentError
 from storage.files import full_device_explained, open_regular, write_file, write_json
 
-__all__ = ["load_checkpoint", "save_checkpoint", "write_json"]
-
 _NAME = re.compile(r"[A-Za-z0-9_.]+")
 _TENSORS = re.compile(r"[A-Za-z0-9_.]+-[0-9a-f]{16}\.safetensors")
 
@@ -63,14 +61,13 @@ def load_checkpoint(
     described = _described(folder, name)
     if described is None:
         return None
-    path, fix = folder / f"{name}.json", _fix(folder, name)
-    file, digest, meta = described
+    file, digest, meta, fix = described
     try:
-        content = _read(file)
-    except FileNotFoundError as error:
-        raise CorruptPartError(f"{path} names {file.name}, which is missing; {fix}") from error
+        with open_regular(file) as opened:
+            content = opened.read()
     except OSError as error:
-        raise CorruptPartError(f"{file} cannot be read ({error}); {fix}") from error
+        why = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error})"
+        raise CorruptPartError(f"{file}, which {name}.json names, {why}; {fix}") from error
     if hashlib.sha256(content).hexdigest() != digest:
         raise CorruptPartError(f"{file} is not what was written (SHA-256 differs); {fix}")
     try:
@@ -86,24 +83,16 @@ def read_meta(folder: Path, name: str) -> dict[str, Any] | None:
     return None if described is None else described[2]
 
 
-def _described(folder: Path, name: str) -> tuple[Path, str, dict[str, Any]] | None:
-    path, fix = folder / f"{name}.json", _fix(folder, name)
+def _described(folder: Path, name: str) -> tuple[Path, str, dict[str, Any], str] | None:
+    path = folder / f"{name}.json"
+    fix = f"remove {path} to start over, or restore both files"
     try:
         with understood(path, fix):
             body = read_document(path, fix)
             if not _TENSORS.fullmatch(body["tensors"]):
                 raise ValueError(f"its tensors are at {body['tensors']!r}, not beside it")
-            return folder / body["tensors"], body["sha256"], dict(body["meta"])
+            return folder / body["tensors"], body["sha256"], dict(body["meta"]), fix
     except FileNotFoundError:
         return None
     except DocumentError as error:
         raise CorruptPartError(str(error)) from error
-
-
-def _fix(folder: Path, name: str) -> str:
-    return f"remove {folder / f'{name}.json'} to start over, or restore both files"
-
-
-def _read(path: Path) -> bytes:
-    with open_regular(path) as file:
-        return file.read()

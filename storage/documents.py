@@ -21,11 +21,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from storage.errors import DocumentError, SourceError
+from storage.errors import CorruptPartError, DocumentError, SourceError
 from storage.files import WHOLE_BYTES, open_regular, read_bounded, reason_of
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
+
+    from storage.object_store import Place
 
 MAX_DEPTH = 64
 """Objects and lists inside each other; the deepest of the records has 8."""
@@ -82,12 +84,29 @@ def seal_of(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def is_sealed(body: Mapping[str, Any], seal: Any) -> bool:
-    """True if `seal` is that of `body`; False, too, for infinity, which no writer seals."""
+def read_sealed(place: Place, name: str, seal: str, fix: str) -> dict[str, Any]:
+    """The JSON object in the file `name` of a store, less its field `seal`, which has to be the
+    seal of the others. Raises FileNotFoundError, NotADirectoryError, and CorruptPartError if it
+    cannot be read, is no such document, or was edited."""
+    where = f"{place}/{name}"
     try:
-        return bool(seal == seal_of(body))
-    except ValueError:
-        return False
+        body = parse_document(place.read(name), where, fix)
+    except (FileNotFoundError, NotADirectoryError):
+        raise
+    except OSError as error:
+        raise CorruptPartError(f"{where} cannot be read ({reason_of(error)}); {fix}") from error
+    except DocumentError as error:
+        raise CorruptPartError(str(error)) from error
+    if missing := {"schema", seal} - body.keys():
+        raise CorruptPartError(f"{where} is no document of a store (no {min(missing)}); {fix}")
+    expected = body.pop(seal)
+    try:
+        intact = expected == seal_of(body)
+    except ValueError:  # infinity, which no writer seals
+        intact = False
+    if not intact:
+        raise CorruptPartError(f"{where} was edited after it was written ({seal} differs); {fix}")
+    return body
 
 
 @contextlib.contextmanager

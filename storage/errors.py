@@ -17,7 +17,12 @@ def shown(text: str, *, keep: str = "") -> str:
     if text.isprintable():
         return text
     return "".join(
-        c if c in keep or unicodedata.category(c) not in _UNSEEN else _escaped(c) for c in text
+        c
+        if c in keep or unicodedata.category(c) not in _UNSEEN
+        else f"\\x{ord(c) - 0xDC00:02x}"
+        if "\udc80" <= c <= "\udcff"  # how Python calls a byte that is not UTF-8
+        else c.encode("unicode_escape").decode()
+        for c in text
     )
 
 
@@ -27,18 +32,16 @@ def listed(names: Sequence[str], n: int = 5, *, between: str = ", ", what: str =
     return between.join(names[:n]) + (f" and {more:,} more{what}" if more > 0 else "")
 
 
-def _escaped(character: str) -> str:
-    if "\udc80" <= character <= "\udcff":  # how Python calls a byte that is not UTF-8
-        return f"\\x{ord(character) - 0xDC00:02x}"
-    return character.encode("unicode_escape").decode()
-
-
 class StorageError(Exception):
     """Anything below; show the message and stop."""
 
 
 class SourceError(StorageError):
     """The images cannot be read as asked: fix the folder or the `--data` argument."""
+
+
+class WeightsError(SourceError):
+    """The weights cannot be used as asked: fix the file or the `--weights` argument."""
 
 
 class StoreMismatchError(StorageError):

@@ -2,19 +2,25 @@
 
 The discipline: write under a temporary name, fsync the file, give it its final name in one system
 call (`rename` to replace, `link` to create exclusively), fsync the folder.
+
+A folder for an export appears whole or not at all, too: its files are written into a hidden folder
+beside it, which gets its name by one rename when everything is on the device; the next export to
+the same place removes what a killed one left. `export.json` marks a folder that may be replaced.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import itertools
 import json
 import os
 import secrets
+import shutil
 import stat
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -26,10 +32,11 @@ TEMPORARY_PREFIX = ".tmp-"
 
 Content = bytes | Sequence[bytes]
 
-Tree = Mapping[str, Content] | Iterable[tuple[str, Content]]
-"""Files by name; as pairs they may be made while earlier ones are being written."""
+Tree = Iterable[tuple[str, Content]]
+"""Files by name, which may be made while earlier ones are being written."""
 
 S3_SCHEME = "s3://"
+EXPORT_FILE = "export.json"
 
 WHOLE_BYTES = 2**26
 """The most that a document may have; the files of parts have limits of their own."""
@@ -49,11 +56,6 @@ class FileInfo:
     version: str
 
 
-def tree_items(files: Tree) -> Iterable[tuple[str, Content]]:
-    """The names and contents of `files`, in order."""
-    return files.items() if isinstance(files, Mapping) else files
-
-
 @contextlib.contextmanager
 def full_device_explained(path: Path) -> Iterator[None]:
     """Turns "no space left" and "quota exceeded" into `StoreFullError` with the fix."""
@@ -68,12 +70,10 @@ def full_device_explained(path: Path) -> Iterator[None]:
         ) from error
 
 
-_KINDS = (
-    (stat.S_ISFIFO, "a pipe"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-)
+_KINDS = {
+    **{stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"},
+    **{stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"},
+}
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -86,7 +86,7 @@ def open_regular(path: Path) -> BinaryIO:
         if stat.S_ISDIR(mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if not stat.S_ISREG(mode):
-            kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "something else")
+            kind = _KINDS.get(stat.S_IFMT(mode), "something else")
             raise OSError(f"it is {kind}, not a regular file")
         return os.fdopen(descriptor, "rb")
     except BaseException:
@@ -138,7 +138,7 @@ def write_file(path: Path, content: bytes) -> None:
         except OSError:
             temporary.unlink(missing_ok=True)
             raise
-        sync_folder(path.parent)
+        sync(path.parent)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -164,12 +164,13 @@ def create_file(path: Path, content: bytes) -> bool:
             ) from error
         finally:
             temporary.unlink(missing_ok=True)
-        sync_folder(path.parent)
+        sync(path.parent)
     return True
 
 
-def sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def sync(path: Path) -> None:
+    """Waits until the device has a file, or the names in a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -204,3 +205,83 @@ def _write_temporary(folder: Path, content: bytes) -> Path:
         path.unlink(missing_ok=True)
         raise
     return path
+
+
+def check_replaceable(folder: Path, *, fresh: bool) -> None:
+    """Raises ValueError if an export to `folder` would meet something that it may not replace."""
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise ValueError(f"--out {folder} is a file; name a folder that does not exist yet")
+    if any(folder.iterdir()):
+        if not (folder / EXPORT_FILE).is_file():
+            raise ValueError(
+                f"--out {folder} is not empty and not an export; choose another folder, or remove "
+                "it yourself"
+            )
+        if not fresh:
+            raise ValueError(
+                f"--out {folder} has an export already; add --fresh to replace it, or choose "
+                "another folder"
+            )
+
+
+@contextlib.contextmanager
+def whole_folder(folder: Path, *, fresh: bool = False) -> Iterator[Path]:
+    """A folder to write in, which becomes `folder` at the end unless there was an error.
+
+    An earlier export in `folder` is replaced if `fresh`, and stays until the new one is complete.
+    Raises ValueError if `folder` may not be replaced, StorageError if another process is exporting
+    to it or it cannot be made, StoreFullError with `folder` as it was.
+    """
+    check_replaceable(folder, fresh=fresh)
+    folder = folder.absolute()
+    staging = folder.with_name(f"{TEMPORARY_PREFIX}{folder.name}")
+    with full_device_explained(folder):
+        lock = _locked(staging)
+        try:
+            for entry in staging.iterdir():  # of an export that was killed
+                if entry.is_dir():
+                    shutil.rmtree(entry)
+                else:
+                    entry.unlink()
+            content = staging / "export"
+            content.mkdir()
+            yield content
+            for current, _folders, files in os.walk(content, topdown=False):
+                for name in files:
+                    sync(Path(current, name))
+                sync(Path(current))
+            if folder.exists():
+                check_replaceable(folder, fresh=fresh)
+                folder.rename(staging / "replaced")
+            content.rename(folder)
+            sync(folder.parent)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+            os.close(lock)
+
+
+def write_description(folder: Path, description: dict[str, Any]) -> None:
+    """Origin of the export in `folder`, as `export.json`; the last file of an export."""
+    about = {"schema": "palimpsest-export", "version": 1, **description}
+    write_json(folder / EXPORT_FILE, about)
+
+
+def _locked(staging: Path) -> int:
+    try:
+        staging.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(staging, os.O_RDONLY | os.O_DIRECTORY)
+    except (FileExistsError, NotADirectoryError, PermissionError) as error:
+        raise StorageError(
+            f"cannot write in {staging.parent} ({error.strerror}); choose another --out"
+        ) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        raise StorageError(
+            f"another process is exporting to {staging.parent} ({staging.name} is locked); wait "
+            "for it, or choose another --out"
+        ) from error
+    return descriptor

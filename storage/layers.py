@@ -16,29 +16,36 @@ from typing import Any, Literal
 
 import numpy.typing as npt
 
-from storage.foreign_weights import (
-    CODERS,
-    EMBEDDING,
-    INPUT_MEAN,
-    INPUT_STD,
-    NORMALISING,
-    Sizes,
-    foreign_layers,
-    is_row,
-    only_named,
-    stem_of,
-)
-from storage.weights import WeightFile, WeightsError
+from storage.errors import WeightsError, listed
+from storage.state_dicts import NORMALISING, Sizes
+from storage.weights import WeightFile
 
 Bias = Literal["none", "first", "all"]
 UnknownKind = Literal["normalisation", "activation", "other"]
 
+INPUT_MEAN = re.compile(r"(^|[._])(mean|mu|rgb_mean|img_mean)$")
+INPUT_STD = re.compile(r"(^|[._])(std|sigma|stdev)$")
+"""Last parts of the names of constants that inputs are normalised by."""
 REPARAMETRISED = re.compile(r"weight_(g|v|orig|mask)$|parametrizations")
 AMBIGUOUS = 2
 ELSEWHERE = (
     "try its features instead, as a program: palimpsest attack inversion --weights net.pt2 --trust"
 )
 AUTOENCODER = "palimpsest attack autoencoder --weights"
+
+KINDS = (
+    (re.compile(r"weight_[ih]h_l\d"), "a recurrent network"),
+    (
+        re.compile(r"(^|[._])(self_)?attn[._]|attention|in_proj_weight|(^|[._])(qkv|q_proj)[._]"),
+        "a network with attention",
+    ),
+)
+TIME = re.compile(
+    r"(^|[._])(time|timesteps?|t_?emb(ed)?|t_mlp|noise_level|map_noise)([._]|$)"
+    r"|(time|noise|sigma)_?(step|mlp|emb|proj|fc)"
+)
+EMBEDDING = re.compile(r"emb(ed|edding|eddings|eds)?s?[._]weight|(^|[._])w[tp]e[._]")
+CODERS = re.compile(r"(^|[._])(encoder|decoder|enc|dec)[._0-9]", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -99,14 +106,29 @@ def find_layers(file: WeightFile, shape: tuple[int, int, int] | None = None) -> 
             "pruning. What was trained is not the weights themselves, so the condition that this "
             "attack solves does not hold for them; attack a network that is trained without"
         )
-    refusal = foreign_layers(shapes, file.path, ELSEWHERE)
-    if refusal is not None:
-        raise WeightsError(refusal)
+    for pattern, what in KINDS:
+        named = [name for name in shapes if pattern.search(name)]
+        if named:
+            raise WeightsError(
+                f"{file.path} is {what} ({named[0]}), not a plain multilayer one; {ELSEWHERE}"
+            )
+    timed = [name for name in shapes if TIME.search(name)]
+    if timed:
+        raise WeightsError(
+            f"{file.path} takes a time or noise level besides images ({timed[0]}), as diffusion "
+            "models do; no attack here knows such networks: give a classifier or an autoencoder"
+        )
     constants = {only_named(shapes, pattern) for pattern in (INPUT_MEAN, INPUT_STD)} - {None}
     constant_shapes = {name: shapes.pop(name) for name in constants if name is not None}
     natural = sorted(shapes, key=natural_key)
     names = list(shapes) if file.in_order else natural
-    convolutions = [n for n in names if len(shapes[n]) == 4 and not is_row(n, shapes[n])]
+    convolutions = [
+        name
+        for name in names
+        if len(shapes[name]) == 4
+        # not a constant with one axis only, such as (1, 3, 1, 1)
+        and (math.prod(shapes[name]) != max(shapes[name]) or name.endswith("weight"))
+    ]
     others = [n for n in names if len(shapes[n]) in (3, 5) and n.endswith("weight")]
     dense = [name for name in names if len(shapes[name]) == 2]
     if len(convolutions) > 1 or others:
@@ -141,12 +163,39 @@ def find_layers(file: WeightFile, shape: tuple[int, int, int] | None = None) -> 
             "needs at least one hidden dense layer: a linear model keeps one direction per output, "
             "not its images; attack one with a hidden layer"
         )
+    has_bias = [layer.bias is not None for layer in layers]
+    bias: Bias = "all" if all(has_bias) else "first" if has_bias[0] else "none"
+    if bias != "all" and any(has_bias[1:]):
+        those = ", ".join(layer.weight for layer in layers if layer.bias is not None)
+        raise WeightsError(
+            f"in {file.path} only {those} have biases; this attack knows networks with biases in "
+            "no layer, in the first, or in all; if others are there under another name, rename "
+            f"them as {stem_of(layers[0].weight)}.bias, or {ELSEWHERE}"
+        )
     architecture, shape, guess = _architecture(layers, shape, file)
     note = " ".join(text for text in (note, guess) if text)
     for name, size in constant_shapes.items():
         if math.prod(size) not in (1, 3, layers[0].n_inputs):
             unknown = (*unknown, Unknown(f"{name} {size}", "other"))
-    return Layers(layers, unknown, architecture, shape, _bias_pattern(layers, file), note)
+    return Layers(layers, unknown, architecture, shape, bias, note)
+
+
+def only_named(shapes: Mapping[str, Sizes], pattern: re.Pattern[str]) -> str | None:
+    """The only constant of that name which is no layer's own statistic."""
+    named = [
+        name
+        for name in shapes
+        if pattern.search(name)
+        and name.rpartition(".")[2] not in NORMALISING
+        and f"{stem_of(name)}.weight" not in shapes
+    ]
+    return named[0] if len(named) == 1 else None
+
+
+def stem_of(name: str) -> str:
+    """The part that the names of a layer's tensors share: `0.weight` and `0.bias` have `0`."""
+    stem, dot, _last = name.rpartition(".")
+    return stem if dot else name
 
 
 def natural_key(name: str) -> list[tuple[int, int, str]]:
@@ -167,13 +216,13 @@ def _ordered(
     turned = _turned(dense, shapes)
     if turned is not True:
         for names in (list(dense), by_name):
-            if _is_chain([shapes[name] for name in names]):
+            if all(shapes[b][1] == shapes[a][0] for a, b in itertools.pairwise(names)):
                 _check_widths(names, shapes, file)
                 return names, ""
     if turned is not False:
         for names in (list(dense), by_name):
             falls = shapes[names[0]][0] >= shapes[names[-1]][1]
-            if falls and _is_chain([shapes[name][::-1] for name in names]):
+            if falls and all(shapes[b][0] == shapes[a][1] for a, b in itertools.pairwise(names)):
                 raise WeightsError(_transposed(names, shapes, file))
     chains = list(_first_chains(by_name, shapes))
     widths = [(shapes[chain[0]][1], shapes[chain[-1]][0]) for chain in chains[:1]]
@@ -233,13 +282,7 @@ def _check_widths(
     )
 
 
-def _is_chain(shapes: Sequence[Sizes]) -> bool:
-    return all(after[1] == before[0] for before, after in itertools.pairwise(shapes))
-
-
-def _first_chains(
-    names: Sequence[str], shapes: Mapping[str, tuple[int, ...]]
-) -> Iterator[tuple[str, ...]]:
+def _first_chains(names: Sequence[str], shapes: Mapping[str, Sizes]) -> Iterator[tuple[str, ...]]:
     found = 0
     stack: list[tuple[str, ...]] = [(name,) for name in reversed(names)]
     while stack and found < AMBIGUOUS:
@@ -264,7 +307,7 @@ def _transposed(names: Sequence[str], shapes: Mapping[str, Sizes], file: WeightF
 
 
 def _biases(
-    weights: Sequence[str], names: Sequence[str], shapes: Mapping[str, tuple[int, ...]]
+    weights: Sequence[str], names: Sequence[str], shapes: Mapping[str, Sizes]
 ) -> tuple[dict[str, str], tuple[Unknown, ...]]:
     left = [name for name in names if name not in weights]
     vectors = [name for name in left if len(shapes[name]) == 1]
@@ -283,23 +326,16 @@ def _biases(
     kinds: dict[str, UnknownKind] = {}
     for name in left:
         kind = _kind(name, left, shapes)
-        said = stem_of(name) if kind != "other" else _described(name, weights, biases, shapes)
-        kinds.setdefault(said, kind)
+        shown = stem_of(name)
+        if kind == "other":
+            open_weights = [w for w in weights if w not in biases]
+            fitting = [w for w in open_weights if shapes[name] == (shapes[w][0],)]
+            near = [w for w in fitting if stem_of(w) == stem_of(name)] or fitting
+            shown = f"{name} {shapes[name]}"
+            if len(near) == 1:
+                shown += f" (if it is the bias of {near[0]}, rename it to {stem_of(near[0])}.bias)"
+        kinds.setdefault(shown, kind)
     return biases, tuple(Unknown(stem, kind) for stem, kind in kinds.items())
-
-
-def _described(
-    name: str,
-    weights: Sequence[str],
-    biases: Mapping[str, str],
-    shapes: Mapping[str, tuple[int, ...]],
-) -> str:
-    fits = [w for w in weights if w not in biases and shapes[name] == (shapes[w][0],)]
-    near = [w for w in fits if stem_of(w) == stem_of(name)] or fits
-    said = f"{name} {shapes[name]}"
-    if len(near) == 1:
-        said += f" (if it is the bias of {near[0]}, rename it to {stem_of(near[0])}.bias)"
-    return said
 
 
 def _belongs(vector: str, weight: str) -> bool:
@@ -310,7 +346,7 @@ def _belongs(vector: str, weight: str) -> bool:
     return plain[0] == plain[1]
 
 
-def _kind(name: str, left: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> UnknownKind:
+def _kind(name: str, left: Sequence[str], shapes: Mapping[str, Sizes]) -> UnknownKind:
     stem = stem_of(name)
     siblings = [other for other in left if stem_of(other) == stem]
     if any(other.rpartition(".")[2] in NORMALISING for other in siblings):
@@ -366,22 +402,5 @@ def _architecture(
     return text, shape, guess
 
 
-def _bias_pattern(layers: Sequence[Layer], file: WeightFile) -> Bias:
-    has = [layer.bias is not None for layer in layers]
-    if not any(has):
-        return "none"
-    if all(has):
-        return "all"
-    if has[0] and not any(has[1:]):
-        return "first"
-    those = ", ".join(layer.weight for layer in layers if layer.bias is not None)
-    raise WeightsError(
-        f"in {file.path} only {those} have biases; this attack knows networks with biases in no "
-        "layer, in the first, or in all; if others are there under another name, rename them as "
-        f"{stem_of(layers[0].weight)}.bias, or {ELSEWHERE}"
-    )
-
-
-def _listed(shapes: Mapping[str, tuple[int, ...]], limit: int = 6) -> str:
-    named = [f"{name} {shape}" for name, shape in shapes.items()]
-    return ", ".join(named[:limit]) + (", ..." if len(named) > limit else "")
+def _listed(shapes: Mapping[str, Sizes], limit: int = 6) -> str:
+    return listed([f"{name} {shape}" for name, shape in shapes.items()], limit)

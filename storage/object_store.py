@@ -24,8 +24,7 @@ from storage.files import (
     full_device_explained,
     open_regular,
     read_bounded,
-    sync_folder,
-    tree_items,
+    sync,
     write_file,
     write_synced,
 )
@@ -115,7 +114,7 @@ class LocalPlace:
         written: list[tuple[str, Future[None]]] = []
         folders: set[Path] = set()
         with full_device_explained(self.root), ThreadPoolExecutor(_WRITERS) as pool:
-            for name, content in tree_items(files):
+            for name, content in files:
                 above = {self.root / folder for folder in PurePosixPath(name).parents}
                 for folder in sorted(above - folders):
                     folder.mkdir(exist_ok=True)
@@ -124,7 +123,7 @@ class LocalPlace:
             for _name, future in written:
                 future.result()
             for folder in sorted(folders, reverse=True):
-                sync_folder(folder)
+                sync(folder)
 
     def files(self, folder: str) -> list[FileInfo]:
         """All files below a folder, by name; none if there is no such folder."""
@@ -162,8 +161,8 @@ class LocalPlace:
             with full_device_explained(self.root):
                 for name in names:
                     (self.root / name).mkdir(parents=True, exist_ok=True)
-                sync_folder(self.root)
-                sync_folder(self.root.parent)
+                sync(self.root)
+                sync(self.root.parent)
         except OSError as error:
             raise StorageError(
                 f"cannot make a store at {self.root} ({error.strerror}); choose another folder"

@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy.typing as npt
 
-from storage.errors import listed
-from storage.foreign_weights import NORMALISING, Sizes, WeightsError
-from storage.state_dicts import DEEPEST, check_sizes, without_prefixes
+from storage.errors import WeightsError, listed
+from storage.state_dicts import DEEPEST, NORMALISING, Sizes, check_sizes, without_prefixes
 
 MOMENTS = ("exp_avg", "momentum_buffer")
 SCALED = ("square_avg", "exp_avg_sq_row")
@@ -84,6 +83,8 @@ class OptimiserState:
 def states_in(loaded: Any, n_bytes: int, path: Path) -> tuple[list[OptimiserState], list[str]]:
     """(the states with averages of gradients in a file of `n_bytes`, the others, each with its
     reason). Raises WeightsError for more numbers than the file has bytes for."""
+    import torch
+
     found, left_out = [], []
     for keys, saved in _saved(loaded, (), {id(loaded)}):
         state, inside = saved["state"], ".".join(keys)
@@ -99,7 +100,17 @@ def states_in(loaded: Any, n_bytes: int, path: Path) -> tuple[list[OptimiserStat
         keys_of = [(key, group) for group in groups for key in _list(group.get("params"))]
         keys_of = keys_of or [(key, {}) for key in state]
         entries = [state.get(key) for key, _group in keys_of]
-        tensors = [_usable(e.get(kind)) if isinstance(e, Mapping) else None for e in entries]
+        saved_moments = [e.get(kind) if isinstance(e, Mapping) else None for e in entries]
+        tensors = [
+            moment
+            if torch.is_tensor(moment)
+            and moment.is_floating_point()
+            and moment.layout == torch.strided
+            and not moment.is_meta
+            and moment.numel()
+            else None
+            for moment in saved_moments
+        ]
         if all(tensor is None for tensor in tensors):
             left_out.append(f"{inside or path.name} (its {kind} are no dense numbers)")
             continue
@@ -124,17 +135,6 @@ def states_in(loaded: Any, n_bytes: int, path: Path) -> tuple[list[OptimiserStat
             )
         )
     return found, left_out
-
-
-def _usable(moment: Any) -> Any:
-    """A dense tensor of floating point numbers; None for anything else."""
-    import torch
-
-    if not torch.is_tensor(moment) or not moment.is_floating_point():
-        return None
-    if moment.layout != torch.strided or moment.is_meta or not moment.numel():
-        return None
-    return moment
 
 
 def _array(tensor: Any) -> npt.NDArray[Any]:

@@ -20,7 +20,6 @@ from storage.files import (
     Tree,
     check_size,
     pieces_of,
-    tree_items,
 )
 
 _S3_REQUESTS = 16
@@ -104,7 +103,7 @@ class S3Place:
         with ThreadPoolExecutor(_S3_REQUESTS) as pool:
             written = [
                 pool.submit(self.replace, name, b"".join(pieces_of(content)))
-                for name, content in tree_items(files)
+                for name, content in files
             ]
             for future in written:
                 future.result()
@@ -112,18 +111,11 @@ class S3Place:
     def files(self, folder: str) -> list[FileInfo]:
         with self._explained(folder):
             listed = obstore.list(self._store, folder or None).collect()
-        return sorted(
-            (
-                FileInfo(
-                    info["path"],
-                    int(info["size"]),
-                    info["last_modified"].timestamp(),
-                    str(info["e_tag"]),
-                )
-                for info in listed
-            ),
-            key=lambda info: info.name,
-        )
+        found = [
+            FileInfo(i["path"], int(i["size"]), i["last_modified"].timestamp(), str(i["e_tag"]))
+            for i in listed
+        ]
+        return sorted(found, key=lambda info: info.name)
 
     def children(self, folder: str) -> list[str]:
         with self._explained(folder):

@@ -1,16 +1,55 @@
 """The state dict of one network in what a training script saved, and the weights in it: counters,
-indices, masks and averages over steps are left out, each with its reason."""
+indices, masks and averages over steps are left out, each with its reason. Files that hold no plain
+network are named, by their first bytes and the names of their tensors, with the next step."""
 
 from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from storage.errors import listed
-from storage.foreign_weights import HOW_TO_SAVE, WeightsError
+from storage.errors import WeightsError, listed
+
+HOW_TO_SAVE = (
+    "save the tensors alone: torch.save(net.state_dict(), 'victim.pt'), or "
+    "safetensors.torch.save_file(net.state_dict(), 'victim.safetensors')"
+)
+HOW_TO_SAVE_GRADIENTS = (
+    "save the gradients by their tensors' names: "
+    "torch.save({n: p.grad for n, p in net.named_parameters()}, 'gradients.pt')"
+)
+HOW_TO_SAVE_STATE = "save it as torch.save(optimizer.state_dict(), 'optimizer.pt')"
+
+CONVERT = (
+    "make its arrays torch tensors under the layers' names, dense ones as (out, in), and "
+    "torch.save(tensors, 'victim.pt')"
+)
+FORMATS = (
+    (b"\x89HDF", "an HDF5 file, as Keras writes", CONVERT),
+    (b"\x93NUMPY", "a single numpy array", CONVERT),
+    (b"GGUF", "a GGUF file of a language model", "no attack here knows such networks"),
+    (b"\x1f\x8b", "compressed with gzip", "unpack it with gunzip"),
+    (b"version https://git-lfs", "a pointer of Git LFS", "fetch the file itself: git lfs pull"),
+    (b"<", "a page of HTML or XML", "download the file itself, not the page about it"),
+)
+MEMBERS = (
+    (".npy", "an archive of numpy arrays (.npz)", CONVERT),
+    (".weights.h5", "a Keras archive", CONVERT),
+    (".onnx", "an archive with an ONNX network", HOW_TO_SAVE),
+)
+SHARD = re.compile(r"-(\d+)-of-(\d+)\.\w+$")
+MERGE_SHARDS = (
+    "merge the shards: save_file({k: t for p in Path('.').glob('*-of-*.safetensors') for k, t in "
+    "load_file(p).items()}, 'victim.safetensors')"
+)
+ADAPTERS = re.compile(
+    r"lora_|\.hada_w\d|\.lokr_w\d|\.oft_[rs]|\.ia3_l|dora_scale|\.base_layer\.|adapter_(up|down)"
+)
+NORMALISING = ("running_mean", "running_var", "num_batches_tracked")
+Sizes = tuple[int, ...]
+MOMENTS = re.compile(r"(exp_avg(_sq)?|momentum_buffer|square_avg|acc_delta|exp_inf)$")
 
 STATE_DICT_KEYS = (
     *("state_dict", "model_state_dict", "model", "net", "network", "module", "weights", "params"),
@@ -45,6 +84,36 @@ WIDENING = 16
 """A state dict has this many times its file's bytes at most: layers may share their weights."""
 
 
+def refuse_formats(content: bytes, path: Path) -> None:
+    """Raises WeightsError for files of other formats, and for one shard of several."""
+    if (shard := SHARD.search(path.name)) and int(shard[2]) > 1:
+        raise WeightsError(f"{path} is shard {int(shard[1])} of {int(shard[2])}; {MERGE_SHARDS}")
+    if content.lstrip()[:1] == b"{":
+        if b'"weight_map"' in content[:100_000]:
+            raise WeightsError(
+                f"{path} is an index of shards, with no tensors in it; {MERGE_SHARDS}"
+            )
+        raise WeightsError(f"{path} is a JSON file, with no tensors in it; {HOW_TO_SAVE}")
+    for start, what, fix in FORMATS:
+        if content.startswith(start):
+            raise WeightsError(f"{path} is {what}; {fix}")
+
+
+def refuse_tensors(names: Iterable[str], path: Path) -> None:
+    """Raises WeightsError for tensors that are no layers of a network, by their names."""
+    for name in names:
+        if ADAPTERS.search(name):
+            raise WeightsError(
+                f"{path} holds LoRA adapters ({name}), which change a network that is not whole "
+                "without them; merge them (peft: model.merge_and_unload(), diffusers: "
+                "fuse_lora()) and give the merged network"
+            )
+        if MOMENTS.search(name):
+            raise WeightsError(
+                f"{path} holds an optimiser's state ({name}), not the network; {HOW_TO_SAVE}"
+            )
+
+
 def state_dict_in(loaded: Any, path: Path) -> tuple[str, dict[str, Any], list[str]]:
     """(the keys that lead to the state dict, the state dict, what beside it is left out)."""
     import torch
@@ -64,8 +133,9 @@ def state_dict_in(loaded: Any, path: Path) -> tuple[str, dict[str, Any], list[st
     if not others:
         return "", own, []
     found = _state_dicts(loaded)
-    first = min((_rank(keys[0]) for keys in found), default=0)
-    best = [keys for keys in found if _rank(keys[0]) == first]
+    ranks = {key: rank for rank, key in enumerate(STATE_DICT_KEYS)}
+    ranked = {keys: ranks.get(keys[0], len(ranks)) for keys in found}
+    best = [keys for keys, rank in ranked.items() if rank == min(ranked.values())]
     if len(best) == 1:
         (keys,) = best
         return ".".join(keys), {str(name): tensor for name, tensor in found[keys].items()}, []
@@ -124,10 +194,6 @@ def _state_dicts(loaded: Mapping[Any, Any]) -> dict[tuple[str, ...], Mapping[Any
             elif len(above) + 1 < DEEPEST:
                 left.append(((*above, key), inner))
     return found
-
-
-def _rank(key: str) -> int:
-    return STATE_DICT_KEYS.index(key) if key in STATE_DICT_KEYS else len(STATE_DICT_KEYS)
 
 
 def weights_alone(found: dict[str, Any], path: Path) -> tuple[dict[str, Any], list[str]]:

@@ -8,6 +8,7 @@ compared with the bytes that are there before anything is allocated.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -22,18 +23,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from storage.errors import WeightsError
 from storage.files import machine_memory, open_regular
-from storage.foreign_weights import (
+from storage.optimiser_states import OptimiserState, states_in
+from storage.state_dicts import (
+    COUNTERS,
     HOW_TO_SAVE,
     HOW_TO_SAVE_GRADIENTS,
     HOW_TO_SAVE_STATE,
-    WeightsError,
-    foreign_archive,
-    foreign_format,
-    foreign_tensors,
+    MEMBERS,
+    check_sizes,
+    refuse_formats,
+    refuse_tensors,
+    state_dict_in,
+    weights_alone,
 )
-from storage.optimiser_states import OptimiserState, states_in
-from storage.state_dicts import COUNTERS, check_sizes, state_dict_in, weights_alone
 
 __all__ = [
     "METADATA",
@@ -97,7 +101,6 @@ def read_states(path: Path) -> tuple[str, tuple[OptimiserState, ...]]:
         content = _content(path)
         if not content.startswith((b"PK\x03\x04", b"\x80")):
             raise WeightsError(f"{path} is no file that torch.save wrote; {HOW_TO_SAVE_STATE}")
-        _check_archive(content, path)
         found, others = states_in(_torch_load(content, path), len(content), path)
     except WeightsError as error:
         text = str(error).replace("--weights", "--optimizer")
@@ -114,18 +117,13 @@ def _read(path: Path) -> WeightFile:
     states: tuple[OptimiserState, ...] = ()
     length = int.from_bytes(content[:8], "little")
     is_safe = content[8:9] == b"{"
+    kind = "torch"
     if is_safe and (length <= len(content) or not content.startswith(b"\x80")):
-        refusal = foreign_format(b"", path)
         kind = "safetensors"
-    else:
-        refusal = foreign_format(content, path)
-        kind = "torch"
-    if refusal is not None:
-        raise WeightsError(refusal)
+    refuse_formats(b"" if kind == "safetensors" else content, path)
     if kind == "safetensors":
         found = _safetensors(content, path)
     elif content.startswith((b"PK\x03\x04", b"\x80")):  # a zip archive; a pickle
-        _check_archive(content, path)
         loaded = _torch_load(content, path)
         inside, found, left_out = state_dict_in(loaded, path)
         own, others = states_in(loaded, len(content), path)
@@ -136,8 +134,7 @@ def _read(path: Path) -> WeightFile:
         )
     if not found:
         raise WeightsError(f"{path} has no tensors in it; {HOW_TO_SAVE}")
-    if (refusal := foreign_tensors(found, path)) is not None:
-        raise WeightsError(refusal)
+    refuse_tensors(found, path)
     check_sizes(found, len(content), path)
     weights, more = weights_alone(found, path)
     tensors = {name: _array(name, value, path) for name, value in weights.items()}
@@ -173,24 +170,6 @@ def _content(path: Path) -> bytes:
         return file.read()
 
 
-def _check_archive(content: bytes, path: Path) -> None:
-    if not content.startswith(b"PK"):
-        return
-    try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            n_bytes = sum(member.file_size for member in archive.infolist())
-            refusal = foreign_archive(archive.namelist(), path)
-    except (zipfile.BadZipFile, ValueError, NotImplementedError):
-        return  # torch says what is wrong with it
-    if refusal is not None:
-        raise WeightsError(refusal)
-    if n_bytes > len(content):
-        raise WeightsError(
-            f"{path} is an archive of {len(content):,} bytes that unpacks to {n_bytes:,}, which "
-            f"torch.save never writes; {HOW_TO_SAVE}"
-        )
-
-
 def _safetensors(content: bytes, path: Path) -> dict[str, Any]:
     """Eight bytes of length, then a JSON object of that length, then the numbers."""
     from safetensors import SafetensorError
@@ -214,14 +193,30 @@ def _safetensors(content: bytes, path: Path) -> dict[str, Any]:
 def _torch_load(content: bytes, path: Path) -> Any:
     import torch
 
+    names, n_bytes = [], 0
+    with contextlib.suppress(zipfile.BadZipFile, ValueError, NotImplementedError):  # told by torch
+        if content.startswith(b"PK"):
+            with zipfile.ZipFile(io.BytesIO(content)) as archive:
+                names = archive.namelist()
+                n_bytes = sum(member.file_size for member in archive.infolist())
+    for end, what, fix in MEMBERS:
+        if any(name.endswith(end) for name in names):
+            raise WeightsError(f"{path} is {what}; {fix}")
+    if n_bytes > len(content):
+        raise WeightsError(
+            f"{path} is an archive of {len(content):,} bytes that unpacks to {n_bytes:,}, which "
+            f"torch.save never writes; {HOW_TO_SAVE}"
+        )
     try:
         with warnings.catch_warnings():  # of old formats and of archives of programs
             warnings.simplefilter("ignore")
             return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
+        refused = str(error).partition("GLOBAL ")[2].split()  # torch names what it refused
+        culprit = f" ({refused[0].rstrip('.,')})" if refused else ""
         raise WeightsError(
-            f"{path} has pickled objects in it besides tensors{_culprit(error)}, which may run any "
-            f"code when they are read; they were not read. {HOW_TO_SAVE}"
+            f"{path} has pickled objects in it besides tensors{culprit}, which may run any code "
+            f"when they are read; they were not read. {HOW_TO_SAVE}"
         ) from error
     except Exception as error:  # a damaged archive may fail in any way
         if "TorchScript" in str(error):
@@ -232,12 +227,6 @@ def _torch_load(content: bytes, path: Path) -> Any:
             f"{path} cannot be read as a file of torch.save ({type(error).__name__}: "
             f"{_first_line(error)}); copy it again, or {HOW_TO_SAVE}"
         ) from error
-
-
-def _culprit(error: Exception) -> str:
-    """` (models.Net)`, from torch's message about the name that it refused."""
-    words = str(error).partition("GLOBAL ")[2].split()
-    return f" ({words[0].rstrip('.,')})" if words else ""
 
 
 def _first_line(error: Exception) -> str:

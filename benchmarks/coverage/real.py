@@ -25,9 +25,7 @@ import numpy as np
 
 from benchmarks.record import Measurement, measured
 from flows.presets import kkt
-from recon_core.experiments import Experiment
 from recon_core.sampling import Phase, Sampling
-from storage.pairs.dataset import Dataset
 from storage.sources.load import ImageSet, load_images
 from tasks.campaign.generate import run_campaign
 from tasks.campaign.plan import Campaign, Plan, open_store
@@ -58,9 +56,6 @@ class Size:
     pool_size: int = 100
     seeds: tuple[int, ...] = (0, 1)
 
-    def experiment(self) -> Experiment:
-        return kkt(64, self.images_per_run, epochs=400, save_at=(50, 100, 200))
-
     def phases(self) -> dict[str, tuple[Phase, ...]]:
         """By the sampler's name; the last is the paper's: two thirds uniform, then least seen."""
         n = self.n_runs
@@ -73,13 +68,14 @@ class Size:
         }
 
     def campaign(self, phases: tuple[Phase, ...], seed: int) -> Campaign:
+        experiment = kkt(64, self.images_per_run, epochs=400, save_at=(50, 100, 200))
         sampling = Sampling(
             images_per_run=self.images_per_run,
             phases=phases,
             runs_per_part=self.runs_per_part,
             parts_per_round=self.parts_per_round,
         )
-        return Campaign(experiment=self.experiment(), sampling=sampling, root_seed=seed)
+        return Campaign(experiment=experiment, sampling=sampling, root_seed=seed)
 
 
 QUICK = Size(per_class=4, images_per_run=8, n_runs=16, runs_per_part=2, pool_size=4, seeds=(0,))
@@ -106,18 +102,12 @@ def run(folder: Path, size: Size, images: ImageSet, n_workers: int) -> Curves:
                 plan = Plan(size.campaign(phases, seed), images)
                 place = folder / f"{name.replace(', ', '-').replace(' ', '-')}-{seed}"
                 dataset = open_store(place, plan.campaign, images)
-                dataset = run_campaign(plan, dataset, client, device="cpu", on_progress=silent)
-                curves[name].append(curve_of(dataset))
+                dataset = run_campaign(
+                    plan, dataset, client, device="cpu", on_progress=lambda *_progress: None
+                )
+                receipts = dataset.receipts
+                curves[name].append(coverage_curve(receipts, n_points=len(receipts)))
     return curves
-
-
-def silent(_done: float, _total: int, _note: str) -> None:
-    """Progress that nobody watches."""
-
-
-def curve_of(dataset: Dataset) -> CoverageCurve:
-    """Coverage after every part."""
-    return coverage_curve(dataset.receipts, n_points=len(dataset.receipts))
 
 
 def measurements(curves: Curves, size: Size, n_images: int) -> Iterator[Measurement]:
@@ -157,16 +147,14 @@ def _beside(
     case: str, unit: str, values: Sequence[float], uniform: Sequence[float] | None
 ) -> Measurement:
     """The median of `values`, beside that of `uniform`."""
-    value = float(statistics.median(values))
-    reference = None if uniform is None else float(statistics.median(uniform))
     return measured(
         "coverage_real",
         f"{case} ({', '.join(f'{value:.3g}' for value in values)})",
-        value,
+        float(statistics.median(values)),
         unit,
         len(values),
         reference=UNIFORM,
-        reference_value=reference,
+        reference_value=None if uniform is None else float(statistics.median(uniform)),
     )
 
 

@@ -71,10 +71,6 @@ class Curve:
     gini: tuple[float, ...]
     pairs_per_run: tuple[float, ...]
 
-    def at(self, n_runs: int) -> int:
-        """The position of this many runs."""
-        return self.n_runs.index(n_runs)
-
     def runs_to(self, n_covered: int) -> int | None:
         """The first mark at which so many images are covered."""
         reached = (n for n, c in zip(self.n_runs, self.covered, strict=True) if c >= n_covered)
@@ -90,15 +86,6 @@ class Found:
     spread: float
     ceiling_at_half: int | None
     curves: Mapping[str, Curve]
-
-
-def curve(world: World, sampling: Sampling, *, every: int, seed: int = 0) -> Curve:
-    """The campaign in this world, with a mark every so many runs."""
-    marks = []
-    for n_runs, (_visits, _back, pairs) in simulate(world, sampling, every=every, seed=seed):
-        found = pairs[pairs > 0].astype(np.float64)
-        marks.append((n_runs, len(found), gini(found), float(pairs.sum()) / n_runs))
-    return Curve(*zip(*marks, strict=True))
 
 
 def planned(world: World, sampling: Sampling, *, seed: int = 0) -> tuple[Ints, float]:
@@ -137,8 +124,15 @@ def explore(family: Family, paper: Paper, *, seed: int = 0) -> Found:
         "adaptive": paper.sampling(Phase(sampler="adaptive", n_runs=n)),
         "adaptive, enough=44": paper.sampling(Phase(sampler="adaptive", n_runs=n, enough=44)),
     }
-    every = n // N_MARKS
-    curves = {name: curve(world, s, every=every, seed=seed) for name, s in samplings.items()}
+    curves = {}
+    for name, sampling in samplings.items():
+        marks = []
+        for n_runs, (_visits, _back, pairs) in simulate(
+            world, sampling, every=n // N_MARKS, seed=seed
+        ):
+            own = pairs[pairs > 0].astype(np.float64)
+            marks.append((n_runs, len(own), gini(own), float(pairs.sum()) / n_runs))
+        curves[name] = Curve(*zip(*marks, strict=True))
     bound = None if world.company else ceiling(world, paper, n // 2)
     return Found(family.name, level, spread, bound, curves)
 
@@ -160,28 +154,18 @@ def against_planned(found: Found, family: Family, paper: Paper) -> Iterator[Meas
         ((_n, by_rounds),) = simulate(world, sampling, every=n_runs)
         case = f"{found.name}: {sampler}, {n_runs} runs planned one by one"
         pairs, others = now[2].astype(np.float64), by_rounds[2].astype(np.float64)
-        same = "simulated by rounds"
-        yield _line(
-            f"{case}, covered",
-            (pairs > 0).sum(),
-            "images",
-            reference=same,
-            reference_value=float((others > 0).sum()),
-        )
-        yield _line(
-            f"{case}, Gini",
-            gini(pairs[pairs > 0]),
-            "",
-            reference=same,
-            reference_value=gini(others[others > 0]),
-        )
-        yield _line(
-            f"{case}, pairs a run",
-            pairs.sum() / n_runs,
-            "pairs",
-            reference=same,
-            reference_value=others.sum() / n_runs,
-        )
+        for what, unit, of in (
+            ("covered", "images", lambda n: float((n > 0).sum())),
+            ("Gini", "", lambda n: gini(n[n > 0])),
+            ("pairs a run", "pairs", lambda n: n.sum() / n_runs),
+        ):
+            yield _line(
+                f"{case}, {what}",
+                of(pairs),
+                unit,
+                reference="simulated by rounds",
+                reference_value=of(others),
+            )
         yield _line(f"{case}, planning", ms, "ms of processor time a run")
 
 
@@ -192,39 +176,23 @@ def measurements(found: Found, paper: Paper, *, tuned: bool) -> Iterator[Measure
     theirs = found.curves["paper"]
     goal = theirs.covered[-1]
     law = f"{where}: level {found.level:.3g}, spread {found.spread:.3g}; the paper's campaign"
-    yield _line(
-        f"{law} covers", goal, "images", reference="paper 001", reference_value=paper.covered
-    )
-    yield _line(
-        f"{law} gives",
-        theirs.pairs_per_run[-1],
-        "pairs a run",
-        reference="paper 001",
-        reference_value=paper.pairs_per_run,
-    )
+    for case, value, unit, expected in (
+        (f"{law} covers", goal, "images", paper.covered),
+        (f"{law} gives", theirs.pairs_per_run[-1], "pairs a run", paper.pairs_per_run),
+    ):
+        yield _line(case, value, unit, reference="paper 001", reference_value=expected)
     yield _line(f"{where}: the paper's campaign, Gini of pairs", theirs.gini[-1], "")
+    beside = partial(_line, reference=f"the paper's sampler after {n} runs", reference_value=goal)
     if found.ceiling_at_half is not None:
-        yield _line(
-            f"{where}: ceiling of any learner after {half} runs",
-            found.ceiling_at_half,
-            "images",
-            reference=f"the paper's sampler after {n} runs",
-            reference_value=goal,
-        )
+        case = f"{where}: ceiling of any learner after {half} runs"
+        yield beside(case, found.ceiling_at_half, "images")
     for name, of in found.curves.items():
         for n_runs in (half, n):
             if name == "paper" and n_runs == n:
                 continue
-            i = of.at(n_runs)
+            i = of.n_runs.index(n_runs)
             case = f"{where}: {name} after {n_runs} runs"
-            reference = f"the paper's sampler after {n} runs"
-            yield _line(
-                f"{case}, covered",
-                of.covered[i],
-                "images",
-                reference=reference,
-                reference_value=goal,
-            )
+            yield beside(f"{case}, covered", of.covered[i], "images")
             yield _line(f"{case}, Gini of pairs", of.gini[i], "")
             yield _line(f"{case}, pairs a run", of.pairs_per_run[i], "pairs")
         reached = of.runs_to(goal)

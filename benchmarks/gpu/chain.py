@@ -318,15 +318,12 @@ def _contents(job: Job, split: str) -> dict[str, Any]:
     from storage.pairs.statistics import summarise
 
     dataset = Dataset(job.store / {"train": "pairs", "heldout": "heldout"}[split])
-    summary = summarise(dataset)
+    facts, _counts = summarise(dataset)
+    names = ("confident_pairs", "images_trained_on", "images_with_a_confident_pair")
     return {
-        "runs": summary.n_runs,
-        "outcomes": {name: n for name, n in summary.outcomes.items() if n},
-        "pairs": summary.n_pairs,
-        "confident pairs": summary.n_confident,
-        "images trained on": summary.n_images,
-        "images with a confident pair": summary.n_covered,
-        "MiB": round(summary.n_bytes / 2**20, 2),
+        **{name: facts[name] for name in ("runs", "outcomes", "pairs")},
+        **{name.replace("_", " "): facts[name] for name in names},
+        "MiB": round(facts["bytes"] / 2**20, 2),
         "seconds of parts": [receipt.seconds for receipt in dataset.receipts],
         "hash": dataset.content_hash,
     }

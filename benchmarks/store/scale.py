@@ -47,8 +47,6 @@ N_IMAGES = 43_000
 """Images that runs are made of; 60 million pairs are about 1,400 of each."""
 RUN_IMAGES, RUN_PAIRS = 300, 400
 PICTURE = (3, 32, 32)
-OPEN_GOAL_S, OPEN_GOAL_GIB, REPEATS_GOAL_S = 3.0, 1.5, 20.0
-
 OPEN = """
 import json, sys, time
 from storage.pairs.dataset import Dataset
@@ -153,16 +151,13 @@ def write_receipts(root: Path, campaign: Campaign) -> int:
     return n_bytes
 
 
-def opened(root: Path) -> dict[str, Any]:
-    """Measurements of a fresh process that opened the store."""
-    command = [sys.executable, "-c", OPEN, str(root)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return dict(json.loads(done.stdout))
-
-
 def opening(root: Path, campaign: Campaign, n_bytes: int, repeats: int) -> Iterator[Measurement]:
     """Seconds and peak memory of `Dataset(root)`, its sums, `image_counts` and `content_hash`."""
-    facts = [opened(root) for _ in range(repeats)]
+    facts = []
+    for _ in range(repeats):
+        command = [sys.executable, "-c", OPEN, str(root)]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        facts.append(json.loads(done.stdout))
     for fact in facts:
         if not fact["n_pairs"] == fact["n_confident"] == campaign.n_pairs:
             raise ValueError(f"opening found {fact['n_pairs']} pairs, wrote {campaign.n_pairs}")
@@ -174,24 +169,15 @@ def opening(root: Path, campaign: Campaign, n_bytes: int, repeats: int) -> Itera
         key: statistics.median(fact[key] for fact in facts)
         for key in ("open_s", "open_mib", "imports_mib", "hash_s")
     }
-    yield _line(
-        f"opening: Dataset(root), n_pairs and image_counts() of {store}",
-        found["open_s"],
-        "s",
-        repeats=repeats,
-        reference_value=OPEN_GOAL_S,
-    )
-    yield _line(
-        "peak memory of the process that opened it, interpreter and imports included",
-        found["open_mib"] / 1024,
-        "GiB",
-        repeats=repeats,
-        reference_value=OPEN_GOAL_GIB,
-    )
-    yield _line(
-        "of which interpreter and imports", found["imports_mib"] / 1024, "GiB", repeats=repeats
-    )
-    yield _line("content_hash of the opened store", found["hash_s"], "s", repeats=repeats)
+    peak = "peak memory of the process that opened it, interpreter and imports included"
+    for case, value, unit, goal in (
+        (f"opening: Dataset(root), n_pairs and image_counts() of {store}", "open_s", "s", 3.0),
+        (peak, "open_mib", "GiB", 1.5),
+        ("of which interpreter and imports", "imports_mib", "GiB", None),
+        ("content_hash of the opened store", "hash_s", "s", None),
+    ):
+        number = found[value] / (1024 if unit == "GiB" else 1)
+        yield _line(case, number, unit, repeats=repeats, reference_value=goal)
 
 
 def multiplicities(root: Path, campaign: Campaign) -> Iterator[Measurement]:
@@ -223,7 +209,7 @@ def multiplicities(root: Path, campaign: Campaign) -> Iterator[Measurement]:
         seconds,
         "s",
         repeats=1,
-        reference_value=REPEATS_GOAL_S,
+        reference_value=20.0,
     )
     yield _line("examples that an epoch has, without noise", n_examples, "examples", repeats=1)
     yield _line("pairs that an epoch uses", 100 * n_drawn / campaign.n_pairs, "%", repeats=1)

@@ -11,13 +11,12 @@ needed.
 from __future__ import annotations
 
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -28,7 +27,6 @@ from benchmarks.store.sample import (
     BATCH,
     PROVENANCE,
     QUICK,
-    Columns,
     Sizes,
     sample_columns,
     training_examples,
@@ -51,21 +49,6 @@ print(json.dumps(time.perf_counter() - start))
 """
 
 
-@dataclass(frozen=True)
-class _Pace:
-    """Seconds at which each piece of work was done, the start included."""
-
-    seconds: list[float]
-    amounts: list[float]
-
-    def rates(self) -> list[float]:
-        """Work per second in each tenth."""
-        done = np.cumsum([0.0, *self.amounts])
-        marks = np.linspace(0, done[-1], N_TENTHS + 1)
-        times = np.interp(marks, done, self.seconds)
-        return [float(rate) for rate in np.diff(marks) / np.diff(times)]
-
-
 def measure(quick: bool) -> Iterator[Measurement]:
     """Write, open, verify and stream a store that does not fit in memory."""
     sizes = replace(QUICK, n_parts=12) if quick else Sizes(n_parts=200)
@@ -84,73 +67,62 @@ def measure(quick: bool) -> Iterator[Measurement]:
 def _written(root: Path, sizes: Sizes) -> Iterator[Measurement]:
     create_or_open(root, {"benchmark": "soak"})
     base = sample_columns(0, sizes)
-    pace = _Pace([0.0], [])
-    spent = 0.0
+    seconds = [0.0]
     for part in range(sizes.n_parts):
-        columns = _rolled(base, part, sizes)
+        # The pairs in another order, so that no two parts have the same bytes.
+        shift, first = part * 7 % sizes.pairs_per_part, part * sizes.n_runs
+        columns = {
+            name: np.roll(values, shift, axis=0) if name.startswith("pairs/") else values
+            for name, values in base.items()
+        } | {"runs/run": np.arange(first, first + sizes.n_runs)}
         start = time.perf_counter()
         write_part(root, part, columns, provenance=PROVENANCE)
-        spent += time.perf_counter() - start
-        pace.seconds.append(spent)
-        pace.amounts.append(sizes.pairs_per_part)
-    yield from _paced(f"write {sizes.n_parts} parts, fsync included", pace, "s per million pairs")
+        seconds.append(seconds[-1] + time.perf_counter() - start)
+    case = f"write {sizes.n_parts} parts, fsync included"
+    amounts = [sizes.pairs_per_part] * sizes.n_parts
+    yield from _paced(case, seconds, amounts, "s per million pairs")
     n_bytes = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
     n_pairs = sizes.n_parts * sizes.pairs_per_part
     yield _line(f"{n_pairs:,} pairs on the disk", n_bytes / 1e9, "GB")
 
 
-def _rolled(base: Columns, part: int, sizes: Sizes) -> Columns:
-    """`base` with its pairs in another order, so that no two parts have the same bytes."""
-    shift = part * 7 % sizes.pairs_per_part
-    rolled = {
-        name: np.roll(values, shift, axis=0) if name.startswith("pairs/") else values
-        for name, values in base.items()
-    }
-    first = part * sizes.n_runs
-    return rolled | {"runs/run": np.arange(first, first + sizes.n_runs)}
-
-
 def _verified(root: Path) -> Iterator[Measurement]:
     dataset = Dataset(root)
-    sizes = [sum(n for n, _crc in receipt.files.values()) for receipt in dataset.receipts]
-    pace = _Pace([0.0], [])
-    start = time.perf_counter()
-
-    def done(n_done: int, _n: int) -> None:
-        pace.seconds.append(time.perf_counter() - start)
-        pace.amounts.append(sizes[n_done - 1] / 1e6)  # in MB, so that a million of them is a TB
-
-    found = verify_store(root, on_part=done)
+    # in MB, so that a million of them is a TB
+    sizes = [sum(n for n, _crc in receipt.files.values()) / 1e6 for receipt in dataset.receipts]
+    seconds, start = [0.0], time.perf_counter()
+    found = verify_store(
+        root, on_part=lambda _done, _n: seconds.append(time.perf_counter() - start)
+    )
     if not found.ok or found.n_checked != len(dataset.receipts):
         raise ValueError(f"the store that was just written does not verify: {found.problems[:3]}")
-    yield from _paced("verify, every byte read and hashed", pace, "s per TB")
+    yield from _paced("verify, every byte read and hashed", seconds, sizes, "s per TB")
 
 
 def _streamed(root: Path, sizes: Sizes) -> Iterator[Measurement]:
-    dataset = Dataset(root)
-    examples = training_examples(dataset, sizes)
-    pace = _Pace([0.0], [])
-    start = time.perf_counter()
+    examples = training_examples(Dataset(root), sizes)
+    seconds, amounts, start = [0.0], [], time.perf_counter()
     for batch in examples:
-        pace.seconds.append(time.perf_counter() - start)
-        pace.amounts.append(len(batch["target"]))
+        seconds.append(time.perf_counter() - start)
+        amounts.append(len(batch["target"]))
     case = f"one balanced epoch in batches of {BATCH}, normalised, 10 % noise"
-    yield from _paced(case, pace, "s per million examples")
+    yield from _paced(case, seconds, amounts, "s per million examples")
     yield _line(f"{case}: examples", float(examples.n_given), "examples")
-    peak = next(
-        int(line.split()[1]) / 2**20
-        for line in Path("/proc/self/status").read_text().splitlines()
-        if line.startswith("VmHWM")
-    )
+    status = Path("/proc/self/status").read_text().splitlines()
+    peak = next(int(line.split()[1]) / 2**20 for line in status if line.startswith("VmHWM"))
     yield _line("peak memory of the process that did all this", peak, "GiB")
 
 
-def _paced(case: str, pace: _Pace, unit: str) -> Iterator[Measurement]:
-    rates = pace.rates()
-    per_million = [1e6 / rate for rate in rates]
-    yield _line(f"{case}: median tenth", statistics.median(per_million), unit, N_TENTHS)
-    yield _line(f"{case}: slowest tenth", max(per_million), unit, N_TENTHS)
-    yield _line(f"{case}: in all", pace.seconds[-1], "s")
+def _paced(
+    case: str, seconds: Sequence[float], amounts: Sequence[float], unit: str
+) -> Iterator[Measurement]:
+    """`seconds`: when each piece of work was done, the start included; `amounts` of the pieces."""
+    done = np.cumsum([0.0, *amounts])
+    marks = np.linspace(0, done[-1], N_TENTHS + 1)
+    per_million = 1e6 * np.diff(np.interp(marks, done, seconds)) / np.diff(marks)
+    yield _line(f"{case}: median tenth", float(np.median(per_million)), unit, N_TENTHS)
+    yield _line(f"{case}: slowest tenth", float(per_million.max()), unit, N_TENTHS)
+    yield _line(f"{case}: in all", seconds[-1], "s")
 
 
 if __name__ == "__main__":

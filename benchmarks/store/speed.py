@@ -18,37 +18,77 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
 import zarr
+from zarr.codecs import ZstdCodec
 
 from benchmarks.record import Measurement, compared, main, measured
-from benchmarks.store.reference import (
-    ROWS_AT_ONCE,
-    STREAMED,
-    fastest_plain_read,
-    open_plain,
-    plain_read,
-    plain_write,
-    single_rows,
-)
 from benchmarks.store.sample import (
     BATCH,
     PROVENANCE,
     QUICK,
     Array,
+    Columns,
     Sizes,
     sample_columns,
     sample_store,
     training_examples,
 )
 from storage.pairs.dataset import Dataset, create_or_open
-from storage.pairs.layout import compress_reconstruction
+from storage.pairs.layout import CHUNK_ROWS, compress_reconstruction
 from storage.pairs.parts import write_part
+from storage.pairs.receipts import PARTS_FOLDER
+from storage.pairs.shards import LEVEL, shard_rows
 
 _line = partial(measured, "store")
+
+STREAMED = (
+    "pairs/reconstruction",
+    "pairs/scale",
+    "pairs/target_row",
+    "pairs/iteration",
+    "targets/image",
+    "targets/augment",
+)
+"""What a training example is made of, as far as it has a row per pair or target."""
+ROWS_AT_ONCE = (CHUNK_ROWS, 4 * CHUNK_ROWS, 16 * CHUNK_ROWS, 1 << 40)
+"""How many rows a plain read asks zarr for; the fastest is the reference."""
+
+
+Arrays = dict[str, zarr.Array[Any]]
+
+
+def plain_write(path: Path, columns: Columns) -> None:
+    """A new group of the arrays, in the store's own codec, chunks and shards."""
+    group = zarr.create_group(path, zarr_format=3)
+    for name, values in columns.items():
+        array = group.create_array(
+            name,
+            shape=values.shape,
+            dtype=values.dtype,
+            chunks=(CHUNK_ROWS, *values.shape[1:]),
+            shards=(shard_rows(len(values)), *values.shape[1:]),
+            compressors=ZstdCodec(level=LEVEL, checksum=True),
+        )
+        array[...] = values
+
+
+def open_plain(dataset: Dataset) -> list[Arrays]:
+    """The arrays of `STREAMED` of every part, opened by zarr."""
+    folders = [Path(dataset.root, PARTS_FOLDER, receipt.group) for receipt in dataset.receipts]
+    return [{name: zarr.open_array(f / name, mode="r") for name in STREAMED} for f in folders]
+
+
+def plain_read(parts: list[Arrays], rows_at_once: int) -> None:
+    """Everything once, in order."""
+    for arrays in parts:
+        for array in arrays.values():
+            for start in range(0, array.shape[0], rows_at_once):
+                array[start : start + rows_at_once]
 
 
 def writing(folder: Path, sizes: Sizes) -> Iterator[Measurement]:
@@ -86,7 +126,11 @@ def writing(folder: Path, sizes: Sizes) -> Iterator[Measurement]:
                 action()
                 taken.append(time.perf_counter() - start)
             if action is ours:
-                shares.append(100 * covered(intervals) / taken[-1])
+                synced, reached = 0.0, -np.inf
+                for first, last in sorted(intervals):  # the length of their union
+                    synced += max(0.0, last - max(first, reached))
+                    reached = max(reached, last)
+                shares.append(100 * synced / taken[-1])
     for reference, theirs in (
         ("zarr: the reconstructions only, float16 given, same codec, no fsync", one_array),
         ("zarr: the same arrays, float16 given, same codec, no fsync", all_arrays),
@@ -121,7 +165,23 @@ def reading(dataset: Dataset, sizes: Sizes) -> Iterator[Measurement]:
         return sum(len(batch["condition"]) for batch in feed)
 
     n_examples, n_pairs = ours(), dataset.n_pairs
-    rows_at_once = fastest_plain_read(parts)
+
+    def seconds(rows_at_once: int) -> float:
+        start = time.perf_counter()
+        plain_read(parts, rows_at_once)
+        return time.perf_counter() - start
+
+    def single_rows() -> None:
+        """The reconstruction and the target of random pairs, one after another."""
+        rng = np.random.default_rng(0)
+        for _ in range(sizes.n_single_rows):
+            arrays = parts[rng.integers(len(parts))]
+            row = int(rng.integers(arrays["pairs/reconstruction"].shape[0]))
+            arrays["pairs/reconstruction"][row]
+            arrays["targets/image"][int(np.asarray(arrays["pairs/target_row"][row]))]
+
+    seconds(CHUNK_ROWS)
+    rows_at_once = min(ROWS_AT_ONCE, key=seconds)
     asked = "a whole array" if rows_at_once == ROWS_AT_ONCE[-1] else f"{rows_at_once} rows"
     plain = f"zarr: each array of a part in order, {asked} at a time (the fastest of four sizes)"
     does = f"shuffled, normalised, collated batches of {BATCH}, 10 % noise examples"
@@ -151,7 +211,7 @@ def reading(dataset: Dataset, sizes: Sizes) -> Iterator[Measurement]:
         "an example of the balanced stream",
         ours=ours,
         reference=f"zarr: a[i] of reconstruction and target of {sizes.n_single_rows} random pairs",
-        theirs=lambda: single_rows(parts, sizes.n_single_rows),
+        theirs=single_rows,
         repeats=sizes.repeats,
         per_call=n_examples,
         reference_per_call=sizes.n_single_rows,
@@ -190,15 +250,15 @@ def training(dataset: Dataset, sizes: Sizes) -> Iterator[Measurement]:
     step_s = BATCH / sizes.trainer_images_per_s
     busy = torch.randn(256, 256)
 
-    def sleep() -> None:
-        time.sleep(step_s)
-
     def work() -> None:
         until = time.perf_counter() + step_s
         while time.perf_counter() < until:
             busy @ busy
 
-    for what, step in (("leaves the CPU alone, as with a GPU", sleep), ("keeps a core busy", work)):
+    for what, step in (
+        ("leaves the CPU alone, as with a GPU", lambda: time.sleep(step_s)),
+        ("keeps a core busy", work),
+    ):
         start = time.perf_counter()
         batches = iter(training_examples(dataset, sizes, endless=True))
         next(batches)
@@ -226,7 +286,7 @@ def training(dataset: Dataset, sizes: Sizes) -> Iterator[Measurement]:
 
 def verifying(dataset: Dataset, sizes: Sizes) -> Iterator[Measurement]:
     """Rate at which `verify` reads, decodes and hashes everything."""
-    sizes_on_disk = [n for r in dataset.receipts for n, _checksum in r.files.values()]
+    total = sum(n for r in dataset.receipts for n, _checksum in r.files.values())
     seconds = []
     for _ in range(sizes.repeats):
         start = time.perf_counter()
@@ -234,7 +294,6 @@ def verifying(dataset: Dataset, sizes: Sizes) -> Iterator[Measurement]:
         seconds.append(time.perf_counter() - start)
         if not report.ok or report.n_checked != len(dataset.receipts):
             raise ValueError(f"verify found {report}")
-    total = sum(sizes_on_disk)
     yield _line(
         f"verify: {total / 1e9:.2f} GB on disk, {dataset.n_pairs} pairs",
         total / 1e9 / statistics.median(seconds),
@@ -256,15 +315,6 @@ def timed_fsync() -> Iterator[list[tuple[float, float]]]:
 
     with mock.patch.object(os, "fsync", timed):
         yield intervals
-
-
-def covered(intervals: list[tuple[float, float]]) -> float:
-    """Length of the union of `intervals`."""
-    total, reached = 0.0, -np.inf
-    for start, end in sorted(intervals):
-        total += max(0.0, end - max(start, reached))
-        reached = max(reached, end)
-    return total
 
 
 def check_equal(name: str, ours: Array, theirs: Array) -> None:

@@ -64,27 +64,12 @@ def dataset_info(
     from storage.pairs.statistics import attacks_of, saved_iterations, summarise
 
     dataset = Dataset(stored.location)
-    summary = summarise(dataset)
-    counts = summary.confident_per_image
+    summary, counts = summarise(dataset)
     facts: dict[str, Any] = {
-        "parts": summary.n_parts,
+        "parts": summary.pop("parts"),
         "attacks": attacks_of(dataset, by_kind={KKT.family}),
-        "runs": summary.n_runs,
-        "outcomes": {name: n for name, n in summary.outcomes.items() if n},
-        "targets": summary.n_targets,
-        "pairs": summary.n_pairs,
-        "confident_pairs": summary.n_confident,
-        "images_trained_on": summary.n_images,
-        "images_with_a_confident_pair": summary.n_covered,
+        **summary,
         "gini_of_confident_pairs": round(gini(counts[counts > 0].astype(float)), 4),
-        "encoding": summary.encoding,
-        "bytes": summary.n_bytes,
-        "bytes_per_pair": round(summary.bytes_per_pair, 1),
-        "worker_seconds": round(summary.worker_seconds, 1),
-        "code": list(summary.code_versions),
-        "torch": list(summary.torch_versions),
-        "devices": list(summary.devices),
-        "dataset_hash": summary.content_hash,
     }
     iterations = None
     if not quick:
@@ -97,7 +82,7 @@ def dataset_info(
     facts |= {
         "attacks": ", ".join(f"{name} in {n:,}" for name, n in facts["attacks"].items()) or "-",
         "outcomes": ", ".join(f"{n:,} {name}" for name, n in facts["outcomes"].items()) or "none",
-        "bytes": f"{size_text(summary.n_bytes)} ({summary.n_bytes:,} bytes)",
+        "bytes": f"{size_text(facts['bytes'])} ({facts['bytes']:,} bytes)",
         **{name: ", ".join(facts[name]) for name in ("code", "torch", "devices")},
     }
     show_facts(out, dataset.root, facts)

@@ -95,7 +95,7 @@ def restore(
     denoised --limit 100` · `palimpsest restore --weights nlm --span victim.pt --initial
     epoch0.pt --input attack --out restored`
     """
-    from storage.sources.picture_files import facts_of
+    from storage.sources.pictures import facts_of
     from tasks.restoring.folder import SHEET
     from tasks.restoring.in_span import open_span
     from tasks.restoring.inputs import open_inputs, parse_size

@@ -1,4 +1,5 @@
-"""Pairs as Parquet files, which pyarrow, pandas, DuckDB and Hugging Face's tools read.
+"""Pairs as Parquet files, which pyarrow, pandas, DuckDB and Hugging Face's tools read; and the
+README of a Hugging Face dataset folder: what it is, how it was made, how to load it.
 
 Images are PNG files in structs {bytes, path}. The raw reconstruction is a fixed-size list of the
 stored numbers, c * h * w in that order; times the column `scale` it is what the store gives. NaN is
@@ -17,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from storage.errors import StorageError
-from storage.export.rows import NUMBERS, Pairs, png
+from storage.export.rows import NUMBERS, Pairs, Selection, png
+from storage.pairs.layout import mixed
 
 if TYPE_CHECKING:
     import pyarrow
@@ -26,16 +28,23 @@ ROWS_PER_FILE = 40_000
 ROW_GROUP = 1000
 PICTURES = ("original", "picture")
 
+_SIZES = [(10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M"),
+          (10**7, "1M<n<10M"), (10**8, "10M<n<100M"), (10**9, "100M<n<1B")]  # fmt: skip
+_PICTURE_COLUMNS = {
+    "original": "the image that the victim was trained on, augmentation included (PNG)",
+    "picture": "its reconstruction, scaled and shifted by the run's mean image to fit [0, 1] (PNG)",
+    "reconstruction": "the raw reconstruction in C order, divided by `scale`",
+}
+
 
 @dataclass
 class Written:
-    """Pairs per file, bytes of the tables in memory, and the columns' types; `lengths` of those
-    that are lists."""
+    """Pairs per file, bytes of the tables in memory, and the columns as `datasets.Features` writes
+    them."""
 
     files: dict[str, int] = field(default_factory=dict)
     n_table_bytes: int = 0
-    dtypes: dict[str, str] = field(default_factory=dict)
-    lengths: dict[str, int] = field(default_factory=dict)
+    features: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def n_pairs(self) -> int:
@@ -76,7 +85,8 @@ def write_parquet(
             writer.write_table(table, row_group_size=ROW_GROUP)
             written.files[name] += table.num_rows
             written.n_table_bytes += table.nbytes
-            _note_types(written, table.schema)
+            about = json.loads(table.schema.metadata[b"huggingface"])
+            written.features = about["info"]["features"]
     finally:
         if writer is not None:
             writer.close()
@@ -101,38 +111,38 @@ def write_hugging_face(
 
 def _row_groups(batches: Iterable[Pairs], rows_per_file: int) -> Iterator[pyarrow.Table]:
     pyarrow = import_pyarrow()
-    held: Any = None
+    waiting: Any = None
     n_in_file = 0
     for pairs in batches:
         table = _table(pairs)
-        held = table if held is None else pyarrow.concat_tables([held, table])
-        while held.num_rows >= (size := min(ROW_GROUP, rows_per_file - n_in_file)):
-            yield held.slice(0, size).combine_chunks()
-            held = held.slice(size)
+        waiting = table if waiting is None else pyarrow.concat_tables([waiting, table])
+        while waiting.num_rows >= (size := min(ROW_GROUP, rows_per_file - n_in_file)):
+            yield waiting.slice(0, size).combine_chunks()
+            waiting = waiting.slice(size)
             n_in_file = (n_in_file + size) % rows_per_file
-    if held is not None and held.num_rows:
-        yield held.combine_chunks()
+    if waiting is not None and waiting.num_rows:
+        yield waiting.combine_chunks()
 
 
 def _table(pairs: Pairs) -> pyarrow.Table:
     pyarrow = import_pyarrow()
-    keys = [
-        f"{part:06d}-{row:08d}"
-        for part, row in zip(pairs.numbers["part"], pairs.numbers["row"], strict=True)
-    ]
-    columns = {
-        "original": _pictures(pairs.original, [f"{key}.original.png" for key in keys]),
-        "picture": _pictures(pairs.picture, [f"{key}.picture.png" for key in keys]),
-        "reconstruction": _lists(pairs.reconstruction),
-    }
+    columns: dict[str, Any] = {}
+    for name, images in (("original", pairs.original), ("picture", pairs.picture)):
+        files = pyarrow.array([png(image) for image in images], pyarrow.binary())
+        paths = pyarrow.array([f"{key}.{name}.png" for key in pairs.keys], pyarrow.string())
+        columns[name] = pyarrow.StructArray.from_arrays([files, paths], names=["bytes", "path"])
+    columns["reconstruction"] = _lists(pairs.reconstruction)
     for name, values in pairs.numbers.items():
         if values.ndim > 1:
             columns[name] = _lists(values)
         else:
             dtype = NUMBERS[name][0]
-            given = values.tolist() if dtype == "string" else values
-            of_type = pyarrow.type_for_alias(dtype)
-            columns[name] = pyarrow.array(given, of_type, from_pandas=True)  # NaN becomes null
+            array = pyarrow.array(  # NaN becomes null
+                values.tolist() if dtype == "string" else values,
+                pyarrow.type_for_alias(dtype),
+                from_pandas=True,
+            )
+            columns[name] = array
     table = pyarrow.table(columns)
     features = {name: _feature(table.schema.field(name).type, name) for name in columns}
     shape = ",".join(map(str, pairs.reconstruction.shape[1:]))
@@ -141,14 +151,6 @@ def _table(pairs: Pairs) -> pyarrow.Table:
             "huggingface": json.dumps({"info": {"features": features}}),
             "reconstruction_shape": shape,
         }
-    )
-
-
-def _pictures(images: npt.NDArray[np.uint8], names: list[str]) -> Any:
-    pyarrow = import_pyarrow()
-    files = pyarrow.array([png(image) for image in images], pyarrow.binary())
-    return pyarrow.StructArray.from_arrays(
-        [files, pyarrow.array(names, pyarrow.string())], names=["bytes", "path"]
     )
 
 
@@ -172,12 +174,154 @@ def _dtype_name(arrow: Any) -> str:
     return {"halffloat": "float16", "float": "float32"}.get(str(arrow), str(arrow))
 
 
-def _note_types(written: Written, schema: Any) -> None:
-    for column in schema:
-        if column.name in PICTURES:
-            written.dtypes[column.name] = "image"
-        elif hasattr(column.type, "list_size"):
-            written.dtypes[column.name] = _dtype_name(column.type.value_type)
-            written.lengths[column.name] = column.type.list_size
+@dataclass(frozen=True, kw_only=True)
+class CardFacts:
+    """Facts of the card about a store and the selection that was exported from it; `attacks`: how
+    many of its parts each kind made."""
+
+    manifest: dict[str, Any]
+    attacks: dict[str, int]
+    content_hash: str
+    n_runs: int
+    n_store_pairs: int
+    n_images: int
+    shape: tuple[int, ...]
+    n_file_bytes: int
+    selection: Selection
+    written: Written
+
+
+def dataset_card(facts: CardFacts) -> str:
+    """The README, its header in YAML first."""
+    written, shape = facts.written, ", ".join(map(str, facts.shape))
+    features, columns = [], _PICTURE_COLUMNS | {name: text for name, (_t, text) in NUMBERS.items()}
+    types: dict[str, str] = {}
+    for name, feature in written.features.items():
+        features.append(f"  - name: {name}")
+        if "length" in feature:
+            dtype, length = feature["feature"]["dtype"], feature["length"]
+            features += [f"    sequence: {dtype}", f"    length: {length}"]
+            types[name] = f"{dtype} x {length}"
         else:
-            written.dtypes[column.name] = _dtype_name(column.type)
+            types[name] = feature.get("dtype", "image")
+            features.append(f"    dtype: {types[name]}")
+    said = "confident pairs" if facts.selection.confident_only else "all pairs"
+    if facts.selection.min_iteration:
+        said += f" saved at iteration {facts.selection.min_iteration:,} or later"
+    if facts.selection.limit is not None:
+        said += f", the first {facts.selection.limit:,}"
+    attacks = ", ".join(f"{name} ({n:,} parts)" for name, n in facts.attacks.items())
+    several = len(mixed(facts.manifest))
+    if several > 1:
+        attacks += f"; `part` modulo {several} counts the experiments of `mixture` below"
+    table = [
+        f"| `{name}` | {types.get(name, '')} | {meaning} |" for name, meaning in columns.items()
+    ]
+    return _CARD.format(
+        size=size_category(written.n_pairs),
+        features="\n".join(features),
+        written=written,
+        facts=facts,
+        selected=said,
+        attacks=f"| attacks | {attacks} |\n" if facts.attacks else "",
+        shape=shape,
+        table="\n".join(table),
+        manifest=json.dumps(facts.manifest, indent=1, ensure_ascii=False),
+    )
+
+
+def size_category(n: int) -> str:
+    return next((name for limit, name in _SIZES if n < limit), "n>1B")
+
+
+_CARD = """---
+license: other  # yours to decide: what the licence of the original images allows
+pretty_name: Reconstructions of training images
+task_categories:
+- image-to-image
+tags:
+- training-data-reconstruction
+- privacy
+- palimpsest
+size_categories:
+- {size}
+configs:
+- config_name: default
+  data_files:
+  - split: train
+    path: data/train-*
+dataset_info:
+  features:
+{features}
+  splits:
+  - name: train
+    num_bytes: {written.n_table_bytes}
+    num_examples: {written.n_pairs}
+  download_size: {facts.n_file_bytes}
+  dataset_size: {written.n_table_bytes}
+---
+
+# Reconstructions of training images
+
+{written.n_pairs:,} pairs of an image that a small network was trained on and what an attack on \
+the network's weights reconstructed of it; {facts.n_images:,} different images. They are \
+examples to learn from how such reconstructions are degraded, and how to undo it.
+
+| | |
+|---|---|
+| pairs here | {written.n_pairs:,} |
+| different images here | {facts.n_images:,} |
+| selected | {selected} |
+| pairs in the store | {facts.n_store_pairs:,}, of {facts.n_runs:,} runs |
+{attacks}| image shape | {shape} |
+| hash of the store | `{facts.content_hash}` |
+
+## Loading
+
+```python
+import numpy as np
+from datasets import load_dataset
+
+pairs = load_dataset("path/to/this/folder", split="train")  # or its name on the Hub
+original, picture = pairs[0]["original"], pairs[0]["picture"]  # PIL images
+raw = np.array(pairs[0]["reconstruction"], "f4").reshape({shape}) * pairs[0]["scale"]
+```
+
+`raw` is in the victim's input space: image in [0, 1] minus the mean image of its run, at \
+an arbitrary scale.
+
+An image occurs in many pairs, and in some far more often than in others: balance by \
+`image_id` before training, and split by `image_id`, never by row.
+
+## Columns
+
+| column | type | meaning |
+|---|---|---|
+{table}
+
+## How it was made
+
+Each run trained a network, the victim, on a few of the images; an attack then looked for \
+images from which the weights could have come, starting from noise. Each of its \
+candidates was paired with the most similar training image of the run. Confident pairs \
+are those whose candidate, at some saved iteration of the attack, had an SSIM above 0.4 \
+with that image and at least 0.05 more than with any other. The settings, in full:
+
+<details><summary>manifest of the store</summary>
+
+```json
+{manifest}
+```
+
+</details>
+
+The same settings give the same store, with the hash above. Written by \
+`palimpsest dataset export`.
+
+## Responsible use
+
+The originals are real images of the source data set, and the reconstructions show what \
+they show: the licence and the privacy of the source apply to both. Do not publish pairs \
+of pictures of people who have not agreed to it. Use them to measure and to close leaks \
+of models that you own or are allowed to test.
+"""

@@ -1,15 +1,29 @@
-"""Pairs on their way to other formats: which ones, joined with what belongs to them.
+"""Pairs on their way to other formats: which ones, joined with what belongs to them; and as tar
+files that WebDataset streams.
 
 An export is a copy for other tools; the store stays the original. It needs memory for a thousand
 pairs, and for a file of a part while its checksum is compared. The same store and selection give
-the same bytes.
+the same bytes. A tar has four files per pair, of the same name:
+
+    pairs-000000.tar
+        000012-00000345.original.png          the training image
+        000012-00000345.picture.png           its reconstruction, scaled to fit [0, 1]
+        000012-00000345.reconstruction.npy    the raw one, float32 (c, h, w)
+        000012-00000345.json                  every number
+
+Names are part and row in the store, so they sort as the store does. Owner, time and mode of every
+entry are fixed.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Mapping
+import json
+import math
+import tarfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,11 +35,11 @@ from storage.pairs.layout import (
     CHUNK_ROWS,
     OFFSETS,
     OUTCOMES,
-    Encoding,
     OnPart,
 )
 
 WINDOW_ROWS = 4 * CHUNK_ROWS
+ROWS_PER_TAR = 10_000
 
 Array = npt.NDArray[Any]
 Render = Callable[[npt.NDArray[np.float32], npt.NDArray[np.float32]], npt.NDArray[np.uint8]]
@@ -101,6 +115,12 @@ class Pairs:
     def __len__(self) -> int:
         return len(self.original)
 
+    @property
+    def keys(self) -> list[str]:
+        """Names of the pairs, `000012-00000345`: part and row in the store."""
+        parts, rows = self.numbers["part"], self.numbers["row"]
+        return [f"{part:06d}-{row:08d}" for part, row in zip(parts, rows, strict=True)]
+
     def raw(self) -> npt.NDArray[np.float32]:
         x: npt.NDArray[np.float32] = self.reconstruction.astype(np.float32)
         x *= self.numbers["scale"][:, None, None, None]
@@ -165,20 +185,16 @@ def _of_part(dataset: Dataset, part: int, selection: Selection, render: Render) 
             **{name: targets[f"targets/{name}"][target] for name in _OF_TARGET},
             **{name: runs[f"runs/{name}"][run] for name in _OF_RUN},
         }
-        x = dataset.expand(pairs["reconstruction"], pairs["scale"])
+        stored = pairs["reconstruction"]
+        x = dataset.expand(stored, pairs["scale"])
+        if offset := OFFSETS[dataset.encoding]:  # exact in float16 for 8-bit integers
+            stored = (stored.astype(np.int16) - offset).astype(np.float16)
         yield Pairs(
             original=targets["targets/image"][target],
             picture=render(x, runs["runs/mean_image"][run]),
-            reconstruction=_without_offset(pairs["reconstruction"], dataset.encoding),
+            reconstruction=stored,
             numbers={name: numbers[name] for name in NUMBERS},
         )
-
-
-def _without_offset(stored: Array, encoding: Encoding) -> Array:
-    """What times the scale is the raw reconstruction; exact in float16 for 8-bit integers."""
-    if OFFSETS[encoding]:
-        return (stored.astype(np.int16) - OFFSETS[encoding]).astype(np.float16)
-    return stored
 
 
 def png(pixels: npt.NDArray[np.uint8]) -> bytes:
@@ -187,3 +203,50 @@ def png(pixels: npt.NDArray[np.uint8]) -> bytes:
     grey = len(pixels) == 1
     Image.fromarray(pixels[0] if grey else pixels.transpose(1, 2, 0)).save(content, "png")
     return content.getvalue()
+
+
+def write_tars(
+    folder: Path, batches: Iterable[Pairs], *, rows_per_file: int = ROWS_PER_TAR
+) -> dict[str, int]:
+    """Writes `pairs-000000.tar` and so on into `folder`; their names and numbers of pairs."""
+    written: dict[str, int] = {}
+    tar: tarfile.TarFile | None = None
+    name = ""
+    try:
+        for pairs in batches:
+            x = pairs.raw()
+            for i, key in enumerate(pairs.keys):
+                if tar is None or written[name] == rows_per_file:
+                    if tar is not None:
+                        tar.close()
+                    name = f"pairs-{len(written):06d}.tar"
+                    written[name] = 0
+                    tar = tarfile.open(folder / name, "x", format=tarfile.USTAR_FORMAT)  # noqa: SIM115
+                numbers = {n: _plain(values[i]) for n, values in pairs.numbers.items()}
+                raw = io.BytesIO()
+                np.lib.format.write_array(raw, x[i], version=(1, 0), allow_pickle=False)
+                files = {
+                    "original.png": png(pairs.original[i]),
+                    "picture.png": png(pairs.picture[i]),
+                    "reconstruction.npy": raw.getvalue(),
+                    "json": json.dumps(numbers, allow_nan=False).encode(),
+                }
+                for kind, content in files.items():
+                    entry = tarfile.TarInfo(f"{key}.{kind}")
+                    entry.size, entry.mode = len(content), 0o644
+                    tar.addfile(entry, io.BytesIO(content))
+                written[name] += 1
+    finally:
+        if tar is not None:
+            tar.close()
+    return written
+
+
+def _plain(value: Any) -> Any:
+    """A number, list or string for JSON; null where it is not finite, as JSON has no NaN."""
+    if isinstance(value, np.ndarray):
+        return [_plain(item) for item in value]
+    if isinstance(value, np.floating):
+        short = float(f"{value:.9g}")  # the digits that tell float32 apart
+        return short if math.isfinite(short) else None
+    return value.item()

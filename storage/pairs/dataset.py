@@ -16,25 +16,13 @@ import numpy.typing as npt
 from storage.errors import StoreMismatchError, listed
 from storage.files import json_bytes
 from storage.object_store import Location, Place, open_place
-from storage.pairs.layout import (
-    CHUNK_ROWS,
-    COLUMNS,
-    ENCODINGS,
-    STORE_FILE,
-    Encoding,
-    create_store_file,
-    dtype_of,
-    expand_reconstruction,
-    read_store_file,
-    receipt_name,
-    table_of,
-)
+from storage.pairs import layout
+from storage.pairs.layout import CHUNK_ROWS, COLUMNS, Encoding
 from storage.pairs.parts import read_column
 from storage.pairs.receipts import (
     PARTS_FOLDER,
     RECEIPTS_FOLDER,
     Receipt,
-    count_pairs,
     load_receipts,
     receipt_parts,
 )
@@ -52,7 +40,7 @@ class Dataset:
 
     def __init__(self, root: Location | Place) -> None:
         self.place: Place = open_place(root)
-        self.encoding, self.manifest = read_store_file(self.place)
+        self.encoding, self.manifest = layout.read_store_file(self.place)
         self._files: dict[tuple[str, str], Receipt] = {}
         self._only: frozenset[int] | None = None
         self._whole_files = False
@@ -76,7 +64,7 @@ class Dataset:
         """Looks for parts that were published since. Reads only receipts that are new files."""
         infos = {info.name: info.version for info in self.place.files(RECEIPTS_FOLDER)}
         found = [
-            f"{RECEIPTS_FOLDER}/{receipt_name(part)}"
+            f"{RECEIPTS_FOLDER}/{layout.receipt_name(part)}"
             for part in receipt_parts(infos)
             if self._only is None or part in self._only
         ]
@@ -148,7 +136,7 @@ class Dataset:
         for an unknown part or column or `rows` of several tables, CorruptPartError if the stored
         bytes are not what was written.
         """
-        if rows is not None and len({table_of(name) for name in names}) > 1:
+        if rows is not None and len({layout.table_of(name) for name in names}) > 1:
             raise ValueError(f"rows={rows} of columns of several tables: {', '.join(names)}")
         columns = {name: self.stored(part, name, rows) for name in names}
         if "pairs/reconstruction" in columns:
@@ -165,7 +153,7 @@ class Dataset:
     def expand(
         self, stored: npt.NDArray[Any], scale: npt.NDArray[np.float32]
     ) -> npt.NDArray[np.float32]:
-        return expand_reconstruction(stored, scale, self.encoding)
+        return layout.expand_reconstruction(stored, scale, self.encoding)
 
     def take(self, names: Sequence[str], rows: npt.ArrayLike) -> dict[str, npt.NDArray[Any]]:
         """Columns of chosen pairs, counted over the whole store, in the order asked for.
@@ -191,11 +179,11 @@ class Dataset:
             part = self.receipts[number].part
             of_table = {"pairs": chosen[places] - firsts[number]}
             for table, reference in (("targets", "pairs/target_row"), ("runs", "pairs/run_row")):
-                if any(table_of(name) == table for name in names):
+                if any(layout.table_of(name) == table for name in names):
                     own = self._scattered(part, reference, of_table["pairs"])
                     of_table[table] = own.astype(np.int64)
             for name in names:
-                values = self._scattered(part, name, of_table[table_of(name)])
+                values = self._scattered(part, name, of_table[layout.table_of(name)])
                 if name == "pairs/reconstruction":
                     scale = self._scattered(part, "pairs/scale", of_table["pairs"])
                     values = self.expand(values, scale)
@@ -232,7 +220,7 @@ class Dataset:
             raise ValueError(f"unknown column {name!r}; there are {', '.join(COLUMNS)}")
         if COLUMNS[name].trailing:
             raise ValueError(f"{name} of a store without parts has no shape; generate first")
-        return np.empty(0, dtype_of(name, self.encoding))
+        return np.empty(0, layout.dtype_of(name, self.encoding))
 
     def image_counts(
         self, min_iteration: int = 0
@@ -246,7 +234,11 @@ class Dataset:
             if min_iteration > 0:
                 needed = ("targets/image_id", "pairs/target_row", "pairs/confident")
                 columns = self.read(receipt.part, (*needed, "pairs/iteration"))
-                pairs = count_pairs(columns, min_iteration=min_iteration)
+                confident = columns["pairs/confident"]
+                counted = confident & (columns["pairs/iteration"] >= min_iteration)
+                position = np.searchsorted(ids, columns["targets/image_id"])
+                rows = columns["pairs/target_row"][counted]
+                pairs = np.bincount(position[rows], minlength=len(ids))
             if len(ids) and ids[-1] >= len(counts):
                 grown = np.full(int(ids[-1]) + 1, -1, np.int64)
                 grown[: len(counts)] = counts
@@ -267,15 +259,15 @@ def create_or_open(
     """The store at `root` made from `manifest`; created if there is none. Raises ValueError for an
     unknown `encoding`, StoreMismatchError if the store there was made from something else,
     StoreFullError without space for it."""
-    if encoding not in ENCODINGS:
-        raise ValueError(f"encoding={encoding!r}; expected one of {', '.join(ENCODINGS)}")
+    if encoding not in layout.ENCODINGS:
+        raise ValueError(f"encoding={encoding!r}; expected one of {', '.join(layout.ENCODINGS)}")
     place = open_place(root)
     wanted = json.loads(json_bytes(manifest))
     if not is_store(place):
         place.make_folders([PARTS_FOLDER, RECEIPTS_FOLDER])
         if not receipt_parts(place.children(RECEIPTS_FOLDER)):
-            create_store_file(place, encoding, wanted)
-    found_encoding, found = read_store_file(place)
+            layout.create_store_file(place, encoding, wanted)
+    found_encoding, found = layout.read_store_file(place)
     differences = manifest_differences(
         found | {"encoding": found_encoding}, wanted | {"encoding": encoding}
     )
@@ -290,7 +282,7 @@ def create_or_open(
 def is_store(root: Location | Place) -> bool:
     """True if there is a store at `root`, of whatever version."""
     try:
-        open_place(root).size(STORE_FILE)
+        open_place(root).size(layout.STORE_FILE)
     except (FileNotFoundError, NotADirectoryError):
         return False
     return True

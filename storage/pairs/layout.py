@@ -21,9 +21,9 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 import numpy.typing as npt
 
-from storage.documents import is_sealed, parse_document, seal_of
-from storage.errors import CorruptPartError, DocumentError, StorageError, StoreMismatchError
-from storage.files import json_bytes, reason_of
+from storage.documents import read_sealed, seal_of
+from storage.errors import CorruptPartError, StorageError, StoreMismatchError
+from storage.files import json_bytes
 from storage.object_store import Place
 
 SCHEMA = "palimpsest-pairs"
@@ -309,37 +309,26 @@ def read_store_file(place: Place) -> tuple[Encoding, dict[str, Any]]:
     StoreMismatchError for another schema or version."""
     where = f"{place}/{STORE_FILE}"
     try:
-        body = parse_document(place.read(STORE_FILE), where, _FIX)
+        body = read_sealed(place, STORE_FILE, _SEAL, _FIX)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise StorageError(
             f"{place} is not a store: it has no {STORE_FILE}; generate one first"
         ) from error
-    except OSError as error:
-        raise CorruptPartError(f"{where} cannot be read ({reason_of(error)}); {_FIX}") from error
-    except DocumentError as error:
-        raise CorruptPartError(str(error)) from error
-    expected = {"schema", "version", "encoding", "manifest", _SEAL}
-    if set(body) != expected:
-        raise CorruptPartError(
-            f"{where} has {', '.join(sorted(body)) or 'nothing'}, expected "
-            f"{', '.join(sorted(expected))}; {_FIX}"
-        )
-    seal = body.pop(_SEAL)
-    schema, version = body["schema"], body["version"]
-    encoding, manifest = body["encoding"], body["manifest"]
-    if schema != SCHEMA or type(version) is not int or version != VERSION:
+    if body["schema"] != SCHEMA or (type(body.get("version")), body.get("version")) != (
+        int,
+        VERSION,
+    ):
         raise StoreMismatchError(
-            f"{where} has schema {schema!r} version {version!r}, this is {SCHEMA!r} version "
-            f"{VERSION}; use the release of palimpsest that wrote it, or another folder"
+            f"{where} has schema {body['schema']!r} version {body.get('version')!r}, this is "
+            f"{SCHEMA!r} version {VERSION}; use the release of palimpsest that wrote it, or "
+            "another folder"
         )
-    if encoding not in ENCODINGS or not isinstance(manifest, dict):
+    encoding, manifest = body.get("encoding"), body.get("manifest")
+    if len(body) != 4 or encoding not in ENCODINGS or not isinstance(manifest, dict):
         raise CorruptPartError(
-            f"{where} has encoding {encoding!r}, expected one of {', '.join(ENCODINGS)}, and as "
-            f"manifest a {type(manifest).__name__}, expected an object; {_FIX}"
-        )
-    if not is_sealed(body, seal):
-        raise CorruptPartError(
-            f"{where} is not what was written (its {_SEAL} differs from its content); {_FIX}"
+            f"{where} has {', '.join(sorted(body))}, encoding {encoding!r} and as manifest a "
+            f"{type(manifest).__name__}; expected schema, version, encoding, one of "
+            f"{', '.join(ENCODINGS)}, and manifest, an object; {_FIX}"
         )
     return encoding, manifest
 

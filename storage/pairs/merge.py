@@ -181,7 +181,7 @@ def _copy_part(found: _Found, part: int, place: Place) -> None:
                     "copied. Verify that store, remove the part's receipt and generate it again, "
                     "then merge again: it continues with this part"
                 )
-            place.write_tree({f"{PARTS_FOLDER}/{group}/{n}": data for n, data in files.items()})
+            place.write_tree((f"{PARTS_FOLDER}/{group}/{n}", data) for n, data in files.items())
         publish_receipt(place, replace(receipt, part=part, group=group))
 
 

@@ -26,25 +26,8 @@ from zarr.storage import MemoryStore
 from storage.errors import CorruptPartError
 from storage.files import Content
 from storage.object_store import Location, Place, open_place
-from storage.pairs.layout import (
-    CHUNK_ROWS,
-    COLUMNS,
-    MAX_PART,
-    OFFSETS,
-    OUTCOMES,
-    TABLES,
-    Columns,
-    Encoding,
-    check_range,
-    checked_columns,
-    compress_reconstruction,
-    dimension_names,
-    dtype_of,
-    read_store_file,
-    schema_name,
-    shape_of,
-    table_of,
-)
+from storage.pairs import layout, shards
+from storage.pairs.layout import CHUNK_ROWS, COLUMNS, Columns, Encoding
 from storage.pairs.receipts import (
     PARTS_FOLDER,
     Provenance,
@@ -58,19 +41,7 @@ from storage.pairs.receipts import (
     publish_receipt,
     receipt_path,
 )
-from storage.pairs.shards import (
-    LEVEL,
-    Chunks,
-    ReadRange,
-    ShardError,
-    crc32c,
-    encode_chunk,
-    read_index,
-    read_rows,
-    shard_names,
-    shard_pieces,
-    shard_rows,
-)
+from storage.pairs.shards import Chunks, ReadRange, ShardError
 
 _MAX_THREADS = 8
 _LARGEST = ("pairs/reconstruction", "targets/image")
@@ -87,11 +58,11 @@ def write_part(
     values, StoreFullError before any receipt, and UnsettledError if S3 did not answer: writing it
     again settles it.
     """
-    if not 0 <= part <= MAX_PART:
-        raise ValueError(f"part={part}; expected 0 to {MAX_PART}")
+    if not 0 <= part <= layout.MAX_PART:
+        raise ValueError(f"part={part}; expected 0 to {layout.MAX_PART}")
     place = open_place(root)
-    encoding, _manifest = read_store_file(place)
-    checked = checked_columns(columns)
+    encoding, _manifest = layout.read_store_file(place)
+    checked = layout.checked_columns(columns)
     try:
         present = load_receipt(place, receipt_path(part))
     except FileNotFoundError:
@@ -133,17 +104,17 @@ def read_column(
     start, stop, step = (rows or slice(None)).indices(n_rows)
     if step != 1:
         raise ValueError(f"rows={rows} has step {step}; read contiguous rows and thin them out")
-    shape = shape_of(name, n_rows, receipt.picture)
-    out = np.empty((max(0, stop - start), *shape[1:]), dtype_of(name, receipt.encoding))
-    per_shard = shard_rows(n_rows)
-    for shard, file in enumerate(shard_names(shape, start, stop), start // per_shard):
+    shape = layout.shape_of(name, n_rows, receipt.picture)
+    out = np.empty((max(0, stop - start), *shape[1:]), layout.dtype_of(name, receipt.encoding))
+    per_shard = shards.shard_rows(n_rows)
+    for shard, file in enumerate(shards.shard_names(shape, start, stop), start // per_shard):
         first = shard * per_shard
         low, high = max(start, first), min(stop, first + per_shard)
         path = f"{PARTS_FOLDER}/{receipt.group}/{name}/{file}"
         try:
             size, checksum = receipt.files[f"{name}/{file}"]
             chunks = _index(place, path, size, n_rows, checksum if whole_files else None)
-            read_rows(
+            shards.read_rows(
                 functools.partial(place.read_range, path),
                 chunks,
                 out[low - start : high - start],
@@ -157,7 +128,7 @@ def read_column(
                 "receipt and generate it again"
             ) from error
     try:
-        check_range(name, out, receipt.n_rows)
+        layout.check_range(name, out, receipt.n_rows)
     except ValueError as error:
         raise CorruptPartError(
             f"part {receipt.part} of {place}: {error}; run verify, then remove the part's receipt "
@@ -169,20 +140,21 @@ def read_column(
 def files_of(receipt: Receipt, name: str) -> list[str]:
     """The shard files of column `name`, by their names in the part's group."""
     n_rows = rows_of(receipt, name)
-    return [f"{name}/{shard}" for shard in shard_names(shape_of(name, n_rows, receipt.picture))]
+    shape = layout.shape_of(name, n_rows, receipt.picture)
+    return [f"{name}/{shard}" for shard in shards.shard_names(shape)]
 
 
 def decode_column(receipt: Receipt, name: str, contents: Sequence[bytes]) -> npt.NDArray[Any]:
     """Column `name` as stored, from the contents of `files_of`; ShardError if they do not
     decode."""
     n_rows = rows_of(receipt, name)
-    shape = shape_of(name, n_rows, receipt.picture)
-    out = np.empty(shape, dtype_of(name, receipt.encoding))
-    per_shard = shard_rows(n_rows)
+    shape = layout.shape_of(name, n_rows, receipt.picture)
+    out = np.empty(shape, layout.dtype_of(name, receipt.encoding))
+    per_shard = shards.shard_rows(n_rows)
     for number, content in enumerate(contents):
         rows = out[number * per_shard : (number + 1) * per_shard]
         read = functools.partial(_slice, content)
-        read_rows(read, read_index(read, len(content), n_rows), rows, 0, len(rows))
+        shards.read_rows(read, shards.read_index(read, len(content), n_rows), rows, 0, len(rows))
     return out
 
 
@@ -190,7 +162,7 @@ def rows_of(receipt: Receipt, name: str) -> int:
     """Number of rows of column `name` in this part; ValueError for an unknown name."""
     if name not in COLUMNS:
         raise ValueError(f"unknown column {name!r}; there are {', '.join(COLUMNS)}")
-    return receipt.n_rows[table_of(name)]
+    return receipt.n_rows[layout.table_of(name)]
 
 
 @functools.lru_cache(maxsize=8192)
@@ -200,10 +172,10 @@ def _index(place: Place, path: str, size: int, n_rows: int, checksum: int | None
     read: ReadRange = functools.partial(place.read_range, path)
     if checksum is not None:
         content = place.read(path, size)
-        if len(content) != size or crc32c(content) != checksum:
+        if len(content) != size or shards.crc32c(content) != checksum:
             raise ShardError("it is not the file that was written (its checksum differs)")
         read = functools.partial(_slice, content)
-    return read_index(read, size, n_rows)
+    return shards.read_index(read, size, n_rows)
 
 
 def _slice(content: bytes, start: int, stop: int) -> bytes:
@@ -235,7 +207,7 @@ class _GroupEncoder:
         self._hashes = {
             name: self._hasher.submit(
                 hash_of_pieces,
-                dtype_of(name, encoding),
+                layout.dtype_of(name, encoding),
                 self._shape(name),
                 (future.result()[0] for future in self._chunks[name]),
             )
@@ -256,7 +228,7 @@ class _GroupEncoder:
             yield from self._shards(name, self._shape(name), encoded)
         scale = self._scale()
         pieces = [scale[at : at + CHUNK_ROWS] for at in range(0, len(scale), CHUNK_ROWS)]
-        yield from self._shards("pairs/scale", scale.shape, map(encode_chunk, pieces))
+        yield from self._shards("pairs/scale", scale.shape, map(shards.encode_chunk, pieces))
         for name, content in self._metadata_files():
             yield self._noted(name, [content])
 
@@ -270,8 +242,8 @@ class _GroupEncoder:
         rows = self._columns[name][first_row : first_row + CHUNK_ROWS]
         scale = np.empty(0, np.float32)
         if name == "pairs/reconstruction":
-            rows, scale = compress_reconstruction(rows, self._encoding, first_row)
-        return rows, scale, encode_chunk(rows)
+            rows, scale = layout.compress_reconstruction(rows, self._encoding, first_row)
+        return rows, scale, shards.encode_chunk(rows)
 
     def _scale(self) -> npt.NDArray[np.float32]:
         scales = [future.result()[1] for future in self._chunks["pairs/reconstruction"]]
@@ -285,13 +257,13 @@ class _GroupEncoder:
     def _shards(
         self, name: str, shape: tuple[int, ...], encoded: Iterator[bytes]
     ) -> Iterator[tuple[str, Content]]:
-        per_shard = shard_rows(shape[0]) // CHUNK_ROWS
-        for shard in shard_names(shape):
+        per_shard = shards.shard_rows(shape[0]) // CHUNK_ROWS
+        for shard in shards.shard_names(shape):
             chunks = list(itertools.islice(encoded, per_shard))
-            yield self._noted(f"{name}/{shard}", shard_pieces(chunks, shape[0]))
+            yield self._noted(f"{name}/{shard}", shards.shard_pieces(chunks, shape[0]))
 
     def _noted(self, name: str, pieces: list[bytes]) -> tuple[str, Content]:
-        self.written[name] = (sum(map(len, pieces)), crc32c(pieces))
+        self.written[name] = (sum(map(len, pieces)), shards.crc32c(pieces))
         return name, pieces
 
     def _metadata_files(self) -> Iterator[tuple[str, bytes]]:
@@ -300,24 +272,24 @@ class _GroupEncoder:
         group = zarr.create_group(MemoryStore(memory), zarr_format=3)
         group.attrs.update(
             {
-                "schema": schema_name(),
-                "outcomes": list(OUTCOMES),
+                "schema": layout.schema_name(),
+                "outcomes": list(layout.OUTCOMES),
                 "encoding": self._encoding,
-                "offset": OFFSETS[self._encoding],
+                "offset": layout.OFFSETS[self._encoding],
             }
         )
-        tables = {table: group.create_group(table) for table in TABLES}
+        tables = {table: group.create_group(table) for table in layout.TABLES}
         for name in COLUMNS:
             shape = self._shape(name)
-            tables[table_of(name)].create_array(
+            tables[layout.table_of(name)].create_array(
                 name.partition("/")[2],
                 shape=shape,
-                dtype=dtype_of(name, self._encoding),
+                dtype=layout.dtype_of(name, self._encoding),
                 chunks=(CHUNK_ROWS, *shape[1:]),
-                shards=(shard_rows(shape[0]), *shape[1:]),
-                compressors=ZstdCodec(level=LEVEL, checksum=True),
+                shards=(shards.shard_rows(shape[0]), *shape[1:]),
+                compressors=ZstdCodec(level=shards.LEVEL, checksum=True),
                 fill_value=0,
                 chunk_key_encoding={"name": "default", "separator": "."},
-                dimension_names=dimension_names(name),
+                dimension_names=layout.dimension_names(name),
             )
         return ((name, buffer.to_bytes()) for name, buffer in memory.items())

@@ -28,9 +28,9 @@ import pydantic
 from annotated_types import Interval
 from numcodecs.zstd import Zstd
 
-from storage.documents import first_fault, is_sealed, parse_document, seal_of
-from storage.errors import CorruptPartError, DocumentError, UnsettledError
-from storage.files import json_bytes, reason_of
+from storage.documents import first_fault, read_sealed, seal_of
+from storage.errors import CorruptPartError, UnsettledError
+from storage.files import json_bytes
 from storage.object_store import Place
 from storage.pairs.layout import (
     CHUNK_ROWS,
@@ -172,13 +172,22 @@ class Receipt:
         return {"runs": self.n_runs, "targets": self.n_targets, "pairs": self.n_pairs}
 
     def image_table(self) -> ImageTable:
-        """Record of the part's images; unpacked anew each time. Raises CorruptPartError."""
+        """The inverse of `pack_images`, unpacked anew each time. Raises CorruptPartError if
+        `images` is no table of at most `n_targets` images."""
         try:
-            return unpack_images(self.images, self.n_targets)
-        except ValueError as error:
+            frame = base64.b64decode(self.images, validate=True)
+            rows = np.zeros((4, _n_images(frame, self.n_targets)), "<i4")
+            Zstd().decode(frame, rows.reshape(-1).view(np.uint8))
+            ids, *counts = rows.astype(np.int64)
+            np.cumsum(ids, out=ids)
+            least, largest = rows.min(initial=0), ids.max(initial=0)
+            if least < 0 or (rows[0, 1:] == 0).any() or largest > MAX_IMAGE_ID:
+                raise ValueError(f"its images are not 0 to {MAX_IMAGE_ID} at most, ascending")
+        except (ValueError, RuntimeError) as error:
             raise CorruptPartError(
                 f"the receipt of part {self.part} cannot be read: {error}; {_FIX}"
             ) from error
+        return ImageTable(ids, *counts)
 
     def to_json(self) -> bytes:
         body = asdict(self)
@@ -227,14 +236,8 @@ def make_receipt(
     array_hashes: Mapping[str, str],
     files: Mapping[str, tuple[int, int]],
 ) -> Receipt:
-    """The receipt of `columns` (of `layout.checked_columns`) in folder `group`. Raises ValueError
-    if `provenance` has missing or unknown keys."""
-    expected = set(Provenance.__annotations__)
-    if set(provenance) != expected:
-        raise ValueError(
-            f"provenance: missing {sorted(expected - set(provenance))}, unknown "
-            f"{sorted(set(provenance) - expected)}"
-        )
+    """The receipt of `columns` (of `layout.checked_columns`) in folder `group`. Raises pydantic's
+    ValidationError, a ValueError, if `provenance` lacks a key or has another one."""
     outcome = np.bincount(columns["runs/outcome"], minlength=len(OUTCOMES))
     channels, height, width = columns["targets/image"].shape[1:]
     return Receipt(
@@ -307,15 +310,22 @@ def load_receipt(place: Place, name: str) -> Receipt:
     """The receipt in the file `name` of the store at `place`. Raises FileNotFoundError, or
     CorruptPartError if it cannot be read, is not a receipt, was edited, or belongs to another
     part."""
-    try:
-        content = place.read(name)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
+    body = read_sealed(place, name, _SEAL, _FIX)
+    schema, where = body["schema"], f"{place}/{name}"
+    if schema != schema_name() or set(body) != {field.name for field in fields(Receipt)}:
         raise CorruptPartError(
-            f"{place}/{name} cannot be read ({reason_of(error)}); {_FIX}"
+            f"{where} has schema {schema!r} and {len(body)} fields, expected {schema_name()!r} and "
+            f"{len(fields(Receipt))}; read it with the version of palimpsest that wrote it"
+        )
+    try:
+        receipt = Receipt(**body)
+    except pydantic.ValidationError as error:
+        raise CorruptPartError(
+            f"{where} is not a receipt of this schema: {first_fault(error)}; {_FIX}"
         ) from error
-    return parse_receipt(content, f"{place}/{name}")
+    if where.rpartition("/")[2] != receipt_name(receipt.part):
+        raise CorruptPartError(f"{where} is the receipt of part {receipt.part}; {_FIX}")
+    return receipt
 
 
 def load_receipts(place: Place, names: Sequence[str]) -> Iterator[Receipt]:
@@ -336,36 +346,6 @@ def load_receipts(place: Place, names: Sequence[str]) -> Iterator[Receipt]:
         return
     with ThreadPoolExecutor(place.n_parallel) as pool:
         yield from pool.map(load, names)
-
-
-def parse_receipt(content: bytes, where: str) -> Receipt:
-    """The receipt with this content; `where` it was found is for the messages. Raises as
-    `load_receipt`."""
-    try:
-        body = parse_document(content, where, _FIX)
-    except DocumentError as error:
-        raise CorruptPartError(str(error)) from error
-    schema, seal = body.get("schema"), body.pop(_SEAL, None)
-    if schema is None or seal is None:
-        missing = "schema" if schema is None else _SEAL
-        raise CorruptPartError(f"{where} is not a receipt (it has no {missing}); {_FIX}")
-    if not is_sealed(body, seal):
-        raise CorruptPartError(f"{where} was edited after it was written; {_FIX}")
-    n_fields = len(fields(Receipt))
-    if schema != schema_name() or set(body) != {field.name for field in fields(Receipt)}:
-        raise CorruptPartError(
-            f"{where} has schema {schema!r} and {len(body)} fields, expected {schema_name()!r} and "
-            f"{n_fields}; read it with the version of palimpsest that wrote it"
-        )
-    try:
-        receipt = Receipt(**body)
-    except pydantic.ValidationError as error:
-        raise CorruptPartError(
-            f"{where} is not a receipt of this schema: {first_fault(error)}; {_FIX}"
-        ) from error
-    if where.rpartition("/")[2] != receipt_name(receipt.part):
-        raise CorruptPartError(f"{where} is the receipt of part {receipt.part}; {_FIX}")
-    return receipt
 
 
 def receipt_parts(names: Iterable[str]) -> list[int]:
@@ -397,29 +377,6 @@ def pack_images(table: ImageTable) -> str:
     ids = np.diff(table.image_ids, prepend=0)
     rows = np.stack([ids, table.n_runs, table.n_back, table.n_pairs]).astype("<i4")
     return base64.b64encode(Zstd(level=1, checksum=True).encode(rows)).decode()
-
-
-def unpack_images(packed: str, n_targets: int) -> ImageTable:
-    """The inverse of `pack_images`; ValueError if it is no table of at most `n_targets` images."""
-    frame = base64.b64decode(packed, validate=True)
-    rows = np.zeros((4, _n_images(frame, n_targets)), "<i4")
-    try:
-        Zstd().decode(frame, rows.reshape(-1).view(np.uint8))
-    except RuntimeError as error:
-        raise ValueError(f"its images do not decode ({error})") from error
-    ids, n_runs, n_back, n_pairs = rows.astype(np.int64)
-    np.cumsum(ids, out=ids)
-    if rows.min(initial=0) < 0 or (rows[0, 1:] == 0).any() or ids.max(initial=0) > MAX_IMAGE_ID:
-        raise ValueError(f"its images are not numbered from 0 to {MAX_IMAGE_ID} at most, ascending")
-    return ImageTable(ids, n_runs, n_back, n_pairs)
-
-
-def count_pairs(columns: Columns, *, min_iteration: int) -> npt.NDArray[np.int64]:
-    """Confident pairs, saved at `min_iteration` or later, of each distinct image of the targets;
-    also needs pairs/iteration."""
-    image_ids, position = np.unique(columns["targets/image_id"], return_inverse=True)
-    counted = columns["pairs/confident"] & (columns["pairs/iteration"] >= min_iteration)
-    return np.bincount(position[columns["pairs/target_row"][counted]], minlength=len(image_ids))
 
 
 def _n_images(frame: bytes, n_targets: int) -> int:

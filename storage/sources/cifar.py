@@ -1,45 +1,52 @@
 """The official CIFAR-10 and CIFAR-100 in Python's format, or ciFAIR, which has the same layout.
 
 Both are pickles in a .tar.gz: CIFAR-10 five files of training images and one of test images,
-CIFAR-100 one of each and `meta`, which names the classes. `storage.sources.pickles` reads them
-without running what is in them. CIFAR-100's 100 fine labels are taken, not its 20 coarse ones.
+CIFAR-100 one of each and `meta`, which names the classes. CIFAR-100's 100 fine labels are taken,
+not its 20 coarse ones.
+
+A pickle is a program. The batches need only dicts, lists, strings and one uint8 array, so
+`restricted_load` resolves the five names that numpy's arrays are pickled with and refuses every
+other one before it is called. Nor can a small file take much memory: the unpickler written in
+Python allocates nothing by a number in the file, and what may be called is called only as often,
+and on as much text, as the file itself can hold once.
 """
 
 from __future__ import annotations
 
 import gzip
 import io
+import pickle
 import re
 import tarfile
 import zlib
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from storage.errors import SourceError
 from storage.files import open_regular, read_bounded
-from storage.sources.pickles import restricted_load
 from storage.sources.pictures import Pictures
 
 CIFAR_CLASSES = (
     *("airplane", "automobile", "bird", "cat", "deer"),
     *("dog", "frog", "horse", "ship", "truck"),
 )
-CIFAR_FOLDERS = ("cifar-10-batches-py", "ciFAIR-10")
-CIFAR100_FOLDERS = ("cifar-100-python", "ciFAIR-100")
 CIFAR_SITE = "https://www.cs.toronto.edu/~kriz/cifar.html"
 
 MAX_IMAGES = 100_000
 MAX_FILE = 2**29
 MAX_ARCHIVE = 2**30
 """Bytes of one file of images, and of an archive unpacked: three and six times the official."""
+MAX_ARRAYS = 8
+"""In one file; CIFAR's have one."""
+_OFFICIAL_IS = f"CIFAR's has far fewer: download the archive again, from {CIFAR_SITE}"
 
 
-@dataclass(frozen=True)
-class _Edition:
+class _Edition(NamedTuple):
     number: int
     folders: tuple[str, str]
     label_key: str
@@ -49,8 +56,8 @@ class _Edition:
         return f"cifar-{self.number}-python.tar.gz"
 
 
-_CIFAR10 = _Edition(10, CIFAR_FOLDERS, "labels")
-_CIFAR100 = _Edition(100, CIFAR100_FOLDERS, "fine_labels")
+_CIFAR10 = _Edition(10, ("cifar-10-batches-py", "ciFAIR-10"), "labels")
+_CIFAR100 = _Edition(100, ("cifar-100-python", "ciFAIR-100"), "fine_labels")
 
 
 def cifar10_pictures(path: Path, split: str) -> Pictures:
@@ -69,9 +76,15 @@ def cifar100_pictures(path: Path, split: str) -> Pictures:
     """CIFAR-100's training or test images with their fine labels, like `cifar10_pictures`."""
     name = "test" if split == "heldout" else "train"
     files = _files(path, _CIFAR100, [name, "meta"])
-    class_names = _fine_label_names(files["meta"])
+    found = _dictionary(files["meta"], "meta").get("fine_label_names")
+    names = [_text(one) for one in found] if isinstance(found, list) else []
+    if not all(isinstance(one, str) for one in names) or not len(set(names)) == len(names) == 100:
+        raise SourceError(
+            "meta is not CIFAR-100's: expected 100 different 'fine_label_names'; download "
+            f"{_CIFAR100.archive} again, from {CIFAR_SITE}"
+        )
     images, labels = _batch(files[name], name, _CIFAR100)
-    return _name(path, _CIFAR100), images, labels, class_names
+    return _name(path, _CIFAR100), images, labels, tuple(names)
 
 
 def _folder(path: Path, edition: _Edition) -> Path:
@@ -85,9 +98,15 @@ def _name(path: Path, edition: _Edition) -> str:
 
 def _files(path: Path, edition: _Edition, names: list[str]) -> dict[str, bytes]:
     give = f"give cifar{edition.number}:PATH to {edition.archive}"
+    found: dict[str, bytes] = {}
     if path.is_dir():
-        folder = _folder(path, edition)
-        found = {name: _content(folder / name) for name in names if (folder / name).is_file()}
+        for name in names:
+            file = _folder(path, edition) / name
+            try:
+                if file.is_file():
+                    found[name] = read_bounded(file, MAX_FILE)
+            except OSError as error:
+                raise SourceError(f"{file} cannot be read ({error}); {_OFFICIAL_IS}") from error
     elif path.is_file():
         found = _members(path, edition, names)
     else:
@@ -101,28 +120,24 @@ def _files(path: Path, edition: _Edition, names: list[str]) -> dict[str, bytes]:
     return found
 
 
-def _content(file: Path) -> bytes:
-    try:
-        return read_bounded(file, MAX_FILE)
-    except OSError as error:
-        raise SourceError(f"{file} cannot be read ({error}); {_official_is()}") from error
-
-
 def _members(path: Path, edition: _Edition, names: list[str]) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     try:
-        with (
-            open_regular(path) as file,
-            _Unpacked(file, path) as unpacked,
-            tarfile.open(fileobj=unpacked, mode="r:") as archive,
-        ):
+        with ExitStack() as stack:
+            file = stack.enter_context(open_regular(path))
+            is_gzip = file.read(2) == b"\x1f\x8b"
+            file.seek(0)
+            if is_gzip:
+                file = cast(BinaryIO, stack.enter_context(gzip.GzipFile(fileobj=file)))
+            unpacked = _Bounded(file, path)
+            archive = stack.enter_context(tarfile.open(fileobj=cast(BinaryIO, unpacked), mode="r:"))
             for member in archive:
                 name = re.split("[/\\\\]", member.name)[-1]
                 content = archive.extractfile(member) if member.isfile() else None
                 if content is not None and name in names:
                     if member.size > MAX_FILE:
                         raise SourceError(
-                            f"{name} in {path} has {member.size:,} bytes; {_official_is()}"
+                            f"{name} in {path} has {member.size:,} bytes; {_OFFICIAL_IS}"
                         )
                     found[name] = content.read()
             while unpacked.read(2**20):
@@ -136,46 +151,27 @@ def _members(path: Path, edition: _Edition, names: list[str]) -> dict[str, bytes
     return found
 
 
-class _Unpacked(io.RawIOBase):
-    """A .tar.gz or .tar unpacked, up to `MAX_ARCHIVE` bytes; SourceError beyond. The module
-    tarfile's own unpacking would read whatever length a header announces."""
+class _Bounded:
+    """Reads up to `MAX_ARCHIVE` bytes of a file; SourceError beyond. (tarfile's own unpacking would
+    read whatever length a header announces.)"""
 
-    def __init__(self, file: BinaryIO, path: Path) -> None:
-        self._path = path
-        is_gzip = file.read(2) == b"\x1f\x8b"
-        file.seek(0)
-        self._content = cast(BinaryIO, gzip.GzipFile(fileobj=file)) if is_gzip else file
+    def __init__(self, content: BinaryIO, path: Path) -> None:
+        self._content, self._path = content, path
+        self.tell = content.tell
 
     def read(self, size: int = -1) -> bytes:
-        self._check(self._content.tell() + (MAX_ARCHIVE if size < 0 else size))
+        self.check(self.tell() + (MAX_ARCHIVE if size < 0 else size))
         return self._content.read(size)
 
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._check(offset)
-        return self._content.seek(offset, whence)
+    def seek(self, offset: int) -> int:
+        self.check(offset)
+        return self._content.seek(offset)
 
-    def tell(self) -> int:
-        return self._content.tell()
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def close(self) -> None:
-        self._content.close()
-        super().close()
-
-    def _check(self, end: int) -> None:
+    def check(self, end: int) -> None:
         if end > MAX_ARCHIVE:
             raise SourceError(
-                f"{self._path} unpacks to more than {MAX_ARCHIVE:,} bytes; {_official_is()}"
+                f"{self._path} unpacks to more than {MAX_ARCHIVE:,} bytes; {_OFFICIAL_IS}"
             )
-
-
-def _official_is() -> str:
-    return f"CIFAR's has far fewer: download the archive again, from {CIFAR_SITE}"
 
 
 def _batch(
@@ -206,17 +202,6 @@ def _batch(
     return images, np.array(labels, np.int64)
 
 
-def _fine_label_names(content: bytes) -> tuple[str, ...]:
-    names = _dictionary(content, "meta").get("fine_label_names")
-    texts = [_text(name) for name in names] if isinstance(names, list) else []
-    if not all(isinstance(text, str) for text in texts) or not len(set(texts)) == len(texts) == 100:
-        raise SourceError(
-            "meta is not CIFAR-100's: expected 100 different 'fine_label_names'; download "
-            f"{_CIFAR100.archive} again, from {CIFAR_SITE}"
-        )
-    return tuple(texts)
-
-
 def _dictionary(content: bytes, name: str) -> dict[Any, Any]:
     loaded = restricted_load(content, name)
     return {_text(key): value for key, value in loaded.items()} if isinstance(loaded, dict) else {}
@@ -224,3 +209,79 @@ def _dictionary(content: bytes, name: str) -> dict[Any, Any]:
 
 def _text(value: Any) -> Any:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def restricted_load(content: bytes, name: str) -> Any:
+    """The object in `content`: dicts, lists, numbers, strings (as bytes) and numpy arrays. Raises
+    SourceError, which calls the file `name`, if `content` is no pickle or names anything else."""
+    try:
+        return _RestrictedUnpickler(content, name).load()
+    except SourceError:
+        raise
+    except Exception as error:  # a broken pickle may fail in any way
+        raise SourceError(
+            f"{name} is not a readable pickle ({type(error).__name__}: {error}); "
+            "download the archive again"
+        ) from error
+
+
+class _RestrictedUnpickler(pickle._Unpickler):
+    def __init__(self, content: bytes, name: str) -> None:
+        super().__init__(io.BytesIO(content), encoding="bytes")
+        self._name = name
+        self._n_arrays = 0
+        self._text_left = len(content)
+
+    def find_class(self, module: str, name: str) -> Any:
+        allowed = _ALLOWED.get((module, name))
+        if allowed is None:
+            raise SourceError(
+                f"{self._name} names {module}.{name}, which a CIFAR batch has no use for; "
+                "it was not run: download the archive from its official site"
+            )
+        return getattr(self, allowed) if isinstance(allowed, str) else allowed
+
+    def _reconstruct(self, kind: Any, shape: tuple[int, ...], _typecode: Any) -> npt.NDArray[Any]:
+        """Stands for numpy's `_reconstruct`: an empty array that the pickle fills afterwards."""
+        self._n_arrays += 1
+        if self._n_arrays > MAX_ARRAYS:
+            raise ValueError(f"more than {MAX_ARRAYS} arrays")
+        if kind is not _NdArray or shape != (0,):
+            raise ValueError(f"array of kind {kind!r} and initial shape {shape!r}")
+        return np.ndarray((0,), np.int8)
+
+    def _encode(self, text: str, encoding: str) -> bytes:
+        """Stands for `_codecs.encode`, with which Python 3 pickles bytes in protocol 2."""
+        self._text_left -= len(text)
+        if self._text_left < 0:
+            raise ValueError("more text than is in the file")
+        if encoding not in ("latin1", b"latin1"):
+            raise ValueError(f"text encoding {encoding!r}")
+        return text.encode("latin1")
+
+    def persistent_load(self, _pid: Any) -> Any:
+        raise SourceError(f"{self._name} refers to outside objects, which CIFAR does not do")
+
+
+class _NdArray:
+    """Stands for numpy's ndarray, which is only named: called, it would allocate any shape."""
+
+
+def _frombuffer(
+    buffer: Any, dtype: np.dtype[Any], shape: Any, order: str, axis_order: Any = None
+) -> npt.NDArray[Any]:
+    """Stands for numpy's `_frombuffer`, of pickle protocol 5."""
+    if not isinstance(dtype, np.dtype) or dtype.hasobject or axis_order is not None:
+        raise ValueError(f"array of dtype {dtype!r}")
+    return np.frombuffer(buffer, dtype=dtype).reshape(shape, order="F" if order == "F" else "C")
+
+
+_ALLOWED: dict[tuple[str, str], str | Callable[..., Any]] = {
+    ("numpy.core.multiarray", "_reconstruct"): "_reconstruct",
+    ("numpy._core.multiarray", "_reconstruct"): "_reconstruct",
+    ("numpy.core.numeric", "_frombuffer"): _frombuffer,
+    ("numpy._core.numeric", "_frombuffer"): _frombuffer,
+    ("numpy", "ndarray"): _NdArray,
+    ("numpy", "dtype"): np.dtype,
+    ("_codecs", "encode"): "_encode",
+}

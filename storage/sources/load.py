@@ -20,34 +20,38 @@ import numpy.typing as npt
 from PIL import Image
 
 from storage.errors import SourceError, listed, shown
-from storage.sources.cifar import CIFAR_CLASSES, CIFAR_FOLDERS, cifar10_pictures, cifar100_pictures
-from storage.sources.digits import DIGITS_NOTE, digits_pictures
-from storage.sources.folders import PicturePath, read_folder
-from storage.sources.mnist import fashion_mnist_pictures, mnist_pictures
-from storage.sources.photographs import photograph_tiles
-from storage.sources.picture_files import Reading, facts_of, read_picture_files
-from storage.sources.pictures import Pictures, check_pixels, square
-from storage.sources.svhn import svhn_pictures
-from storage.sources.tiny_imagenet import tiny_imagenet_files
+from storage.sources.cifar import CIFAR_CLASSES, cifar10_pictures, cifar100_pictures
+from storage.sources.embedded import (
+    DIGITS_NOTE,
+    PHOTOGRAPHS_NOTES,
+    digits_pictures,
+    photograph_tiles,
+)
+from storage.sources.official import mnist_pictures, svhn_pictures, tiny_imagenet_files
+from storage.sources.pictures import (
+    Pictures,
+    Reading,
+    central,
+    check_pixels,
+    facts_of,
+    read_picture_files,
+)
+from storage.sources.trees import PicturePath, read_folder
 
-__all__ = [
-    "CIFAR_CLASSES",
-    "CIFAR_FOLDERS",
-    "HELDOUT_ONE_IN",
-    "ImageSet",
-    "Split",
-    "held_images",
-    "load_images",
-]
+__all__ = ["CIFAR_CLASSES", "HELDOUT_ONE_IN", "ImageSet", "Split", "held_images", "load_images"]
 
 Split = Literal["train", "heldout"]
 
 HELDOUT_ONE_IN = 5
 """Of a folder without split folders, the images whose hash is 0 modulo this are held out."""
 
-_held: WeakValueDictionary[tuple[object, ...], ImageSet] = WeakValueDictionary()
-"""The images that somebody in this process works with, by what they were read from."""
 EMBEDDED = ("photos", "digits")
+
+Loaded = tuple[Pictures, list[str], Reading | None]
+"""Pictures with their notes, and what was read of the source."""
+
+_cached: WeakValueDictionary[tuple[object, ...], ImageSet] = WeakValueDictionary()
+"""The images that somebody in this process works with, by what they were read from."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -118,10 +122,10 @@ class ImageSet:
 def held_images(source: str, *, split: Split, skip_corrupt: bool, channels: int) -> ImageSet:
     """The same as `load_images`, read once for as long as somebody in this process has them."""
     key = (source, split, skip_corrupt, channels)
-    if (held := _held.get(key)) is None:
-        held = load_images(source, split=split, skip_corrupt=skip_corrupt, channels=channels)
-        _held[key] = held
-    return held
+    if (images := _cached.get(key)) is None:
+        images = load_images(source, split=split, skip_corrupt=skip_corrupt, channels=channels)
+        _cached[key] = images
+    return images
 
 
 def load_images(
@@ -155,34 +159,29 @@ def load_images(
     check_pixels(size, size)
     if channels not in (1, 3):
         raise ValueError(f"channels={channels}; expected 3 for RGB or 1 for grey")
-    found = _LOADERS[kind](path, split, size, skip_corrupt)
-    return found if channels == 3 else _grey(found)
-
-
-def _grey(found: ImageSet) -> ImageSet:
-    rgb = found.images
-    if (rgb == rgb[:, :1]).all():
-        return replace(found, images=np.ascontiguousarray(rgb[:, :1]))
-    grey = np.empty((len(rgb), 1, *rgb.shape[2:]), np.uint8)
-    for row, image in enumerate(rgb):
-        grey[row, 0] = np.asarray(Image.fromarray(image.transpose(1, 2, 0)).convert("L"))
-    note = "Colours were made grey: 0.299 red + 0.587 green + 0.114 blue."
-    return replace(found, images=grey, notes=(*found.notes, note))
-
-
-def _photos(_text: str, split: Split, size: int, _skip_corrupt: bool) -> ImageSet:
-    tiles, labels, class_names, notes = photograph_tiles(split, size)
+    (name, images, labels, class_names), notes, reading = _LOADERS[kind](
+        path, split, size, skip_corrupt
+    )
+    if channels == 1 and (images == images[:, :1]).all():
+        images = np.ascontiguousarray(images[:, :1])
+    elif channels == 1:
+        grey = np.empty((len(images), 1, *images.shape[2:]), np.uint8)
+        for row, image in enumerate(images):
+            grey[row, 0] = np.asarray(Image.fromarray(image.transpose(1, 2, 0)).convert("L"))
+        images = grey
+        notes.append("Colours were made grey: 0.299 red + 0.587 green + 0.114 blue.")
     return ImageSet(
-        name="photos",
+        name=name,
         split=split,
-        images=tiles,
+        images=images,
         labels=labels,
         class_names=class_names,
-        notes=notes,
+        notes=tuple(notes),
+        reading=reading,
     )
 
 
-def _folder(text: str, split: Split, size: int, skip_corrupt: bool) -> ImageSet:
+def _folder(text: str, split: Split, size: int, skip_corrupt: bool) -> Loaded:
     other: Split = "heldout" if split == "train" else "train"
     found = read_folder(text, split, size, skip_corrupt=skip_corrupt, beside=other)
     reading, images, class_names = found.reading, found.images, found.class_names
@@ -196,7 +195,9 @@ def _folder(text: str, split: Split, size: int, skip_corrupt: bool) -> ImageSet:
     else:
         labels = np.array(found.labels, np.int64)
     if not found.is_divided:
-        chosen = _hash_split(images, split)
+        digests = [hashlib.sha256(image.tobytes()).digest()[0] for image in images]
+        held_out = np.array(digests) % HELDOUT_ONE_IN == 0
+        chosen = held_out if split == "heldout" else ~held_out
         images, labels = images[chosen], labels[chosen]
         notes.append(
             f"{folder} has no train and test folders: about one picture in {HELDOUT_ONE_IN} is "
@@ -209,15 +210,7 @@ def _folder(text: str, split: Split, size: int, skip_corrupt: bool) -> ImageSet:
                 f"{found.path} has too few pictures ({len(found.images)}) for a {split!r} split; "
                 "add pictures or make the folders train and test yourself"
             )
-    return ImageSet(
-        name=f"folder {folder}",
-        split=split,
-        images=images,
-        labels=labels,
-        class_names=class_names,
-        notes=tuple(notes),
-        reading=reading,
-    )
+    return (f"folder {folder}", images, labels, class_names), notes, reading
 
 
 def _notes_of(reading: Reading) -> list[str]:
@@ -239,34 +232,18 @@ def _notes_of(reading: Reading) -> list[str]:
     return notes
 
 
-def _hash_split(images: npt.NDArray[np.uint8], split: Split) -> npt.NDArray[np.bool_]:
-    heldout = np.array(
-        [hashlib.sha256(image.tobytes()).digest()[0] % HELDOUT_ONE_IN == 0 for image in images]
-    )
-    return heldout if split == "heldout" else ~heldout
-
-
-def _tiny_imagenet(text: str, split: Split, size: int, skip_corrupt: bool) -> ImageSet:
+def _tiny_imagenet(text: str, split: Split, size: int, skip_corrupt: bool) -> Loaded:
     chosen = PicturePath.parse(text)
     entries, class_names = tiny_imagenet_files(chosen.path, split)
+    files = [file for file, _label in entries]
     found = read_picture_files(
-        [file for file, _label in entries], size, below=chosen.path, skip_corrupt=skip_corrupt,
-        how=chosen.decoding,
-    )  # fmt: skip
-    images, reading = found.images, found.reading
+        files, size, below=chosen.path, skip_corrupt=skip_corrupt, how=chosen.decoding
+    )
     labels = np.array([entries[place][1] for place in found.places], np.int64)
-    notes = _notes_of(reading)
+    notes = _notes_of(found.reading)
     if split == "heldout":
         notes.insert(0, "Tiny ImageNet's validation images are held out.")
-    return ImageSet(
-        name="Tiny ImageNet",
-        split=split,
-        images=images,
-        labels=labels,
-        class_names=class_names,
-        notes=tuple(notes),
-        reading=reading,
-    )
+    return ("Tiny ImageNet", found.images, labels, class_names), notes, found.reading
 
 
 def _official(
@@ -275,46 +252,36 @@ def _official(
     split: Split,
     size: int,
     _skip_corrupt: bool,
-) -> ImageSet:
+) -> Loaded:
     name, images, labels, class_names = pictures(Path(text).expanduser(), split)
     notes = [f"{name}'s test images are held out."] if split == "heldout" else []
     if pictures is digits_pictures:
         which = f"first {len(labels):,}" if split == "train" else f"last {len(labels):,}"
         notes = [f"{DIGITS_NOTE}: the {which} of its test set."]
-    images, resized, reading = _resized(images, size)
-    return ImageSet(
-        name=name,
-        split=split,
-        images=images,
-        labels=labels,
-        class_names=class_names,
-        notes=(*notes, *resized),
-        reading=reading,
-    )
+    n, side = len(images), images.shape[-1]
+    reading = Reading(sizes=((f"{side} x {side}", n),))
+    if side != size:
+        notes.append(f"all {n} pictures were resized from {side} x {side} to {size} x {size}.")
+        reading = replace(reading, size=(size, size), n_resized=n)
+        resized = np.empty((n, 3, size, size), np.uint8)
+        for row, image in enumerate(images):
+            resized[row] = central(image.transpose(1, 2, 0), size, size).transpose(2, 0, 1)
+        images = resized
+    return (name, images, labels, class_names), notes, reading
 
 
-def _resized(
-    images: npt.NDArray[np.uint8], size: int
-) -> tuple[npt.NDArray[np.uint8], tuple[str, ...], Reading]:
-    side = images.shape[-1]
-    sizes = ((f"{side} x {side}", len(images)),)
-    if side == size:
-        return images, (), Reading(sizes=sizes)
-    note = f"all {len(images)} pictures were resized from {side} x {side} to {size} x {size}."
-    resized = np.empty((len(images), 3, size, size), np.uint8)
-    for row, image in enumerate(images):
-        resized[row] = square(image.transpose(1, 2, 0), size).transpose(2, 0, 1)
-    return resized, (note,), Reading(sizes=sizes, size=(size, size), n_resized=len(images))
-
-
-_LOADERS: dict[str, Callable[[str, Split, int, bool], ImageSet]] = {
-    "photos": _photos,
+_LOADERS: dict[str, Callable[[str, Split, int, bool], Loaded]] = {
+    "photos": lambda _text, split, size, _skip_corrupt: (
+        photograph_tiles(split, size),
+        list(PHOTOGRAPHS_NOTES),
+        None,
+    ),
     "digits": partial(_official, digits_pictures),
     "folder": _folder,
     "cifar10": partial(_official, cifar10_pictures),
     "cifar100": partial(_official, cifar100_pictures),
     "mnist": partial(_official, mnist_pictures),
-    "fashion-mnist": partial(_official, fashion_mnist_pictures),
+    "fashion-mnist": partial(_official, partial(mnist_pictures, kind="fashion-mnist")),
     "svhn": partial(_official, svhn_pictures),
     "tiny-imagenet": _tiny_imagenet,
 }

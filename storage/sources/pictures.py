@@ -1,17 +1,21 @@
-"""One picture file as an RGB array, with the values that torchvision's ImageFolder gives."""
+"""Picture files as RGB arrays, with the values that torchvision's ImageFolder gives, and what was
+read: reported before work starts, and in reports."""
 
 from __future__ import annotations
 
+import hashlib
 import warnings
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
-from storage.errors import shown
+from storage.errors import SourceError, listed, shown
 from storage.files import open_regular
 
 _ENDINGS = {
@@ -39,14 +43,6 @@ MAX_PIXELS = 89_478_485
 
 class CorruptPictureError(Exception):
     """The file has a picture's name but no readable picture in it; says why in a few words."""
-
-
-def is_picture(path: Path, *, below: Path) -> bool:
-    """True if `path` is named like a picture, not hidden (nor in a hidden folder of `below`); a
-    dangling link counts by its own name."""
-    if path.suffix.lower() not in SUFFIXES or path.is_dir():
-        return False
-    return not any(part.startswith(".") for part in path.relative_to(below).parts)
 
 
 @dataclass(frozen=True)
@@ -78,8 +74,7 @@ class Found:
     orientation: Literal["upright", "ignored", "turned"] = "upright"
 
 
-@dataclass(frozen=True, eq=False)
-class Decoded:
+class Decoded(NamedTuple):
     """A picture in its own size, uint8 (h, w, 3), and what its file holds."""
 
     pixels: npt.NDArray[np.uint8]
@@ -87,12 +82,10 @@ class Decoded:
 
 
 def read_picture(path: Path, size: int) -> tuple[npt.NDArray[np.uint8], bool]:
-    """The picture as uint8 (size, size, 3), and whether it had another size.
-
-    Raises CorruptPictureError if it is truncated, not a picture, or unreadable.
-    """
+    """The picture as uint8 (size, size, 3), and whether it had another size. Raises
+    CorruptPictureError if it is truncated, not a picture, or unreadable."""
     pixels = decoded(path).pixels
-    return square(pixels, size), pixels.shape[:2] != (size, size)
+    return central(pixels, size, size), pixels.shape[:2] != (size, size)
 
 
 def decoded(path: Path, how: Decoding = AS_IMAGE_FOLDER) -> Decoded:
@@ -108,27 +101,18 @@ def decoded(path: Path, how: Decoding = AS_IMAGE_FOLDER) -> Decoded:
         raise CorruptPictureError("not a known picture format") from error
     except FileNotFoundError as error:
         raise CorruptPictureError("a link to a file that does not exist") from error
-    except OSError as error:
-        raise CorruptPictureError(_said(error.strerror or str(error))) from error
     except MemoryError:
         raise
     except Exception as error:  # a damaged file may fail in any way
-        raise CorruptPictureError(_said(str(error))) from error
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        first = reason.splitlines()[0] if reason else "no reason given"
+        raise CorruptPictureError(shown(first)) from error
 
 
 def check_pixels(width: int, height: int) -> None:
     """Raises ValueError if a picture would have more than `MAX_PIXELS`."""
     if width * height > MAX_PIXELS:
         raise ValueError(f"{width} x {height} is more than {MAX_PIXELS:,} pixels; make it smaller")
-
-
-def _said(text: str) -> str:
-    return shown(text.splitlines()[0]) if text else "no reason given"
-
-
-def square(pixels: npt.NDArray[np.uint8], size: int) -> npt.NDArray[np.uint8]:
-    """The central square of (h, w, 3), resized to (size, size, 3)."""
-    return central(pixels, size, size)
 
 
 def central(pixels: npt.NDArray[np.uint8], height: int, width: int) -> npt.NDArray[np.uint8]:
@@ -162,7 +146,11 @@ def _decoded(image: ImageFile.ImageFile, how: Decoding) -> Decoded:
     if turned_by != 1:
         orientation = "ignored" if ignored else "turned"
     height, width = pixels.shape[:2]
-    return Decoded(pixels, Found(height, width, mode, _n_frames(image), orientation))
+    try:  # after the first frame, so that damage behind it does no harm
+        n_frames = max(1, int(getattr(image, "n_frames", 1)))
+    except Exception:  # noqa: BLE001 (damage behind the first frame)
+        n_frames = 2 if getattr(image, "is_animated", False) else 1
+    return Decoded(pixels, Found(height, width, mode, n_frames, orientation))
 
 
 _TURNS = {
@@ -186,14 +174,6 @@ def _orientation(image: Image.Image) -> int:
     return found if found in _TURNS else 1
 
 
-def _n_frames(image: Image.Image) -> int:
-    """Counted after the first one is read, so that damage behind it does no harm; at least 1."""
-    try:
-        return max(1, int(getattr(image, "n_frames", 1)))
-    except Exception:  # noqa: BLE001 (damage behind the first frame)
-        return 2 if getattr(image, "is_animated", False) else 1
-
-
 def _rgb_pixels(
     image: Image.Image, file_format: str | None, how: Decoding
 ) -> npt.NDArray[np.uint8]:
@@ -201,9 +181,24 @@ def _rgb_pixels(
     if image.mode == "RGB" and "transparency" not in image.info:
         return np.asarray(image)
     if image.mode == "F":
-        return _grey(255 * _unit_floats(np.asarray(image)))
+        floats = np.asarray(image)
+        low, high = float(floats.min()) + 0.0, float(floats.max()) + 0.0  # no -0
+        if not 0 <= low <= high <= 1:
+            raise ValueError(
+                f"floating point from {low:.4g} to {high:.4g}: white is 1 here, so divide, or save "
+                "8 bits"
+            )
+        return _grey(255 * floats)
     if image.mode.startswith("I"):
-        return _grey(_depth_16(np.asarray(image, np.int64), image.mode, file_format) / 257)
+        values = np.asarray(image, np.int64)
+        if image.mode == "I" and file_format not in ("PPM", "PNG"):  # Pillow's white is 65,535
+            raise ValueError(
+                f"integers from {values.min()} to {values.max()}: which of them is white is not "
+                "known, so save 8 or 16 bits"
+            )
+        if values.any():
+            _check_depth(int(values.max()))
+        return _grey(values / 257)
     has_alpha = image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info
     if has_alpha and how.transparency == "black":
         image = image.convert("RGBA")
@@ -215,29 +210,6 @@ def _grey(values: npt.NDArray[np.floating]) -> npt.NDArray[np.uint8]:
     return np.repeat(np.rint(values).astype(np.uint8)[..., None], 3, axis=2)
 
 
-def _unit_floats(values: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
-    low, high = float(values.min()) + 0.0, float(values.max()) + 0.0  # no -0
-    if not 0 <= low <= high <= 1:
-        raise ValueError(
-            f"floating point from {low:.4g} to {high:.4g}: white is 1 here, so divide, or save 8 "
-            "bits"
-        )
-    return values
-
-
-def _depth_16(
-    values: npt.NDArray[np.int64], mode: str, file_format: str | None
-) -> npt.NDArray[np.int64]:
-    if mode == "I" and file_format not in ("PPM", "PNG"):  # whose white Pillow makes 65,535
-        raise ValueError(
-            f"integers from {values.min()} to {values.max()}: which of them is white is not known, "
-            "so save 8 or 16 bits"
-        )
-    if values.any():
-        _check_depth(int(values.max()))
-    return values
-
-
 def _check_depth(largest: int) -> None:
     """ValueError where a picture of 16 bits would come out black: its values have fewer bits."""
     if largest < 4096:
@@ -245,3 +217,221 @@ def _check_depth(largest: int) -> None:
             f"16 bits of which no value is above {largest:,} of 65,535, as of fewer bits: save 8 "
             "bits, or scale them"
         )
+
+
+COLOUR = "RGB"
+GREY = "L"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """Record of what was read, and what was done to it; names are printable
+    (`storage.errors.shown`).
+
+    `sizes` and `modes` count pictures by width x height and by what their files hold
+    (`Found.mode`), the most frequent first. `size` is (width, height) of what they were made into,
+    None if they stay as they are; cropped are those of another shape. `left_out`: file and reason.
+    `n_ignored` and `n_turned` are those that EXIF asks to be turned, `n_first` those of several
+    frames, `n_repeated` those that were left out as others have the same pixels. `said`: facts of
+    the folders that they are in.
+    """
+
+    sizes: tuple[tuple[str, int], ...]
+    modes: tuple[tuple[str, int], ...] = ()
+    size: tuple[int, int] | None = None
+    n_cropped: int = 0
+    n_resized: int = 0
+    left_out: tuple[tuple[str, str], ...] = ()
+    n_ignored: int = 0
+    n_turned: int = 0
+    n_first: int = 0
+    n_repeated: int = 0
+    on_black: bool = False
+    said: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def n_read(self) -> int:
+        return sum(n for _size, n in self.sizes)
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """In words for people; nothing is said of what was not done."""
+        sizes = listed([f"{n:,} of {name}" for name, n in self.sizes])
+        if len(self.sizes) == 1:
+            ((name, n),) = self.sizes
+            sizes = f"all {name}" if n > 1 else name
+        facts = {"sizes": sizes}
+        if self.size is not None and self.n_resized:
+            width, height = self.size
+            shape = "square" if width == height else "shape"
+            cropped = f", {self.n_cropped:,} of them cropped to the central {shape} first"
+            facts["resized"] = (
+                f"{self.n_resized:,} to {width} x {height}{cropped if self.n_cropped else ''}"
+            )
+        converted = [
+            f"{n:,} {_mode_text(mode, on_black=self.on_black)}"
+            for mode, n in self.modes
+            if mode != COLOUR
+        ]
+        if converted:
+            facts["converted to colour"] = listed(converted, 8)
+        turned = []
+        if self.n_ignored:
+            turned.append(
+                f"{self.n_ignored:,} that EXIF asks to be turned, read as stored, as ImageFolder "
+                "does (?orientation=exif turns them)"
+            )
+        if self.n_turned:
+            turned.append(f"{self.n_turned:,} turned as EXIF asks")
+        if turned:
+            facts["orientation"] = ", ".join(turned)
+        if self.n_first:
+            facts["frames"] = f"the first of {self.n_first:,} that have several"
+        if self.n_repeated:
+            facts["counted once"] = f"{self.n_repeated:,} left out, with the pixels of others"
+        if self.left_out:
+            named = listed([f"{name} ({why})" for name, why in self.left_out])
+            facts["left out"] = f"{len(self.left_out):,} that cannot be read: {named}"
+        return dict(self.said) | facts
+
+    @property
+    def record(self) -> dict[str, Any]:
+        return {
+            "n_read": self.n_read,
+            "sizes": dict(self.sizes),
+            "modes": dict(self.modes),
+            "resized_to": None if self.size is None else list(self.size),
+            "n_cropped": self.n_cropped,
+            "n_resized": self.n_resized,
+            "left_out": [{"file": name, "why": why} for name, why in self.left_out],
+            "n_orientation_ignored": self.n_ignored,
+            "n_turned": self.n_turned,
+            "n_first_of_several_frames": self.n_first,
+            "n_repeated": self.n_repeated,
+            "said": dict(self.said),
+        }
+
+
+_MODES = {
+    **{"L": "grey", "1": "black and white", "P": "palette", "CMYK": "CMYK", "F": "floating point"},
+    **{"RGBA": "with transparency", "LA": "grey with transparency", "RGB": "colours"},
+    **{"I;16": "16-bit grey", "I;16B": "16-bit grey", "I": "16-bit grey"},
+}
+
+
+def _mode_text(mode: str, *, on_black: bool) -> str:
+    """`palette with transparency, now black` of `P+alpha`."""
+    name, alpha, _nothing = mode.partition("+alpha")
+    name, deep, _nothing = (name, "", "") if name in _MODES else name.partition(";16")
+    text = ("16-bit " if deep else "") + _MODES.get(name, name)
+    if alpha:
+        text += " with transparency"
+    return f"{text}, {'now black' if on_black else 'dropped'}" if "transparency" in text else text
+
+
+@dataclass
+class Tally:
+    """Counts for a `Reading`, filled while pictures are read."""
+
+    size: tuple[int, int] | None = None
+    how: Decoding = AS_IMAGE_FOLDER
+    said: Mapping[str, str] = field(default_factory=dict)
+    sizes: Counter[tuple[int, int]] = field(default_factory=Counter)
+    modes: Counter[str] = field(default_factory=Counter)
+    orientations: Counter[str] = field(default_factory=Counter)
+    left_out: list[tuple[str, str]] = field(default_factory=list)
+    n_first: int = 0
+    n_repeated: int = 0
+
+    def count(self, found: Found) -> None:
+        self.sizes[found.width, found.height] += 1
+        self.modes[found.mode] += 1
+        self.orientations[found.orientation] += 1
+        self.n_first += found.n_frames > 1
+
+    def reading(self) -> Reading:
+        width, height = self.size or (0, 0)
+        others = {size: n for size, n in self.sizes.items() if self.size and size != self.size}
+        return Reading(
+            sizes=tuple((f"{w} x {h}", n) for (w, h), n in self.sizes.most_common()),
+            modes=tuple(self.modes.most_common()),
+            size=self.size,
+            n_cropped=sum(n for (w, h), n in others.items() if w * height != h * width),
+            n_resized=sum(others.values()),
+            left_out=tuple(self.left_out),
+            n_ignored=self.orientations["ignored"],
+            n_turned=self.orientations["turned"],
+            n_first=self.n_first,
+            n_repeated=self.n_repeated,
+            on_black=self.how.transparency == "black",
+            said=self.said,
+        )
+
+
+class PictureArray(NamedTuple):
+    """Pictures uint8 (n, 3, size, size), and the places in the files that they are from. `repeats`:
+    a place that was left out, and the row that has its pixels."""
+
+    images: npt.NDArray[np.uint8]
+    places: list[int]
+    repeats: list[tuple[int, int]]
+    reading: Reading
+
+
+def read_picture_files(
+    files: Sequence[Path],
+    size: int | tuple[int, int],
+    *,
+    below: Path,
+    skip_corrupt: bool,
+    how: Decoding = AS_IMAGE_FOLDER,
+    once: bool = False,
+    said: Mapping[str, str] | None = None,
+) -> PictureArray:
+    """Every picture, or with `once` the first of each that have the same pixels, when they are of
+    that size: a side, or height and width. Files are called by their path below `below`. Raises
+    SourceError if a file cannot be read, or, with `skip_corrupt`, none can; ValueError if `size` is
+    more than a picture may have."""
+    height, width = (size, size) if isinstance(size, int) else size
+    check_pixels(height, width)
+    images = np.empty((len(files), 3, height, width), np.uint8)
+    places: list[int] = []
+    repeats: list[tuple[int, int]] = []
+    first: dict[bytes, int] = {}
+    tally = Tally((width, height), how, said or {})
+    for place, path in enumerate(files):
+        try:
+            picture = decoded(path, how)
+        except CorruptPictureError as error:
+            if not skip_corrupt:
+                raise unreadable(path, error) from error
+            tally.left_out.append((shown(path.relative_to(below).as_posix()), str(error)))
+            continue
+        tally.count(picture.found)
+        row = len(places)
+        images[row] = central(picture.pixels, height, width).transpose(2, 0, 1)
+        if once:
+            row = first.setdefault(hashlib.sha256(images[row]).digest(), row)
+        if row < len(places):
+            repeats.append((place, row))
+        else:
+            places.append(place)
+    tally.n_repeated = len(repeats)
+    if not places:
+        raise SourceError(f"none of the {len(files)} files could be read; use other pictures")
+    return PictureArray(images[: len(places)], places, repeats, tally.reading())
+
+
+def unreadable(path: Path, error: CorruptPictureError) -> SourceError:
+    return SourceError(
+        f"{path} cannot be read as a picture ({error}); remove it, or leave such files out with "
+        "--skip-corrupt"
+    )
+
+
+def facts_of(n: int, class_names: Sequence[str], reading: Reading | None) -> dict[str, str]:
+    n_read = n if reading is None else reading.n_read
+    facts = {"pictures": f"{n:,}" + (f" of {n_read:,} that were read" if n_read != n else "")}
+    if class_names:
+        facts["classes"] = f"{len(class_names)}: {listed(class_names, 10)}"
+    return facts | ({} if reading is None else reading.facts)

@@ -1,22 +1,28 @@
-"""Folders of pictures as trees: which folders are splits, which are classes.
-
-`train` and `test` in a folder, in their usual spellings and any case, are splits, others are
-classes. Where both are there nothing is guessed: `?tree=classes` or `?tree=splits` says it.
-"""
+"""Folders of pictures: which folders are splits and which classes, what else is there, and the
+pictures of a split as images of one size."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
 
 from storage.errors import SourceError, listed, shown
-from storage.sources.pictures import IMAGE_FOLDER
-from storage.sources.walk import Walk, counted, passed_over, pictures_below
+from storage.sources.pictures import (
+    AS_IMAGE_FOLDER,
+    IMAGE_FOLDER,
+    SUFFIXES,
+    Decoding,
+    Reading,
+    read_picture_files,
+)
 
 TreeKind = Literal["auto", "classes", "splits"]
 Kind = Literal["train", "test", "heldout", "val", "all"]
@@ -81,7 +87,10 @@ class Tree:
             )
         labelled = not any(name == _FLAT for _file, name in entries)
         read = {*kinds, *(self._kinds(beside) if beside else ())}
-        names, extra = self._class_names(read)
+        # Classes of the training split, as ImageFolder numbers them, and those of others alone.
+        own = {*self.parts.get("train", ())} - {_FLAT}
+        every = {name for kind in read for name in self.parts[kind]} - {_FLAT}
+        names, extra = (sorted(own), sorted(every - own)) if own else (sorted(every), [])
         said = self._said(kinds, read)
         if labelled and extra:
             said["classes not in train"] = listed([shown(name) for name in extra])
@@ -111,12 +120,6 @@ class Tree:
     @property
     def has_classes(self) -> bool:
         return any(name != _FLAT for classes in self.parts.values() for name in classes)
-
-    def _class_names(self, read: Collection[Kind]) -> tuple[list[str], list[str]]:
-        """Classes of the training split, as ImageFolder numbers them, and those of others alone."""
-        own = {*self.parts.get("train", ())} - {_FLAT}
-        every = {name for kind in read for name in self.parts[kind]} - {_FLAT}
-        return (sorted(own), sorted(every - own)) if own else (sorted(every), [])
 
     def _said(self, kinds: Sequence[Kind], read: Collection[Kind]) -> dict[str, str]:
         if "all" in self.parts:
@@ -283,3 +286,173 @@ def _named(folders: Iterable[Path]) -> str:
 
 def _pictures(n: int) -> str:
     return f"{n:,} picture{'s' if n != 1 else ''}"
+
+
+@dataclass
+class Walk:
+    """Files that are named like pictures, sorted, and what was passed over, with a reason each."""
+
+    files: list[Path] = field(default_factory=list)
+    passed: list[tuple[Path, str]] = field(default_factory=list)
+
+    @property
+    def said(self) -> dict[str, str]:
+        """A fact for people of what was passed over, if anything was."""
+        return passed_over(self.passed)
+
+
+def pictures_below(folder: Path) -> Walk:
+    """All that are not hidden. Links to folders are followed, but for those that lead back to a
+    folder above them; dangling ones with a picture's name are among the files. Raises SourceError
+    for a folder that cannot be listed."""
+    walk = Walk()
+
+    def has_picture(folder: Path, above: frozenset[tuple[int, int]]) -> bool:
+        try:
+            found, entries = folder.stat(), sorted(folder.iterdir())
+        except OSError as error:
+            raise SourceError(f"{folder} cannot be listed ({error.strerror}); mend it") from error
+        inode = (found.st_dev, found.st_ino)
+        if inode in above:
+            walk.passed.append((folder, "link back to a folder above"))
+            return True
+        any_picture = False
+        for path in entries:
+            ending, is_folder = path.suffix.lower(), path.is_dir()
+            if path.name.startswith("."):
+                if is_folder or ending in SUFFIXES:
+                    walk.passed.append((path, "hidden"))
+            elif is_folder and has_picture(path, above | {inode}):
+                any_picture = True
+            elif is_folder:
+                walk.passed.append((path, "folder without pictures"))
+            elif ending in SUFFIXES:
+                walk.files.append(path)
+                any_picture = True
+            elif path.is_symlink() and not path.exists():
+                walk.passed.append((path, "dangling link"))
+            else:
+                walk.passed.append((path, shown(ending) or "no ending"))
+        return any_picture
+
+    has_picture(folder, frozenset())
+    walk.files.sort()
+    return walk
+
+
+def passed_over(passed: Iterable[tuple[Path, str]]) -> dict[str, str]:
+    """{"passed over": ".heic (3), hidden (2)"}; nothing of nothing."""
+    text = counted(reason for _path, reason in passed)
+    return {"passed over": text} if text else {}
+
+
+def counted(reasons: Iterable[str]) -> str:
+    """`.heic (3), hidden (2)`, the most frequent first."""
+    counts = Counter(reasons)
+    return listed([f"{reason} ({n:,})" for reason, n in counts.most_common()], 8)
+
+
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "orientation": ("stored", "exif"),
+    "transparency": ("dropped", "black"),
+    "tree": ("auto", "classes", "splits"),
+}
+
+
+@dataclass(frozen=True)
+class PicturePath:
+    """A folder, and how its pictures and its tree are read."""
+
+    path: Path
+    decoding: Decoding = AS_IMAGE_FOLDER
+    tree: TreeKind = "auto"
+
+    @classmethod
+    def parse(cls, text: str, *, decoding: Decoding = AS_IMAGE_FOLDER) -> PicturePath:
+        """`PATH`, or `PATH?orientation=exif&tree=classes`; `decoding` where the text says nothing.
+        Raises SourceError for choices that there are not."""
+        path, _question, query = text.rpartition("?")
+        if not path or "=" not in query or Path(text).expanduser().exists():
+            return cls(Path(text).expanduser(), decoding)
+        chosen: dict[str, Any] = {}
+        for assignment in query.split("&"):
+            name, _equals, value = assignment.partition("=")
+            if value not in CHOICES.get(name, ()):
+                every = ", ".join(f"{name}={'|'.join(CHOICES[name])}" for name in CHOICES)
+                raise SourceError(f"{shown(text)}: {assignment!r} is none of {every}")
+            chosen[name] = value
+        tree: TreeKind = chosen.pop("tree", "auto")
+        return cls(Path(path).expanduser(), replace(decoding, **chosen), tree)
+
+
+@dataclass(frozen=True, eq=False)
+class FolderImages:
+    """Images uint8 (n, 3, size, size), each once, of files of these paths in their folder; `times`
+    is how often each was there. `labels` are None where there are no class folders."""
+
+    images: npt.NDArray[np.uint8]
+    names: tuple[str, ...]
+    times: tuple[int, ...]
+    labels: tuple[int, ...] | None
+    class_names: tuple[str, ...]
+    reading: Reading
+    path: Path
+    is_divided: bool
+
+
+def read_folder(
+    text: str,
+    wanted: Wanted,
+    size: int | tuple[int, int],
+    *,
+    skip_corrupt: bool,
+    beside: Wanted | None = None,
+    drawn: Callable[[int], list[int]] | None = None,
+) -> FolderImages:
+    """The pictures of a split, all of a folder that is not divided; `beside` is the split that is
+    read for itself. `drawn` chooses some of so many files before they are read. Raises SourceError
+    where there are none, or one cannot be read."""
+    chosen = PicturePath.parse(text)
+    tree = read_tree(chosen.path, chosen.tree)
+    taken = tree.take(wanted, beside=beside)
+    if beside is not None and taken.labels is None and tree.has_classes:
+        raise SourceError(
+            f"{chosen.path} has class folders in one split, but none for {wanted!r}; sort its "
+            "pictures into the same class folders"
+        )
+    rows = list(range(len(taken.files))) if drawn is None else drawn(len(taken.files))
+    found = read_picture_files(
+        [taken.files[row] for row in rows],
+        size,
+        below=chosen.path,
+        skip_corrupt=skip_corrupt,
+        how=chosen.decoding,
+        once=True,
+        said=taken.said,
+    )
+    kept = [rows[place] for place in found.places]
+    names = tuple(shown(taken.files[row].relative_to(chosen.path).as_posix()) for row in kept)
+    times = np.ones(len(kept), np.int64)
+    np.add.at(times, [row for _place, row in found.repeats], 1)
+    reading, labels = found.reading, taken.labels
+    if labels is not None:
+        n = sum(labels[rows[place]] != labels[kept[row]] for place, row in found.repeats)
+        if n:
+            said = {"in two classes": f"{n:,} of these, counted in the first"}
+            reading = replace(reading, said={**reading.said, **said})
+    return FolderImages(
+        images=found.images,
+        names=names,
+        times=tuple(times.tolist()),
+        labels=None if labels is None else tuple(labels[row] for row in kept),
+        class_names=taken.class_names,
+        reading=reading,
+        path=chosen.path,
+        is_divided=tree.is_divided,
+    )
+
+
+def is_divided(text: str) -> bool:
+    """True if a folder has splits of its own."""
+    chosen = PicturePath.parse(text)
+    return read_tree(chosen.path, chosen.tree).is_divided

@@ -17,11 +17,17 @@ from torch import Tensor
 
 from recon_core.types import seeded_generator
 from storage.errors import SourceError
-from storage.sources.folders import PicturePath, is_divided, read_folder
 from storage.sources.load import load_images
-from storage.sources.picture_files import Reading, Tally, facts_of
-from storage.sources.pictures import ON_BLACK, CorruptPictureError, Decoding, decoded
-from storage.sources.walk import pictures_below
+from storage.sources.pictures import (
+    ON_BLACK,
+    CorruptPictureError,
+    Decoding,
+    Reading,
+    Tally,
+    decoded,
+    facts_of,
+)
+from storage.sources.trees import PicturePath, is_divided, pictures_below, read_folder
 
 Shape = tuple[int, int, int]
 """(channels, height, width)."""

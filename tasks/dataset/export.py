@@ -17,12 +17,16 @@ import torch
 
 from recon_core.experiments import KKT
 from recon_core.matching import fit_to_range
-from storage.export import parquet as export_parquet
-from storage.export import webdataset as export_webdataset
-from storage.export.card import CardFacts, dataset_card
-from storage.export.folder import check_replaceable, whole_folder, write_description
-from storage.export.rows import Pairs, Selection, selected_pairs
-from storage.files import text_bytes, write_file
+from storage.export.parquet import (
+    CardFacts,
+    Written,
+    dataset_card,
+    import_pyarrow,
+    write_hugging_face,
+    write_parquet,
+)
+from storage.export.rows import Pairs, Selection, selected_pairs, write_tars
+from storage.files import check_replaceable, text_bytes, whole_folder, write_description, write_file
 from storage.pairs.dataset import Dataset
 from storage.pairs.layout import OnPart
 from storage.pairs.statistics import attacks_of
@@ -67,7 +71,7 @@ def export_pairs(
         raise ValueError(f"--rows-per-file {rows_per_file} must be at least 1")
     check_replaceable(folder, fresh=fresh)
     if format != "webdataset":
-        export_parquet.import_pyarrow()  # said before anything is written
+        import_pyarrow()  # said before anything is written
     selection = selection or Selection()
     images: set[int] = set()
 
@@ -78,7 +82,12 @@ def export_pairs(
 
     pairs = counted(selected_pairs(dataset, selection, render=rendered, on_part=on_part))
     with whole_folder(folder, fresh=fresh) as staging:
-        files = _write(staging, format, pairs, rows_per_file)
+        n = {} if rows_per_file is None else {"rows_per_file": rows_per_file}
+        if format == "webdataset":
+            files = Written(files=write_tars(staging, pairs, **n))
+        else:
+            write = write_parquet if format == "parquet" else write_hugging_face
+            files = write(staging, pairs, **n)
         n_pairs = sum(files.files.values())
         if n_pairs == 0:
             raise ValueError(
@@ -121,16 +130,3 @@ def rendered(x: npt.NDArray[np.float32], mean: npt.NDArray[np.float32]) -> npt.N
     """Raw reconstructions as uint8 pictures around the means of their runs."""
     pictures = fit_to_range(torch.from_numpy(x), torch.from_numpy(mean))
     return np.asarray((pictures * 255).round_().to(torch.uint8).numpy())
-
-
-def _write(
-    folder: Path, format: Format, pairs: Iterable[Pairs], rows_per_file: int | None
-) -> export_parquet.Written:
-    if format == "webdataset":
-        n = rows_per_file or export_webdataset.ROWS_PER_FILE
-        tars = export_webdataset.write_tars(folder, pairs, rows_per_file=n)
-        return export_parquet.Written(files=tars)
-    n = rows_per_file or export_parquet.ROWS_PER_FILE
-    if format == "parquet":
-        return export_parquet.write_parquet(folder, pairs, rows_per_file=n)
-    return export_parquet.write_hugging_face(folder, pairs, rows_per_file=n)

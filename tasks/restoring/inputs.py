@@ -21,17 +21,20 @@ from safetensors import SafetensorError, safe_open
 from storage.errors import SourceError, shown
 from storage.object_store import Location
 from storage.pairs.dataset import Dataset, is_store
-from storage.sources.folders import PicturePath
-from storage.sources.picture_files import COLOUR, GREY, Reading, Tally, unreadable
 from storage.sources.pictures import (
     AS_IMAGE_FOLDER,
+    COLOUR,
+    GREY,
     CorruptPictureError,
     Decoding,
     Found,
+    Reading,
+    Tally,
     check_pixels,
     decoded,
+    unreadable,
 )
-from storage.sources.walk import pictures_below
+from storage.sources.trees import PicturePath, pictures_below
 from tasks.dataset.export import rendered
 
 Size = int | tuple[int, int]

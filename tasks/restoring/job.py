@@ -34,7 +34,7 @@ from torch import Tensor
 from storage.documents import understood
 from storage.errors import SourceError, shown
 from storage.files import TEMPORARY_PREFIX, full_device_explained, write_file, write_json
-from storage.sources.picture_files import Reading
+from storage.sources.pictures import Reading
 from tasks.page.formats import tail
 from tasks.page.pictures import Strip, Tile, eight_bits, strips_sheet
 from tasks.restoring.folder import (

@@ -13,13 +13,14 @@ import zarr
 from benchmarks.store import sample as store_sample
 from benchmarks.store import scale as store_scale
 from benchmarks.store import speed as store
-from benchmarks.store.reference import STREAMED, open_plain, plain_read, plain_write
 from benchmarks.store.sample import Sizes, sample_columns, sample_store
 from benchmarks.store.scale import Campaign, made_up_receipt, multiplicities, opening
+from benchmarks.store.speed import STREAMED, open_plain, plain_read, plain_write
 from recon_core.balance import Curation, curated_repeats, occurrences
+from storage.object_store import open_place
 from storage.pairs.dataset import Dataset, create_or_open
 from storage.pairs.parts import write_part
-from storage.pairs.receipts import parse_receipt, receipt_path
+from storage.pairs.receipts import load_receipt, receipt_path
 from tests.benchmarks.pages import build_page
 
 TINY = Sizes(
@@ -123,7 +124,8 @@ def test_a_made_up_receipt_has_everything_that_a_written_one_has(
     np.testing.assert_array_equal(made_up_table.image_ids, table.image_ids)
     np.testing.assert_array_equal(made_up_table.n_runs, table.n_runs)
     assert made_up_table.n_pairs.sum() == table.n_pairs.sum() == 310
-    again = parse_receipt(made_up.to_json(), f"/store/{receipt_path(0)}")
+    (tmp_path / receipt_path(0)).write_bytes(made_up.to_json())
+    again = load_receipt(open_place(tmp_path), receipt_path(0))
     assert all(
         getattr(again, field.name) == getattr(made_up, field.name) for field in fields(made_up)
     )

@@ -124,15 +124,6 @@ def test_a_record_of_something_else(tmp_path: Path) -> None:
             read_challenge(tmp_path / "c")
 
 
-def test_channels_may_be_last_or_absent(tmp_path: Path) -> None:
-    rng = np.random.default_rng(1)
-    first = rng.standard_normal((5, 3, 4, 6)).astype(np.float32)
-    np.save(tmp_path / "last.npy", first.transpose(0, 2, 3, 1))
-    np.save(tmp_path / "grey.npy", first[:, 0])
-    np.testing.assert_array_equal(read_images(tmp_path / "last.npy", "encodings"), first)
-    np.testing.assert_array_equal(read_images(tmp_path / "grey.npy", "encodings"), first[:, :1])
-
-
 def test_pictures_are_absolute_values_and_public_ones_signed(tmp_path: Path) -> None:
     for k, level in enumerate((0, 51, 255)):
         Image.new("RGB", (4, 3), (level, 0, 255)).save(tmp_path / f"{k}.png")

@@ -27,7 +27,7 @@ from recon_core.degradation import MASKS, check_degraded, degrade, mask_from_pic
 from recon_core.types import seeded_generator
 from recon_core.victims.preflight import Preflight
 from storage.errors import SourceError, shown
-from storage.sources.picture_files import Reading, Tally
+from storage.sources.pictures import Reading, Tally
 from storage.weights import WeightsError, check_weights_file, read_weights
 from tasks.attack_file.pictures import (
     Named,

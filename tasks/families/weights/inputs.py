@@ -26,8 +26,7 @@ from recon_core.victims.network import (
 )
 from storage.documents import read_array
 from storage.errors import SourceError
-from storage.foreign_weights import INPUT_MEAN, INPUT_STD, only_named
-from storage.layers import Layers, find_layers
+from storage.layers import INPUT_MEAN, INPUT_STD, Layers, find_layers, only_named
 from storage.sources.load import CIFAR_CLASSES
 from storage.sources.pictures import CorruptPictureError, read_picture
 from storage.weights import WeightFile, WeightsError, read_weights

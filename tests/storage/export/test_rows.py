@@ -19,13 +19,10 @@ import pytest
 from PIL import Image
 
 from storage.errors import CorruptPartError, StorageError
-from storage.export import folder as export_folder
 from storage.export import rows as export
-from storage.export.card import size_category
-from storage.export.folder import EXPORT_FILE, whole_folder, write_description
-from storage.export.parquet import ROW_GROUP, write_hugging_face, write_parquet
-from storage.export.rows import NUMBERS, Pairs, Selection, png, selected_pairs
-from storage.export.webdataset import write_tars
+from storage.export.parquet import write_parquet
+from storage.export.rows import NUMBERS, Pairs, Selection, png, selected_pairs, write_tars
+from storage.files import EXPORT_FILE, whole_folder, write_description
 from storage.pairs.dataset import Dataset, create_or_open
 from storage.pairs.layout import Encoding
 from storage.pairs.parts import write_part
@@ -115,12 +112,6 @@ def test_a_selection_out_of_range_is_refused(wrong: dict[str, int]):
         Selection(**wrong)  # type: ignore[arg-type]
 
 
-def test_memory_is_bounded_by_windows_and_not_by_parts(tmp_path: Path, monkeypatch: Any):
-    monkeypatch.setattr(export, "WINDOW_ROWS", 256)
-    dataset = store(tmp_path / "s", 1, n_pairs=700)
-    assert max(map(len, pairs_of(dataset, confident_only=False))) == 256
-
-
 def test_a_damaged_part_ends_the_export(tmp_path: Path):
     dataset = store(tmp_path / "s", 2)
     shard = next((tmp_path / "s" / "parts").glob("part-000001*/pairs/ssim_best/c.*"))
@@ -168,24 +159,13 @@ def test_webdataset_reads_what_the_store_holds(tmp_path: Path):
             exact = np.asarray(numbers[name], wanted[name].dtype)
             np.testing.assert_array_equal(exact, wanted[name][i])
     gc.collect()  # while its warning is filtered
-
-
-def test_tars_are_sorted_anonymous_and_the_same_bytes_again(tmp_path: Path):
-    dataset = store(tmp_path / "s", 2)
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        write_tars(tmp_path / name, all_pairs(dataset), rows_per_file=10)
-    assert bytes_of(tmp_path / "one") == bytes_of(tmp_path / "two")
-    entries = []
-    for path in sorted((tmp_path / "one").iterdir()):
-        with tarfile.open(path) as tar:
-            entries += tar.getmembers()
-    keys = [entry.name.partition(".")[0] for entry in entries[::4]]
-    assert keys == sorted(keys)
-    assert len(set(keys)) == dataset.n_pairs
-    assert {(e.mtime, e.uid, e.gid, e.uname, e.gname, e.mode) for e in entries} == {
-        (0, 0, 0, "", "", 0o644)
-    }
+    (tmp_path / "again").mkdir()
+    write_tars(tmp_path / "again", all_pairs(dataset), rows_per_file=50)
+    for name in files:
+        assert (tmp_path / "again" / name).read_bytes() == (tmp_path / name).read_bytes()
+        with tarfile.open(tmp_path / name) as tar:
+            entries = {(e.mtime, e.uid, e.gid, e.uname, e.gname, e.mode) for e in tar}
+        assert entries == {(0, 0, 0, "", "", 0o644)}
 
 
 def test_numbers_that_are_not_finite_are_null_in_json(tmp_path: Path):
@@ -236,43 +216,12 @@ def test_parquet_reads_what_the_store_holds(tmp_path: Path, encoding: Encoding):
     assert table.schema.metadata[b"reconstruction_shape"] == b"3,4,4"
 
 
-def test_parquet_files_have_whole_row_groups_and_the_same_bytes_again(tmp_path: Path):
-    dataset = store(tmp_path / "s", 3, n_pairs=450, size=2)
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        write_parquet(tmp_path / name, all_pairs(dataset), rows_per_file=2500)
-    assert bytes_of(tmp_path / "one") == bytes_of(tmp_path / "two")
-    first = pyarrow.parquet.ParquetFile(tmp_path / "one" / "pairs-000000.parquet").metadata
-    sizes = [first.row_group(i).num_rows for i in range(first.num_row_groups)]
-    assert sizes == [ROW_GROUP, ROW_GROUP, 500]
-    assert first.row_group(0).column(0).compression == "ZSTD"
-
-
 def test_without_pyarrow_the_command_that_installs_it_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(StorageError, match=r"pip install '\.\[export\]'"):
         write_parquet(tmp_path, all_pairs(store(tmp_path / "s", 1)))
-
-
-def test_hugging_face_files_are_numbered_of_how_many(tmp_path: Path):
-    written = write_hugging_face(tmp_path, all_pairs(store(tmp_path / "s", 2)), rows_per_file=10)
-    assert written.files == {
-        "data/train-00000-of-00003.parquet": 10,
-        "data/train-00001-of-00003.parquet": 10,
-        "data/train-00002-of-00003.parquet": 8,
-    }
-    on_disk = [path.name for path in sorted((tmp_path / "data").iterdir())]
-    assert [f"data/{name}" for name in on_disk] == list(written.files)
-
-
-@pytest.mark.parametrize(
-    ("n", "category"),
-    [(1, "n<1K"), (999, "n<1K"), (1000, "1K<n<10K"), (6 * 10**7, "10M<n<100M"), (10**9, "n>1B")],
-)
-def test_size_categories_are_those_of_the_hub(n: int, category: str):
-    assert size_category(n) == category
 
 
 # The folder
@@ -317,11 +266,11 @@ def test_what_is_there_is_kept_unless_it_is_an_export_and_may_go(tmp_path: Path)
 
 def test_a_killed_export_is_cleared_by_the_next(tmp_path: Path):
     code = (
-        "import os, pathlib, sys; from storage.export.folder import whole_folder\n"
+        "import os, pathlib, sys; from storage.files import whole_folder\n"
         "with whole_folder(pathlib.Path(sys.argv[1])) as folder:\n"
         "    (folder / 'half').write_bytes(b'1'); os.kill(os.getpid(), 9)"
     )
-    root = Path(export_folder.__file__).parents[2]
+    root = Path(export.__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code, tmp_path / "o"], cwd=root, check=False)
     assert done.returncode == -9
     assert not (tmp_path / "o").exists()

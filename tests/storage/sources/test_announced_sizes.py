@@ -20,9 +20,9 @@ from scipy.io import savemat
 from storage.challenge import read_challenge
 from storage.documents import read_array
 from storage.errors import SourceError
-from storage.sources import cifar, svhn, tiny_imagenet
+from storage.sources import cifar, official
+from storage.sources.cifar import restricted_load
 from storage.sources.load import load_images
-from storage.sources.pickles import restricted_load
 
 MEGABYTE = 2**20
 
@@ -128,7 +128,7 @@ def matlab(folder: Path, *, X: np.ndarray) -> None:
 def test_a_matlab_file_that_unpacks_to_more_than_svhn_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(svhn, "MAX_BYTES", MEGABYTE)
+    monkeypatch.setattr(official, "MOST_SVHN_BYTES", MEGABYTE)
     matlab(tmp_path, X=np.zeros((32, 32, 3, 20_000), np.uint8))
     with refused("it unpacks to more than 1,048,576 bytes", megabytes=8):
         load_images(f"svhn:{tmp_path}", split="train")
@@ -213,7 +213,7 @@ def test_a_pickle_that_asks_for_more_than_it_holds(name: str):
 
 
 def test_text_files_of_tiny_imagenet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tiny_imagenet, "MAX_TEXT", MEGABYTE)
+    monkeypatch.setattr(official, "MOST_TEXT_BYTES", MEGABYTE)
     (tmp_path / "wnids.txt").write_bytes(bytes(16 * MEGABYTE))
     with refused(r"wnids\.txt cannot be read \(it has 16,777,216 bytes, more than 1,048,576"):
         load_images(f"tiny-imagenet:{tmp_path}", split="train")

@@ -8,9 +8,8 @@ import pytest
 from PIL import Image
 
 from storage.errors import SourceError
-from storage.sources import photographs
+from storage.sources import embedded
 from storage.sources.load import ImageSet, load_images
-from storage.sources.pictures import read_picture
 
 
 def picture(path: Path, *, seed: int = 0, width: int = 32, height: int = 32) -> None:
@@ -84,18 +83,8 @@ def test_photographs_have_enough_tiles_of_every_class():
         assert images.labels.dtype == np.int64
         assert set(images.labels.tolist()) == set(range(len(images.class_names)))
         grey = images.images.mean(axis=1).reshape(len(images), -1)
-        assert grey.std(axis=1).min() >= photographs.MIN_CONTRAST - 1e-6
+        assert grey.std(axis=1).min() >= embedded.MIN_CONTRAST - 1e-6
     assert train.content_hash != heldout.content_hash
-
-
-@pytest.mark.parametrize("width", [300, 451, 512, 1411])
-def test_photograph_regions_are_disjoint_with_a_gap(width: int):
-    (train_start, train_end), (heldout_start, heldout_end) = (
-        photographs.region(width, split) for split in ("train", "heldout")
-    )
-    assert train_start == 0
-    assert heldout_end == width
-    assert heldout_start - train_end >= 0.03 * width
 
 
 @pytest.mark.parametrize("split", ["train", "heldout"])
@@ -107,7 +96,7 @@ def test_photograph_tiles_show_only_their_region(split: str, monkeypatch: pytest
 
     def painted(self: Image.Image, *args: Any, **kwargs: Any) -> Image.Image:
         image = convert(self, *args, **kwargs)
-        left, right = photographs.region(image.width, other)  # type: ignore[arg-type]
+        left, right = embedded.region(image.width, other)  # type: ignore[arg-type]
         image.paste((255, 0, 255), (left, 0, right, image.height))
         return image
 
@@ -143,13 +132,6 @@ def test_folder_without_splits_is_divided_by_content(tmp_path: Path):
     assert {i.tobytes() for i in again.images} == {i.tobytes() for i in parts[1].images}
 
 
-def test_a_lone_train_folder_is_not_taken_for_a_class(tmp_path: Path):
-    class_tree(tmp_path / "train", per_class=20)
-    images = load_images(f"folder:{tmp_path}", split="train")
-    assert images.class_names == ("a", "b")
-    assert 0 < len(images) < 40
-
-
 def test_flat_folder_gets_two_arbitrary_classes_and_says_so(tmp_path: Path):
     for index in range(6):
         picture(tmp_path / "train" / f"{index}.png", seed=index)
@@ -167,27 +149,6 @@ def test_wrong_sizes_are_cropped_resized_and_counted(tmp_path: Path):
     images = load_images(f"folder:{tmp_path}", split="train")
     assert images.images.shape == (4, 3, 32, 32)
     assert "2 of 4 pictures were not 32 x 32" in images.notes[0]
-
-
-def test_hidden_files_and_other_files_are_passed_over(tmp_path: Path):
-    class_tree(tmp_path / "train", per_class=1)
-    class_tree(tmp_path / "test", per_class=1)
-    for name in ("a/.DS_Store", "a/._0.jpg", "a/notes.txt", ".hidden/0.png"):
-        path = tmp_path / "train" / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(b"x")
-    assert len(load_images(f"folder:{tmp_path}", split="train")) == 2
-
-
-def test_symbolic_links_are_followed_and_dangling_ones_reported(tmp_path: Path):
-    class_tree(tmp_path / "train", per_class=1)
-    class_tree(tmp_path / "test", per_class=1)
-    picture(tmp_path / "elsewhere.png", seed=7)
-    (tmp_path / "train/a/link.png").symlink_to(tmp_path / "elsewhere.png")
-    assert len(load_images(f"folder:{tmp_path}", split="train")) == 3
-    (tmp_path / "elsewhere.png").unlink()
-    with pytest.raises(SourceError, match=r"link\.png cannot be read.*does not exist"):
-        load_images(f"folder:{tmp_path}", split="train")
 
 
 @pytest.mark.parametrize("damage", ["truncated", "garbage", "empty"])
@@ -245,45 +206,3 @@ def test_in_one_channel_colours_become_their_luma_and_the_notes_say_so(tmp_path:
     assert rgb.notes == ()
     assert grey.labels.tolist() == rgb.labels.tolist()
     assert grey.content_hash != rgb.content_hash
-
-
-def test_in_one_channel_grey_pictures_stay_as_they_are(tmp_path: Path):
-    values = np.arange(256, dtype=np.uint8).reshape(16, 16)
-    for name in ("train/a", "train/b", "test/a"):
-        (tmp_path / name).mkdir(parents=True)
-        Image.fromarray(values).save(tmp_path / name / "0.png")
-    grey = load_images(f"folder:{tmp_path}", split="heldout", size=16, channels=1)
-    np.testing.assert_array_equal(grey.images, values[None, None])
-    assert grey.notes == ()
-
-
-@pytest.mark.parametrize("channels", [0, 2, 4])
-def test_other_numbers_of_channels_are_refused(channels: int):
-    with pytest.raises(ValueError, match=f"channels={channels}; expected 3 for RGB or 1 for grey"):
-        load_images("photos", split="train", channels=channels)
-
-
-@pytest.mark.parametrize("mode", ["L", "RGBA", "P", "CMYK", "1", "I;16", "LA"])
-def test_every_mode_becomes_rgb(tmp_path: Path, mode: str):
-    grey = np.linspace(0, 255, 32 * 32).reshape(32, 32)
-    path = tmp_path / ("x.tif" if mode == "CMYK" else "x.png")
-    if mode == "I;16":
-        Image.fromarray((grey * 257).astype(np.uint16)).save(path)
-    else:
-        Image.fromarray(grey.astype(np.uint8)).convert(mode).save(path)
-    pixels, resized = read_picture(path, 32)
-    assert pixels.shape == (32, 32, 3)
-    assert not resized
-    if mode not in ("1", "CMYK"):
-        np.testing.assert_allclose(pixels.mean(axis=2), grey, atol=1.5)
-
-
-def test_content_hash_depends_on_images_labels_and_class_names(tmp_path: Path):
-    class_tree(tmp_path / "train")
-    class_tree(tmp_path / "test")
-    first = load_images(f"folder:{tmp_path}", split="train").content_hash
-    assert load_images(f"folder:{tmp_path}", split="train").content_hash == first
-    assert load_images(f"folder:{tmp_path}", split="train", size=16).content_hash != first
-    (tmp_path / "train/a").rename(tmp_path / "train/c")
-    (tmp_path / "test/a").rename(tmp_path / "test/c")
-    assert load_images(f"folder:{tmp_path}", split="train").content_hash != first

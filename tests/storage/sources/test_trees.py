@@ -11,9 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from storage.errors import SourceError
-from storage.sources.folders import PicturePath
-from storage.sources.trees import read_tree
-from storage.sources.walk import pictures_below
+from storage.sources.trees import PicturePath, pictures_below, read_tree
 
 TRAIN = ("train", "Train", "TRAINING", "training")
 HELD_OUT = ("test", "Test", "testing", "val", "valid", "VALIDATION", "dev", "held-out", "eval")

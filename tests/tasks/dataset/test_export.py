@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,7 @@ import torch
 
 from recon_core.matching import fit_to_range
 from storage.errors import StoreFullError
-from storage.export.card import CardFacts, dataset_card
-from storage.export.parquet import Written
+from storage.export.parquet import CardFacts, Written, dataset_card
 from storage.export.rows import NUMBERS, Selection
 from storage.object_store import LocalPlace
 from storage.pairs.dataset import Dataset, create_or_open
@@ -127,7 +125,7 @@ def test_the_card_of_a_mixture_says_which_attack_made_what() -> None:
         shape=(3, 8, 8),
         n_file_bytes=1,
         selection=Selection(),
-        written=Written(dtypes=defaultdict(str)),
+        written=Written(),
     )
     assert "| attacks | kkt (3 parts), span (2 parts); `part` modulo 2 counts" in dataset_card(
         facts

@@ -21,7 +21,7 @@ from storage.sources.load import ImageSet
 from tasks.evaluation.criteria import UNLIKE_COLUMNS
 from tasks.evaluation.evaluate import Evaluation, evaluate
 from tests.recon_core.votes import vote
-from tests.storage.evil import reseal_store
+from tests.storage.damage import reseal_store
 from tests.tasks.evaluation.evaluations import (
     ITERATIONS,
     N_IMAGES,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from recon_core.attacks.instahide.line_graph import incidence_of
 from recon_core.attacks.instahide.mixing import Encodings, Mixing
-from storage.sources.photographs import photograph_tiles
+from storage.sources.embedded import photograph_tiles
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def gaussian_case(mixing: Mixing, *, n: int, p: int, d: int, m: int, seed: int =
 
 def photographs(n: int, side: int, drawn: torch.Generator) -> Float[Tensor, "n d"]:
     """Tiles of photographs in [-1, 1]."""
-    tiles = torch.from_numpy(photograph_tiles("train", side)[0]).float() * (2 / 255) - 1
+    tiles = torch.from_numpy(photograph_tiles("train", side)[1]).float() * (2 / 255) - 1
     return tiles[torch.randperm(len(tiles), generator=drawn)[:n]].flatten(1)
 
 
