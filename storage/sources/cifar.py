@@ -152,8 +152,8 @@ def _members(path: Path, edition: _Edition, names: list[str]) -> dict[str, bytes
 
 
 class _Bounded:
-    """Reads up to `MAX_ARCHIVE` bytes of a file; SourceError beyond. (tarfile's own unpacking would
-    read whatever length a header announces.)"""
+    """Reads up to `MAX_ARCHIVE` bytes of a file; SourceError beyond. The module tarfile's own
+    unpacking would read whatever length a header announces."""
 
     def __init__(self, content: BinaryIO, path: Path) -> None:
         self._content, self._path = content, path
