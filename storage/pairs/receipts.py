@@ -25,7 +25,6 @@ from typing import Annotated, Any, Self, TypedDict
 import numpy as np
 import numpy.typing as npt
 import pydantic
-from annotated_types import Interval
 from numcodecs.zstd import Zstd
 
 from storage.documents import first_fault, read_sealed, seal_of
@@ -66,8 +65,10 @@ _METADATA = dict.fromkeys(
 )
 """The most bytes of the files that are no shards."""
 
-Rows = Annotated[int, Interval(ge=0, le=MAX_PART_BYTES)]
-Pair = Annotated[tuple[Rows, Annotated[int, Interval(ge=0, lt=2**32)]], pydantic.Strict(False)]
+Rows = Annotated[int, pydantic.Field(ge=0, le=MAX_PART_BYTES)]
+Pair = Annotated[
+    tuple[Rows, Annotated[int, pydantic.Field(ge=0, lt=2**32)]], pydantic.Strict(False)
+]
 Picture = Annotated[tuple[Rows, Rows, Rows], pydantic.Strict(False)]
 
 
@@ -108,11 +109,11 @@ class Receipt:
     has."""
 
     schema: str
-    part: Annotated[int, Interval(ge=0, le=MAX_PART)]
+    part: Annotated[int, pydantic.Field(ge=0, le=MAX_PART)]
     group: str
     encoding: Encoding
     picture: Picture
-    run_first: Annotated[int, Interval(ge=0, lt=2**63)]
+    run_first: Annotated[int, pydantic.Field(ge=0, lt=2**63)]
     n_runs: Rows
     n_targets: Rows
     n_pairs: Rows
@@ -122,8 +123,8 @@ class Receipt:
     code_version: str
     torch_version: str
     device: str
-    threads: Annotated[int, Interval(ge=0, lt=2**31)]
-    seconds: Annotated[float, Interval(ge=0), pydantic.AllowInfNan(False)]
+    threads: Annotated[int, pydantic.Field(ge=0, lt=2**31)]
+    seconds: Annotated[float, pydantic.Field(ge=0), pydantic.AllowInfNan(False)]
     array_hashes: dict[str, str]
     files: dict[str, Pair]
     outcomes: dict[str, Rows]
