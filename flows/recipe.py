@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator
 
@@ -13,13 +13,13 @@ from recon_core.experiments import KKT, Experiment
 from recon_core.restore import Restorer
 from recon_core.restore import Training as RestorerTraining
 from recon_core.sampling import Phase, Sampling
+from recon_core.strict import Strict
 from storage.pairs.layout import Encoding
 from storage.sources.load import ImageSet, Split, held_images
 from tasks.campaign.plan import Campaign
 from tasks.evaluation.settings import Evaluation, check_span
 from tasks.training.validation import Validation
 
-FORBID = {"extra": "forbid"}
 HELDOUT_SEED_OFFSET = 1_000_003
 """Victims that are evaluated start from other weights than those the restorers learned from."""
 
@@ -31,17 +31,16 @@ FurtherAttack = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class RestorerPlan:
+class RestorerPlan(Strict):
     """One restorer, how it is trained and how it is watched."""
 
     restorer: Restorer
     training: RestorerTraining = field(default_factory=RestorerTraining)
     validation: Validation = field(default_factory=Validation)
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class Recipe(Strict):
     """A job from images to a report: what is attacked, what learns from it, how it is judged.
 
     `data`: `photos`, `digits`, `folder:PATH`, `cifar10:PATH`, `cifar100:PATH`, `mnist:PATH`,
@@ -74,9 +73,9 @@ class Recipe:
     near_duplicates: float | None = None
     restorers: dict[str, RestorerPlan] = field(default_factory=dict)
     evaluation: Evaluation = field(default_factory=Evaluation)
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         saved = _saved_by_span(self.experiment)
         if saved and self.curation.min_iteration > saved[-1]:
             raise ValueError(

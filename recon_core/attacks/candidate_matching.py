@@ -14,7 +14,7 @@ from recon_core.metrics import ssim_matrix
 from recon_core.types import Pairs
 
 ROWS = 1 << 15
-"""Pictures that are compared at once: 400 MB of float32 at 32x32x3."""
+"""Pictures compared at once: 400 MB of float32 at 32x32x3."""
 
 
 def pairs_of(
@@ -30,11 +30,11 @@ def pairs_of(
 ) -> Pairs:
     """The pairs of one run; rows ordered by candidate, then by iteration.
 
-    A candidate that at some iteration matches one image with confidence is paired with it at all
-    its saved iterations (image restoration paper, section 2); where all are kept, each is paired
-    with its nearest image. A candidate that is hardly nearer to its image than `mean` alone is not
-    confident. `saved` are in the victim's input space, `clipped` as in `fit_to_range`.
-    Scores are computed where `saved` is; everything after them is on the CPU.
+    A candidate that matches one image with confidence at some iteration is paired with it at all
+    saved iterations (image restoration paper, section 2); with keep="all", each is paired with its
+    nearest image. A candidate hardly nearer to its image than `mean` alone is not confident.
+    `saved` are in the victim's input space, `clipped` as in `fit_to_range`. Scores are computed
+    where `saved` is, everything after them on the CPU.
     """
     n_saved, n_candidates = saved.shape[:2]
     truth = targets.to(saved.device).float() / 255
@@ -85,8 +85,8 @@ def own_pairs(
     threshold: float,
     gap: float,
 ) -> Pairs:
-    """The pairs of pictures that are each made from what is known of one image: with that image, in
-    order, and confident by their SSIM to it and to the others of the run (-1 if there is none)."""
+    """Pairs of pictures, in order, each with the one image whose knowledge it was reconstructed
+    from. Confident by its SSIM to that image and to the others of the run (-1 without others)."""
     pictures = x.float()
     truth = targets.to(x.device).float() / 255
     scores = torch.cat([ssim_matrix(rows, truth).cpu() for rows in pictures.split(ROWS)])
@@ -107,7 +107,7 @@ def own_pairs(
 
 
 def no_pairs(shape: Sequence[int]) -> Pairs:
-    """The pairs of a run that left nothing, for images (c, h, w)."""
+    """The pairs of a run without reconstructions, for images (c, h, w)."""
     whole, flags = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.bool)
     return Pairs(
         reconstruction=torch.empty(0, *shape),

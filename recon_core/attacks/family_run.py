@@ -1,4 +1,4 @@
-"""A run of any attack family: its settings, how a batch of runs is done, and what a run leaves."""
+"""Runs of any attack family: their settings, batches of them, and results."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ Victim = TypeVar("Victim", bound=Keepable)
 
 @dataclass(frozen=True)
 class Learned:
-    """Images that a victim is trained on, augmented, and how they were."""
+    """Augmented training images of a victim, and their augmentation labels."""
 
     targets: UInt8[Tensor, "n c h w"]
     augment: Float[Tensor, "n 9"]
@@ -71,13 +71,13 @@ class Learned:
 
 @dataclass(frozen=True, kw_only=True)
 class FamilyRun(Strict, ABC):
-    """Settings that a run of every family has; each family adds its own.
+    """Settings common to runs of every family; each family adds its own.
 
-    `augment_p`: probability of each augmentation (Karras et al. 2022). `keep`: pairs of confident
-    reconstructions only, as a dataset has them, or of all, as an evaluation needs them. One is
-    confident if its SSIM to the image that it is paired with is above `confident_ssim` and at least
-    `confident_gap` above that to any other image of the run. `after_victims` names settings that
-    come after the victims are trained.
+    `augment_p`: probability of each augmentation (Karras et al. 2022). `keep`: whether pairs of
+    confident reconstructions are kept, as in a dataset, or all pairs, as an evaluation needs. A
+    reconstruction is confident if its SSIM to its image is above `confident_ssim` and exceeds that
+    to any other image of the run by at least `confident_gap`. `after_victims` names the settings
+    that do not affect how victims are trained.
     """
 
     family: str
@@ -91,39 +91,38 @@ class FamilyRun(Strict, ABC):
 
     @property
     def n_labels(self) -> int | None:
-        """Labels that a run has equally many images of; None: images are drawn whatever theirs."""
+        """Number of labels among which a run's images are balanced; None: labels are ignored."""
         return None
 
     @property
     def saved_iterations(self) -> tuple[int, ...]:
-        """Iterations of the attack at which pairs are saved, where settings say so; 0 is what was
-        there before the first."""
+        """Iterations of the attack at which pairs are saved, if set; 0 is before the first."""
         return ()
 
     @property
     def at_once(self) -> AtOnce:
-        """Sharing of the machine by the jobs of a batch."""
+        """How the jobs of a batch share the machine."""
         return side_by_side
 
     def labels_of(
         self, labels: npt.NDArray[np.int64], names: tuple[str, ...]
     ) -> tuple[npt.NDArray[np.int64], str]:
-        """(label per image, the task in words): what victims tell apart, -1 for images that they do
-        not know, from the source's classes and their names."""
+        """(label per image, the task in words), from the source's classes and their names. Images
+        that victims are not trained on have label -1."""
         if self.n_labels is None:
             return labels.astype(np.int64), self.task
         return class_labels(labels, names, self.n_labels)
 
     def check_sweep(self, attacks_per_victim: int) -> None:
-        """Raises ValueError if so many runs cannot attack one victim."""
+        """Raises ValueError if one victim cannot be attacked by this number of runs."""
         del attacks_per_victim
 
     def check_images(self, n_images: int) -> None:
-        """Raises ValueError if a run with so many images cannot be done."""
+        """Raises ValueError if a run cannot have this number of images."""
         del n_images
 
     def check_batch(self, specs: Sequence[RunSpec], images: UInt8[Tensor, "r n c h w"]) -> None:
-        """Raises ValueError if the runs cannot be one batch."""
+        """Raises ValueError if the runs cannot form one batch."""
         if len(specs) != len(images):
             raise ValueError(f"{len(specs)} specs came with images of {len(images)} runs")
         for spec in specs:
@@ -139,7 +138,7 @@ class FamilyRun(Strict, ABC):
 
     @classmethod
     def wanted_rows(cls, settings: Mapping[str, Any], spec: RunSpec) -> Int64[Tensor, " k"]:
-        """Rows of a run's images that its attack is after; `settings` as a store has them."""
+        """Rows of the run's images that the attack targets; `settings` as in a store's manifest."""
         del settings
         return torch.arange(len(spec.image_ids))
 
@@ -154,11 +153,11 @@ class FamilyRun(Strict, ABC):
     ) -> list[RunResult]:
         """Train and attack R victims; one result per spec, in order.
 
-        `images[i]` are the images of `specs[i]`, before augmentation. On a GPU the runs are one
-        stack, equal to rounding whatever it holds. On a CPU a run is bit for bit the same whatever
-        it is batched with, given that torch has one thread; with more, runs go side by side on one
-        thread each. Specs with the same victim, which follow each other, are attacks on one
-        network; it is taken from `victims`, if it is there, and put there once it is trained.
+        `images[i]` are the images of `specs[i]`, before augmentation. On a GPU the runs form one
+        stack; results do not depend on the others in it, up to rounding. On a CPU a run is bit for
+        bit the same in any batch if torch has one thread; with more, runs go side by side, each on
+        one thread. Consecutive specs with the same victim attack one network, which is read from
+        `victims` if stored there, and stored once trained.
         """
         self.check_batch(specs, images)
         sweeps = [len(list(group)) for _, group in groupby(specs, key=lambda spec: spec.victim)]
@@ -204,7 +203,7 @@ class FamilyRun(Strict, ABC):
         device: torch.device,
         progress: Progress,
     ) -> list[RunResult]:
-        """Runs that attack one victim; here it is made again in no time."""
+        """Runs that attack one victim, which is cheap to make again here."""
         del victims
         return self.run_stack(specs, images, device, progress)
 
@@ -219,7 +218,7 @@ class FamilyRun(Strict, ABC):
         target_row: Int64[Tensor, " b"],
         iterations: Int64[Tensor, " b"],
     ) -> Pairs:
-        """Pairs of pictures in [0, 1] that are each made from what is known of one image."""
+        """Pairs of pictures in [0, 1], each reconstructed from knowledge of one image."""
         return own_pairs(
             x,
             targets,
@@ -233,7 +232,7 @@ class FamilyRun(Strict, ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedRun(FamilyRun, Generic[Own, Victim]):
-    """A family whose runs train a victim on their images, and attack it."""
+    """A family whose runs train a victim on their images and attack it."""
 
     @abstractmethod
     def learn(self, spec: RunSpec, images: UInt8[Tensor, "n c h w"]) -> Own:
@@ -247,16 +246,16 @@ class TrainedRun(FamilyRun, Generic[Own, Victim]):
         device: torch.device,
         progress: Progress,
     ) -> list[Victim]:
-        """The victims of R runs, trained at once."""
+        """The victims of R runs, trained together."""
 
     @abstractmethod
     def read_victim(
         self, learned: Own, tensors: Mapping[str, Tensor], device: torch.device
     ) -> Victim:
-        """A victim from the tensors that it was kept as."""
+        """The victim stored as these tensors."""
 
     def sweep_size(self, device: torch.device) -> int:
-        """Attacks of a sweep that are one stack: all, but on a CPU one."""
+        """Number of attacks of a sweep in one stack: one on a CPU, otherwise all."""
         return 1 if device.type == "cpu" else sys.maxsize
 
     @abstractmethod
@@ -278,7 +277,7 @@ class TrainedRun(FamilyRun, Generic[Own, Victim]):
         device: torch.device,
         victims: Victims | None = None,
     ) -> Victim:
-        """The victim of a run of a sweep, as `run_batch` trains it, by way of `victims`."""
+        """Train the victim of a sweep as `run_batch` would, or read it from `victims`."""
         self.check_batch([spec], images[None])
         with self.arithmetic(device):
             return self._shared(spec, self.learn(spec, images), device, victims, no_progress)
@@ -346,8 +345,8 @@ def run_result(
     mean_image: Float[Tensor, "c h w"] | None = None,
     margins: Float32[Tensor, " n"] | None = None,
 ) -> RunResult:
-    """The result of a run: statistics that it has not are NaN, and so are margins; without a
-    `mean_image` it is 0, which says that reconstructions are pictures."""
+    """The result of a run. Missing statistics and margins are NaN; a missing `mean_image` is 0,
+    for reconstructions that are pictures in [0, 1]."""
     shape = targets.shape[1:]
     return RunResult(
         spec=spec,

@@ -4,7 +4,7 @@
 
 with H unknown (autoencoder paper, eq. 5): x by plug-and-play ADMM, in which f stands for the
 proximity operator of s_f (algorithm 1), and H pixel by pixel in closed form (eq. 19, 20), in turns.
-Only f(x) is asked for. Samples are one batch, which each leaves as soon as it ends.
+Only evaluations of f are needed. Samples form one batch, which each leaves when it ends.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Recovered:
 
 @dataclass(frozen=True, kw_only=True)
 class Degraded:
-    """B degraded images and what is known of how they came about.
+    """B degraded images and what is known of their degradation.
 
     `y` is in [0, 1] but for noise. `mask`: the true H, True where a pixel was kept. `sigma`: the
     noise's standard deviation. Both None if unknown. `generators`: one per sample, for random
@@ -118,7 +118,7 @@ def admm(
 
 @dataclass
 class Estimates:
-    """Ends of the samples of a batch."""
+    """Final estimates of the samples of a batch."""
 
     x: Float[Tensor, "b c h w"]
     converged: Bool[Tensor, " b"]
@@ -133,8 +133,8 @@ class Estimates:
     def ended(
         self, rows: Tensor, x: Tensor, done: Tensor, finite: Tensor, *, last: bool
     ) -> Tensor | slice:
-        """Keeps the ends of the samples that are `done`, or of all at the `last` step; the others'
-        place among `rows`. The estimate of one that is not finite stays what it was."""
+        """Store the estimates of samples that are `done`, or of all at the `last` step; returns
+        which of `rows` go on. A sample that is not finite keeps its estimate of before."""
         if not (last or bool(done.any())):
             return slice(None)
         leaving = done | last
@@ -145,7 +145,7 @@ class Estimates:
         return ~leaving
 
     def take(self, rows: Tensor, other: Estimates, is_better: Bool[Tensor, " k"]) -> None:
-        """The better of these and `other` at the samples `rows`; evaluations add up."""
+        """Take `other` at the samples `rows` where it is better; evaluations add up."""
         self.n_applied[rows] += other.n_applied
         chosen = rows[is_better]
         self.x[chosen] = other.x[is_better]
@@ -158,7 +158,7 @@ class Estimates:
 
 
 def evaluated(f: Function, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
-    """f(x); ValueError if it has another shape."""
+    """f(x). Raises ValueError if its shape is not that of x."""
     value = f(x)
     if not isinstance(value, Tensor) or value.shape != x.shape:
         found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__

@@ -20,14 +20,6 @@ def chances(found: Preflight) -> dict[str, Any]:
     return {"verdict": found.verdict, "outlook": found.outlook, "findings": findings}
 
 
-def check_least(job: object, **least: int) -> None:
-    """ValueError for a setting that is given and less than it may be."""
-    for name, lowest in least.items():
-        value = getattr(job, name)
-        if value is not None and value < lowest:
-            raise ValueError(f"{name}={value} must be at least {lowest}")
-
-
 def check_std(std: Iterable[float]) -> None:
     """ValueError for standard deviations that nothing can be divided by."""
     if not all(math.isfinite(s) and s > 0 for s in std):

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ import numpy.typing as npt
 import recon_core
 from recon_core.experiments import FAMILIES, KKT, Experiment
 from recon_core.sampling import History, Sampling, check_balance, plan_hash, plan_part
+from recon_core.strict import Strict
 from recon_core.types import RunSpec
 from storage.errors import CorruptPartError
 from storage.object_store import Location
@@ -36,7 +37,7 @@ from tasks.devices import usable_cores
 
 
 @dataclass(frozen=True, kw_only=True)
-class Campaign:
+class Campaign(Strict):
     """Settings of the victims that are trained and attacked.
 
     `threads`: CPU threads of one part, on which the order of floating-point sums depends.
@@ -48,9 +49,9 @@ class Campaign:
     root_seed: int = 0
     threads: int = 1
     encoding: Encoding = "float16"
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.root_seed < 0 or self.threads < 1:
             raise ValueError(
                 f"root_seed={self.root_seed} must be 0 or more, threads={self.threads} 1 or more"

@@ -15,10 +15,11 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from recon_core.strict import Strict
 from storage.files import read_bounded, reason_of
 from tasks.cluster import batch_jobs
 
@@ -43,7 +44,7 @@ _Site = TypeVar("_Site", "SlurmSite", "KubernetesSite")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlurmSite:
+class SlurmSite(Strict):
     """One Slurm job per worker.
 
     `queue` is the partition. `cores` is of each job, 0 for as many as a part has threads.
@@ -71,9 +72,9 @@ class SlurmSite:
     python: str | None = None
     local_directory: str | None = None
     log_directory: str | None = None
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.work_s <= 0:
             raise ValueError(
                 f"margin={self.margin!r} leaves nothing of walltime={self.walltime!r}; a worker "
@@ -88,7 +89,7 @@ class SlurmSite:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KubernetesSite:
+class KubernetesSite(Strict):
     """One pod per worker and one for the scheduler, by the Dask operator, which has to be there.
 
     `image` has palimpsest installed. `name` is what the names of its pods begin with. `cores` and
@@ -109,7 +110,6 @@ class KubernetesSite:
     env: Mapping[str, str] = field(default_factory=dict)
     secret: str | None = None
     pod: Mapping[str, Any] = field(default_factory=dict)
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
 
 def read_site(kind: type[_Site], path: str | None) -> _Site:

@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any
 
 import dask.config
 import torch
@@ -22,6 +22,7 @@ from distributed.comm.addressing import parse_address, parse_host_port
 from distributed.comm.core import connect
 from distributed.security import Security
 
+from recon_core.strict import Strict, Within
 from tasks.cluster.batch_jobs import KeepJobs, check_script
 from tasks.cluster.batch_systems import (
     ALLOWED_FAILURES,
@@ -44,7 +45,7 @@ _credentials: dict[str, Security] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workers:
+class Workers(Strict):
     """Place where parts are computed; no setting here changes what is computed.
 
     `cluster`: `local`, `cuda`, `slurm`, `kubernetes`, or the address `tcp://host:port` of a Dask
@@ -54,12 +55,12 @@ class Workers:
     """
 
     cluster: str = "local"
-    n_workers: int = 0
+    n_workers: Annotated[int, Within("[0, inf)", fix="0 is one per core")] = 0
     device: Device = "auto"
     cluster_file: str | None = None
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.kind not in KINDS and "://" not in self.cluster:
             raise ValueError(
                 f"cluster={self.cluster!r} is none of {', '.join(KINDS)}, nor an address like "
@@ -75,8 +76,6 @@ class Workers:
                 f"cluster={self.cluster!r} and cluster_file={self.cluster_file!r} name two files "
                 "of site settings; leave one out"
             )
-        if self.n_workers < 0:
-            raise ValueError(f"n_workers={self.n_workers} must be 0 (one per core) or more")
         if self.n_workers == 0 and self.kind in ("slurm", "kubernetes"):
             raise ValueError(
                 f"n_workers=0, but {self.kind} has to be told how many to start; use --workers"

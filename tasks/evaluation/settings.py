@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from recon_core.experiments import KKT, Experiment
+from recon_core.strict import Count, Natural, Strict, Within
 
 Baseline = Literal["nlm", "tv", "wavelet"]
 BASELINES: tuple[Baseline, ...] = get_args(Baseline)
@@ -24,7 +24,7 @@ WITHOUT_SPAN = "set evaluation.span to false"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation:
+class Evaluation(Strict):
     """Settings of the scores. Defaults are the image restoration paper's, section 5.
 
     `good_threshold`: an SSIM above it is a good reconstruction (Buzaglo et al. 2023).
@@ -42,22 +42,20 @@ class Evaluation:
     first.
     """
 
-    good_threshold: float = 0.4
+    good_threshold: Annotated[float, Within("[-1, 1]")] = 0.4
     restore_iterations: Literal["last", "all"] | tuple[int, ...] = "last"
-    vote_ratio: float = 1.1
+    vote_ratio: Annotated[float, Within("[1, inf)", fix="1 is the nearest alone")] = 1.1
     baselines: tuple[Baseline, ...] = BASELINES
     external: dict[str, str] = field(default_factory=dict)
-    n_samples: int = 20
+    n_samples: Count = 20
     span: bool = False
     rounds: int = 1
     decoy_seed: int = 0
-    grid_rows: int = 45
-    appendix_rows: int = 500
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+    grid_rows: Natural = 45
+    appendix_rows: Natural = 500
 
     def __post_init__(self) -> None:
-        if not -1 <= self.good_threshold <= 1:
-            raise ValueError(f"good_threshold={self.good_threshold}; SSIM lies in [-1, 1]")
+        super().__post_init__()
         if self.restore_iterations not in ("last", "all") and (
             isinstance(self.restore_iterations, str) or not self.restore_iterations
         ):
@@ -76,13 +74,6 @@ class Evaluation:
                 f"rounds={self.rounds} must be at least 1, and more needs span=True, in which "
                 "pictures are put between them"
             )
-        if self.n_samples < 1 or self.grid_rows < 0 or self.appendix_rows < 0:
-            raise ValueError(
-                f"n_samples={self.n_samples} must be at least 1, grid_rows={self.grid_rows} and "
-                f"appendix_rows={self.appendix_rows} at least 0"
-            )
-        if not (math.isfinite(self.vote_ratio) and self.vote_ratio >= 1):
-            raise ValueError(f"vote_ratio={self.vote_ratio} must be 1 (the nearest alone) or more")
         for name, path in self.external.items():
             if not path.lower().endswith(".onnx"):
                 raise ValueError(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from torch import Tensor
 from recon_core.attacks.span.attack import check_victim
 from recon_core.attacks.span.restoration import InSpan, in_span
 from recon_core.attacks.span.settings import SpanAttack
+from recon_core.strict import Strict
 from tasks.attack_file.record import check_std
 from tasks.families.weights.inputs import read_mean, read_std, read_victim
 from tasks.families.weights.sources import best_source
@@ -33,7 +34,7 @@ WITHIN = 0.99
 
 
 @dataclass(frozen=True, kw_only=True)
-class Span:
+class Span(Strict):
     """A network whose training images are restored: the file of its `weights`, and as for an attack
     on them what it started from, files of its optimiser's states and of gradients, the mean that
     was subtracted in training (default: the pictures' own), and what was then divided by. `steps`
@@ -51,9 +52,9 @@ class Span:
     steps: Steps | None = None
     tolerance: float = 0.0
     rounds: int = 1
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_std(self.std or ())
         if not 0 <= self.tolerance < 1:
             raise ValueError(

@@ -8,28 +8,24 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from flows.naming import unknown_name
 from recon_core.attacks.kkt.objective import Condition, KKTAttack, Search
 from recon_core.attacks.span.rows import Source
 from recon_core.attacks.span.settings import SpanAttack
+from recon_core.strict import Count, Strict
 from tasks.families.weights.attack import WeightsJob
 from tasks.families.weights.preflight import PreparedWeights, prepare_weights, victim_of
 from tasks.families.weights.sources import best_source
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttackPlan:
+class AttackPlan(Strict):
     """An attack on weights that are already there, and how often it is repeated."""
 
     attack: KKTAttack | SpanAttack
-    n_attacks: int = 1
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
-
-    def __post_init__(self) -> None:
-        if self.n_attacks < 1:
-            raise ValueError(f"n_attacks={self.n_attacks} must be at least 1")
+    n_attacks: Count = 1
 
 
 def ensemble() -> AttackPlan:

@@ -73,7 +73,7 @@ NEW = 0.1  # share of a source's energy that must lie outside the span of those 
 
 
 @torch.no_grad()
-def apart(
+def separated(
     separator: Separator,
     z: Float[Tensor, "r k d"],
     generators: Sequence[torch.Generator],

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from recon_core.attacks.span.features import check_features, features_of, n_filters, whitening
-from recon_core.attacks.span.guided import apart
+from recon_core.attacks.span.guided import separated
 from recon_core.attacks.span.separation import Descent, Report, independent, rotation_start
 from recon_core.attacks.span.separator import SHIPPED, Separator, Shape, shipped_separator
 from recon_core.attacks.span.settings import SpanAttack
@@ -81,13 +81,13 @@ def searched(
     ones: Float[Tensor, "r k"] | None = None,
 ) -> Descent:
     """Every victim's pictures taken apart from a random start, with a separator or else by filters;
-    W is of the pictures themselves, `ones` as in `guided.apart`."""
+    W is of the pictures themselves, `ones` as in `guided.separated`."""
     (k, c), flat = pictures.shape[1:3], pictures.flatten(2)
     if separator is not None:
         whiten = torch.stack([whitening(separator.metric.whitened(some)) for some in flat])
         if ones is not None:
             ones = (whiten @ ones[:, :, None])[..., 0]
-        found = apart(separator, whiten @ flat, generators, attack.n_network, report, ones=ones)
+        found = separated(separator, whiten @ flat, generators, attack.n_network, report, ones=ones)
     else:
         features = torch.stack([features_of(some) for some in pictures])
         whiten = torch.stack([whitening(some) for some in features])

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from recon_core.attacks.autoencoder.preflight import (
 )
 from recon_core.attacks.plug_and_play import Iteration, KnownMask, UnknownMask
 from recon_core.degradation import MASKS, check_degraded, degrade, mask_from_picture, mask_pattern
+from recon_core.strict import Count, Strict, Within
 from recon_core.types import seeded_generator
 from recon_core.victims.preflight import Preflight
 from storage.errors import SourceError, shown
@@ -44,7 +45,7 @@ from tasks.attack_file.pictures import (
     side_of,
 )
 from tasks.attack_file.programs import Program, in_rows, program_kind, read_program
-from tasks.attack_file.record import chances, check_least, check_std
+from tasks.attack_file.record import chances, check_std
 from tasks.devices import check_memory
 from tasks.families.autoencoder.networks import (
     Architecture,
@@ -61,7 +62,7 @@ NO_CONTROL = "none"
 
 
 @dataclass(frozen=True, kw_only=True)
-class AutoencoderJob:
+class AutoencoderJob(Strict):
     """An attack on a given autoencoder: everything but where it is computed.
 
     Either `data`, images that get degraded by `masks` (names) and `mask_files` (pictures, black is
@@ -78,24 +79,24 @@ class AutoencoderJob:
     shape: Shape | None = None
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
-    batch: int | None = None
+    batch: Count | None = None
     trust: bool = False
     data: str | None = None
     split: Split | None = None
     control: str | None = None
-    limit: int = 50
+    limit: Count = 50
     degraded: Path | None = None
     originals: Path | None = None
     masks: tuple[str, ...] = ("random", "half")
     mask_files: tuple[Path, ...] = ()
-    noise: float = 0.0
+    noise: Annotated[float, Within("[0, inf)", fix="0.02 is paper 000's")] = 0.0
     methods: tuple[Method, ...] = field(default_factory=lambda: (NoiseAware(),))
     seed: int = 0
-    n_shown: int = 10
+    n_shown: Count = 10
     skip_corrupt: bool = False
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if (self.data is None) == (self.degraded is None):
             raise ValueError(
                 "give either --data, images that are degraded to see whether they come back, or "
@@ -103,10 +104,7 @@ class AutoencoderJob:
             )
         if self.originals is not None and self.degraded is None:
             raise ValueError("--originals belong to --degraded; with --data they are known")
-        check_least(self, limit=1, n_shown=1, batch=1)
         check_std(self.std)
-        if not (math.isfinite(self.noise) and self.noise >= 0):
-            raise ValueError(f"noise={self.noise} is no standard deviation; 0.02 is paper 000's")
         self._check_methods()
 
     def _check_methods(self) -> None:

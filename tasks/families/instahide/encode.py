@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any
 
 import torch
 from pydantic import TypeAdapter
@@ -20,6 +20,7 @@ from recon_core.attacks.instahide.similarity_network import (
     load,
     save,
 )
+from recon_core.strict import Strict, Within
 from recon_core.types import Progress, no_progress, seeded_generator
 from storage.challenge import Challenge, check_new, write_challenge
 from storage.errors import SourceError
@@ -32,7 +33,7 @@ GAUSSIAN = "gaussian"
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncodeJob:
+class EncodeJob(Strict):
     """`data`: a source of images, or `gaussian`. `scheme`: Mixing needs `m`, the number of
     encodings; InstaHide has n_epochs. Pixels of photographs are from -1 to 1; `standardise`, of
     Mixing: less their mean and divided by their standard deviation, over all images."""
@@ -40,14 +41,13 @@ class EncodeJob:
     data: str
     out: Path
     scheme: Scheme = field(default_factory=InstaHide)
-    n_private: int = 100
+    n_private: Annotated[int, Within("[2, inf)", fix="an encoding mixes 2")] = 100
     n_public: int = 1000
     m: int | None = None
     size: int = 32
     standardise: bool = False
     seed: int = 0
     skip_corrupt: bool = False
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     @property
     def images(self) -> ImageSet:
@@ -55,8 +55,7 @@ class EncodeJob:
         return load_images(self.data, split="train", size=self.size, skip_corrupt=self.skip_corrupt)
 
     def __post_init__(self) -> None:
-        if self.n_private < 2:
-            raise ValueError(f"n_private={self.n_private}; an encoding mixes 2 private images")
+        super().__post_init__()
         if self.n_public < self.scheme.k_pub:
             raise ValueError(
                 f"n_public={self.n_public} is fewer than k_pub={self.scheme.k_pub}, the public "

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +14,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from recon_core.attacks.instahide.mixing import Mixing, Scheme
 from recon_core.attacks.instahide.public_images import check_pool
+from recon_core.strict import Count, Strict, Within
 from recon_core.tagged import Tagged
 from storage.challenge import Challenge, read_challenge
-from tasks.attack_file.record import check_least
 
 SCHEME: TypeAdapter[Scheme] = TypeAdapter(Annotated[Scheme, Tagged("kind")])
 AUTO = "auto"
@@ -31,7 +31,7 @@ BEYOND = 1.001
 
 
 @dataclass(frozen=True, kw_only=True)
-class InstaHideJob:
+class InstaHideJob(Strict):
     """`path`: a challenge's folder, a .npy, or a folder of pictures. Settings that a challenge says
     itself are None. `method`: one of `tasks.families.instahide.attack.METHODS`, `both` or `all`, or
     `auto`: exact for normal pixels, practical for pictures, or carlini if public images are in
@@ -46,19 +46,16 @@ class InstaHideJob:
     similarity: Path | None = None
     method: str = AUTO
     scheme: Scheme | None = None
-    n_private: int | None = None
+    n_private: Annotated[int | None, Within("[2, inf)", fix="an encoding mixes 2")] = None
     use_public: bool = True
     use_labels: bool = True
     n_levels: int | None = None
     n_rounds: int | None = None
     seed: int = 0
-    n_shown: int = 40
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+    n_shown: Count = 40
 
     def __post_init__(self) -> None:
-        if self.n_private is not None and self.n_private < 2:
-            raise ValueError(f"n_private={self.n_private}; an encoding mixes 2 private images")
-        check_least(self, n_shown=1)
+        super().__post_init__()
         if self.public is not None and not self.use_public:
             raise ValueError("--public and --no-public contradict each other; give one of them")
         if self.labels is not None and not self.use_labels:

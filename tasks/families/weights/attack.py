@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -34,10 +34,11 @@ from recon_core.attacks.kkt.solver import Attacked, AttackState, reconstruct
 from recon_core.attacks.span.attack import Separated, separate
 from recon_core.attacks.span.inputs import ChannelOrder, InputOrder, PixelOrder
 from recon_core.attacks.span.settings import SpanAttack
+from recon_core.strict import Count, Strict, Within
 from recon_core.types import seeded_generator
 from recon_core.victims.network import Activation
 from storage.checkpoints import load_checkpoint, save_checkpoint
-from tasks.attack_file.record import check_least, check_std
+from tasks.attack_file.record import check_std
 from tasks.families.weights.cache import (
     AttackRun,
     Ending,
@@ -63,7 +64,7 @@ OnProgress = Callable[[float, float], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class WeightsJob:
+class WeightsJob(Strict):
     """An attack on given weights: everything but where it is computed.
 
     `arch` and `shape` (c, h, w) are checked against the file, and inferred without. `pixel_order`
@@ -89,21 +90,18 @@ class WeightsJob:
     checkpoints: tuple[Path, ...] = ()
     gradients: tuple[Path, ...] = ()
     attack: KKTAttack | SpanAttack = field(default_factory=KKTAttack)
-    n_attacks: int = 1
+    n_attacks: Annotated[int, Within(f"[1, {MAX_ATTACKS}]")] = 1
     data: str | None = None
     decoys: str | None = None
     mean: str | None = None
     std: tuple[float, ...] | None = None
     seed: int = 0
     dtype: Literal["float32", "float64"] = "float32"
-    n_shown: int = 40
+    n_shown: Count = 40
     skip_corrupt: bool = False
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
-        if not 1 <= self.n_attacks <= MAX_ATTACKS:
-            raise ValueError(f"n_attacks={self.n_attacks} must be from 1 to {MAX_ATTACKS:,}")
-        check_least(self, n_shown=1)
+        super().__post_init__()
         check_std(self.std or ())
         span = self.attack if isinstance(self.attack, SpanAttack) else None
         if span is not None and span.source == "weights":

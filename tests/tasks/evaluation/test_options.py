@@ -100,7 +100,7 @@ def test_restorers_from_elsewhere_that_do_not_fit_are_refused(
 
 
 def test_settings_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"vote_ratio=0\.9 must be 1"):
+    with pytest.raises(ValueError, match=r"vote_ratio=0\.9 must be at least 1"):
         Evaluation(vote_ratio=0.9)
     with pytest.raises(ValueError, match="appendix_rows=-1"):
         Evaluation(appendix_rows=-1)

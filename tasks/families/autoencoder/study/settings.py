@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from jaxtyping import Bool
@@ -22,6 +22,7 @@ from recon_core.attacks.autoencoder.many_starts import NoiseAware
 from recon_core.attacks.plug_and_play import Iteration, KnownMask, UnknownMask
 from recon_core.degradation import MASKS, mask_from_picture, mask_pattern
 from recon_core.restore.inpaint import DDNM
+from recon_core.strict import Count, Natural, Positive, Strict, Within
 from recon_core.types import seeded_generator
 from recon_core.victims.autoencoder import Autoencoder
 from recon_core.victims.autoencoder_training import AutoencoderTraining
@@ -31,7 +32,6 @@ from storage.sources.pictures import CorruptPictureError, read_picture
 from tasks.study.images import Ids, Pixels, balanced_order, content_of
 from tasks.training.inpainter import Inpainter
 
-FORBID = {"extra": "forbid"}
 STORED = 16
 """Images of a cell that are kept as pictures; at most so many can be shown."""
 Start = Literal["random", "nothing"]
@@ -39,7 +39,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecoveryVictim:
+class RecoveryVictim(Strict):
     """An autoencoder, what it is trained on and how, and the settings of the attack that are its
     own (autoencoder paper, section 3.2 and appendix D.2).
 
@@ -51,27 +51,23 @@ class RecoveryVictim:
     title: str
     network: Autoencoder
     training: AutoencoderTraining
-    n_images: int
-    gamma: float
+    n_images: Count
+    gamma: Positive
     start: Start
     data: str | None = None
     size: int | None = None
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not _NAME.fullmatch(self.name):
             raise ValueError(
                 f"name={self.name!r} of a victim names files; use small letters, digits, '-', '_' "
                 "and '.'"
             )
-        if self.n_images < 1:
-            raise ValueError(f"n_images={self.n_images} must be at least 1")
-        if not self.gamma > 0:
-            raise ValueError(f"gamma={self.gamma} must be positive")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Methods:
+class Methods(Strict):
     """Methods of recovery; None leaves one out.
 
     `unknown` and `known` get gamma and start from the victim, and `known` whether there is noise.
@@ -84,7 +80,6 @@ class Methods:
     noise_aware: NoiseAware | None = field(default_factory=NoiseAware)
     ddnm: DDNM | None = field(default_factory=DDNM)
     biharmonic: bool = True
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
     @property
     def of_victims(self) -> dict[str, Any]:
@@ -104,7 +99,7 @@ class Methods:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Noise:
+class Noise(Strict):
     """The experiment of the autoencoder paper, appendix G: one mask, and noise of standard
     deviation `sigma` on all pixels, with a `gamma` of its own. `victims`: their names; none is the
     first one alone."""
@@ -113,7 +108,6 @@ class Noise:
     gamma: float = 0.1
     mask: str = "random"
     victims: tuple[str, ...] = ()
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -125,7 +119,7 @@ class Noise:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecoveryStudy:
+class RecoveryStudy(Strict):
     """Every setting of a study.
 
     `data` and `size`: the source of the images and their side; `split`: the victims' part of it,
@@ -142,22 +136,22 @@ class RecoveryStudy:
     victims: tuple[RecoveryVictim, ...]
     name: Literal["autoencoder"] = "autoencoder"
     only: str = ""
-    size: int = 32
+    size: Count = 32
     split: Split = "train"
     skip_corrupt: bool = False
-    root_seed: int = 42
-    threads: int = 1
+    root_seed: Natural = 42
+    threads: Count = 1
     masks: tuple[str, ...] = MASKS
     noise: Noise | None = field(default_factory=Noise)
     methods: Methods = field(default_factory=Methods)
     levels: tuple[float, ...] = ()
     control: bool = True
     inpainter: Inpainter = field(default_factory=Inpainter)
-    n_generic: int = 600
-    n_shown: int = 8
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
+    n_generic: Count = 600
+    n_shown: Annotated[int, Within(f"[0, {STORED}]", fix="more are not kept")] = 8
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         names = [victim.name for victim in self.victims]
         if not names:
             raise ValueError("victims=() is no study; give at least one")
@@ -168,11 +162,6 @@ class RecoveryStudy:
             raise ValueError(f"masks={self.masks} must name at least one, and none twice")
         if not self.methods.names:
             raise ValueError("every method is null; leave at least one")
-        for name, low in (("root_seed", 0), ("threads", 1), ("size", 1), ("n_generic", 1)):
-            if getattr(self, name) < low:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least {low}")
-        if not 0 <= self.n_shown <= STORED:
-            raise ValueError(f"n_shown={self.n_shown} must be from 0 to {STORED}, which are kept")
         self._check_noise(names)
         kept = {level for victim in self.victims for level in victim.training.levels}
         if strange := sorted(set(self.levels) - kept):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from recon_core.sampling import (
     check_balance,
     plan_hash,
 )
+from recon_core.strict import Count, Natural, Strict
 from recon_core.types import RunSpec
 from storage.pairs.layout import Encoding
 from storage.pairs.receipts import Receipt
@@ -33,7 +34,6 @@ from tasks.campaign.plan import (
 )
 from tasks.evaluation.settings import Evaluation
 
-FORBID = {"extra": "forbid"}
 Value = int | float | str
 Scale = Literal["linear", "log", "category"]
 IMAGES_OF_STUDY = 2
@@ -41,21 +41,21 @@ IMAGES_OF_STUDY = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Axis:
+class Axis(Strict):
     """Axis of a grid: what varies, in words, and its values in order."""
 
     title: str
     values: tuple[Value, ...]
     scale: Scale = "category"
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.scale != "category" and any(isinstance(value, str) for value in self.values):
             raise ValueError(f"scale={self.scale!r} of values {self.values}; words need 'category'")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class Cell(Strict):
     """One point of the grid: where it is, how many images a victim has, and the experiment.
 
     Cells of one `panel` are shown together. `name` is short: "10 classes, 5 each".
@@ -66,14 +66,14 @@ class Cell:
     at: dict[str, Value]
     images_per_run: int
     experiment: Experiment
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_balance(self.images_per_run, self.experiment.n_labels)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Study:
+class Study(Strict):
     """Every setting of a study.
 
     `n_victims` per cell, which are its seeds; `n_attacks` on each, of which `runs_per_part` are one
@@ -92,26 +92,20 @@ class Study:
     split: Split = "heldout"
     skip_corrupt: bool = False
     channels: Literal[1, 3] = 3
-    seed: int = 0
-    threads: int = 1
+    seed: Natural = 0
+    threads: Count = 1
     encoding: Encoding = "float16"
-    n_victims: int = 3
-    n_attacks: int = 8
-    runs_per_part: int = 8
-    n_tests: int = 1000
+    n_victims: Count = 3
+    n_attacks: Count = 8
+    runs_per_part: Count = 8
+    n_tests: Natural = 1000
     train_first: bool = False
     evaluation: Evaluation = field(default_factory=lambda: Evaluation(baselines=()))
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.cells:
             raise ValueError("cells=() is no study; give at least one cell")
-        for name in ("n_victims", "n_attacks", "runs_per_part", "threads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        for name in ("n_tests", "seed"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)} must be 0 or more")
         if self.n_attacks % self.runs_per_part:
             raise ValueError(
                 f"runs_per_part={self.runs_per_part} does not divide n_attacks={self.n_attacks}; a "

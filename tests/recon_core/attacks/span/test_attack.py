@@ -198,14 +198,14 @@ def test_a_network_searches_twice_where_noise_hides_directions(
     mixtures, noise = Mixtures(tiles, card), list[float]()
     separator = Separator(card, build_network(card), mixtures.metric, mixtures.mean)
 
-    def apart(
+    def separated(
         separator: Separator, z: Tensor, own: Any, _n: int, _report: Any, *, ones: None
     ) -> Descent:
         noise.append(separator.noise)
         w = rotation_start(z.shape[1], own[0]).to(z)[None]
         return Descent(w, torch.arange(float(z.shape[1]))[None], 5, True)
 
-    monkeypatch.setattr("recon_core.attacks.span.search.apart", apart)
+    monkeypatch.setattr("recon_core.attacks.span.search.separated", separated)
     attack = replace(QUICK, sources="network", overcomplete=2.0)
     own = [generator(0)]
     (found,) = separate(attack, architecture, victim, own, separator=separator)

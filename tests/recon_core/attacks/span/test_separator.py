@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from recon_core.attacks.span.features import whitening
-from recon_core.attacks.span.guided import SHORT_PATIENCE, _Search, apart, joined
+from recon_core.attacks.span.guided import SHORT_PATIENCE, _Search, joined, separated
 from recon_core.attacks.span.learning import Mixtures, is_mirrored, learn, metric_of
 from recon_core.attacks.span.search import checked, searched
 from recon_core.attacks.span.separation import OVER, rotation_start
@@ -236,7 +236,7 @@ def test_who_knows_the_interference_takes_a_span_apart() -> None:
         separator = Separator(_card(), knows, white, torch.zeros(256))
         z = torch.stack([whitening(some) @ some for some in x[rows]])
         own, heard = [generator(9) for _ in z], list[int]()
-        ended = apart(separator, z, own, n_iterations=200, report=heard.append)
+        ended = separated(separator, z, own, n_iterations=200, report=heard.append)
         assert ended.settled
         assert SHORT_PATIENCE + OVER < ended.n_iterations < 150
         assert heard == list(range(1, ended.n_iterations + 1))
@@ -244,7 +244,7 @@ def test_who_knows_the_interference_takes_a_span_apart() -> None:
             alike = torch.corrcoef(torch.cat([sources, images]))[:12, 12:].abs()
             assert float(alike.amax(0).min()) > 0.999
         assert float(ended.sparsity.sum(1).min()) > -0.3
-    assert not apart(separator, z, own, n_iterations=3).settled
+    assert not separated(separator, z, own, n_iterations=3).settled
 
 
 def test_searches_go_on_until_sources_are_clean(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,7 +259,7 @@ def test_searches_go_on_until_sources_are_clean(monkeypatch: pytest.MonkeyPatch)
 
     def right(n_searches: int, own: Tensor) -> int:
         monkeypatch.setattr("recon_core.attacks.span.guided.N_SEARCHES", n_searches)
-        ended = apart(separator, own, [generator(i) for i in range(len(own))], n_iterations=3)
+        ended = separated(separator, own, [generator(i) for i in range(len(own))], n_iterations=3)
         alike = torch.corrcoef(torch.cat([(ended.w @ own)[0], x[0]]))[:30, 30:].abs()
         return int((alike.amax(0) > 0.99).sum())
 

@@ -191,7 +191,7 @@ def test_units_without_a_record_are_seen(tmp_path: Path) -> None:
     ("settings", "said"),
     [
         ({"n_private": 10}, "9 encodings of n_private=10"),
-        ({"n_private": 1}, "mixes 2 private"),
+        ({"n_private": 1}, "an encoding mixes 2"),
         ({"use_public": False}, "k_pub=2 public images, but none are given"),
         ({"scheme": InstaHide(), "method": "exact"}, "use --method practical"),
         ({"n_shown": 0}, "n_shown=0"),

@@ -91,7 +91,7 @@ def test_standardised_photographs_say_how(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"n_private": 1}, "mixes 2 private"),
+        ({"n_private": 1}, "an encoding mixes 2"),
         ({"n_public": 1}, "fewer than k_pub=2"),
         ({"m": None}, "--m"),
         ({"scheme": InstaHide(), "n_public": 9}, "set --epochs"),

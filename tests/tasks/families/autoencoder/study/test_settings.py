@@ -86,7 +86,7 @@ def test_masks_are_those_of_the_core_or_pictures(tmp_path: Path) -> None:
         ({"victims": (small_victim(), small_victim())}, "two victims are named 'fc-a'"),
         ({"masks": ()}, "must name at least one"),
         ({"levels": (1e-3,)}, "kept by no victim's training"),
-        ({"n_shown": 17}, "n_shown=17 must be from 0 to 16"),
+        ({"n_shown": 17}, r"n_shown=17 is outside \[0, 16\]"),
         ({"root_seed": -1}, "root_seed=-1 must be at least 0"),
         ({"noise": Noise(mask="text")}, "noise.mask='text' is none of masks"),
         ({"noise": Noise(victims=("fc-z",))}, "none of the victims"),

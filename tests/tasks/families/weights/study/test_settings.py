@@ -158,7 +158,7 @@ def test_kept_victims_depend_on_training_and_not_on_the_attack(plan: StudyPlan) 
         ({"cells": ()}, "at least one cell"),
         ({"n_victims": 0}, "n_victims=0 must be at least 1"),
         ({"n_attacks": 3, "runs_per_part": 2}, "runs_per_part=2 does not divide n_attacks=3"),
-        ({"n_tests": -1}, "n_tests=-1 must be 0 or more"),
+        ({"n_tests": -1}, "n_tests=-1 must be at least 0"),
     ],
 )
 def test_refuses(changed: dict[str, Any], message: str) -> None:
