@@ -32,13 +32,12 @@ from benchmarks.record import Measurement, main, measured
 from benchmarks.store.sample import QUICK, Sizes, sample_store
 from recon_core.balance import Curation, curated_repeats, occurrences, summarise
 from storage.pairs.dataset import Dataset, create_or_open
-from storage.pairs.layout import COLUMNS, ENCODINGS, TABLES, receipt_name, shape_of
+from storage.pairs.layout import COLUMNS, ENCODINGS, TABLES, receipt_name, schema_name, shape_of
 from storage.pairs.receipts import (
     RECEIPTS_FOLDER,
     Receipt,
     image_table,
     pack_images,
-    schema_name,
 )
 from storage.pairs.shards import shard_names
 

@@ -186,7 +186,8 @@ def svhn_pictures(path: Path, split: str) -> Pictures:
         )
     again = f"download it again, from {SVHN_SITE}"
     variables = _svhn_variables(file, again)
-    X, y = variables.get("X"), variables.get("y")
+    X: Any = variables.get("X")
+    y: Any = variables.get("y")
     fits = isinstance(X, np.ndarray) and X.dtype == np.uint8 and X.ndim == 4
     if not fits or X.shape[:3] != (32, 32, 3) or X.shape[3] == 0:
         raise SourceError(

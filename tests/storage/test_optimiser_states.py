@@ -53,11 +53,6 @@ def _check(found: OptimiserState, net: nn.Module, expected: dict[str, Tensor]) -
         np.testing.assert_array_equal(moment, expected[name].numpy())
 
 
-def _lightning(net: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Any]:
-    state = {f"model.{name}": tensor for name, tensor in net.state_dict().items()}
-    return {"state_dict": state, "optimizer_states": [optimiser.state_dict()], "epoch": 3}
-
-
 def _sharded(net: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Any]:
     """Names in place of numbers, as FSDP saves them."""
     names = [f"module.{name}" for name, _ in net.named_parameters()]
@@ -73,7 +68,13 @@ WRAPPED: dict[str, tuple[Callable[[nn.Module, torch.optim.Optimizer], Any], str]
         lambda net, opt: {"model": net.state_dict(), "optimizer": opt.state_dict()},
         "optimizer",
     ),
-    "Lightning's": (_lightning, "optimizer_states.0"),
+    "Lightning's": (
+        lambda net, opt: {
+            "state_dict": {f"model.{name}": t for name, t in net.state_dict().items()},
+            "optimizer_states": [opt.state_dict()],
+        },
+        "optimizer_states.0",
+    ),
     "FSDP's": (_sharded, "opt"),
     "nested": (
         lambda net, opt: {
