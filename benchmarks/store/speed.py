@@ -255,10 +255,11 @@ def training(dataset: Dataset, sizes: Sizes) -> Iterator[Measurement]:
         while time.perf_counter() < until:
             busy @ busy
 
-    for what, step in (
-        ("leaves the CPU alone, as with a GPU", lambda: time.sleep(step_s)),
-        ("keeps a core busy", work),
-    ):
+    trainers: dict[str, Callable[[], None]] = {
+        "leaves the CPU alone, as with a GPU": lambda: time.sleep(step_s),
+        "keeps a core busy": work,
+    }
+    for what, step in trainers.items():
         start = time.perf_counter()
         batches = iter(training_examples(dataset, sizes, endless=True))
         next(batches)
