@@ -86,8 +86,7 @@ def victim(x: Tensor, size: Size, seed: int) -> ReferenceNet:
     net = ReferenceNet(shape, (size.width, size.width), N_CLASSES, bias="first")
     nn.init.normal_(next(net.parameters()), std=1e-4)
     y = torch.arange(N_CLASSES).repeat_interleave(size.per_class)
-    batches = [slice(None)] * size.epochs
-    return train(net, x.flatten(1), y, loss="ce", optimiser="sgd", lr=0.5, batches=batches)
+    return train(net, x.flatten(1), y, loss="ce", optimiser="sgd", lr=0.5, epochs=size.epochs)
 
 
 def attacked(net: ReferenceNet, mean: Tensor, equation: str, size: Size, seed: int) -> Tensor:

@@ -17,7 +17,7 @@ in their formula.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 Activation = Literal["relu", "leaky_relu", "gelu"]
-Loss = Literal["bce", "ce", "mse", "abs", "huber"]
+Loss = Literal["bce", "ce", "mse"]
 
 
 class Surrogate(torch.autograd.Function):
@@ -99,10 +99,7 @@ class ReferenceNet(nn.Module):
 
     def load(self, state: Mapping[str, Tensor]) -> ReferenceNet:
         """Itself with the tensors of `state` as parameters, in order: weight, bias, weight, ..."""
-        for name, parameter, tensor in zip(state, self.parameters(), state.values(), strict=True):
-            found, needed = tuple(tensor.shape), tuple(parameter.shape)
-            if found != needed:
-                raise ValueError(f"{name} has shape {found}, this network needs {needed}")
+        for parameter, tensor in zip(self.parameters(), state.values(), strict=True):
             parameter.data = tensor.detach().clone()
         return self
 
@@ -176,13 +173,14 @@ class Reconstruction:
     ) -> None:
         self.net, self.y, self.attack = net, y, attack
         self.x, self.lam = x.clone().requires_grad_(), lam.clone().requires_grad_()
+        self.optimisers: list[torch.optim.Optimizer] = []
         lam_lr = attack.lr if attack.lam_lr is None else attack.lam_lr
-        self.optimisers = [self._optimiser(self.x, attack.lr), self._optimiser(self.lam, lam_lr)]
-
-    def _optimiser(self, variable: Tensor, lr: float) -> torch.optim.Optimizer:
-        if self.attack.optimiser == "adadelta":
-            return torch.optim.Adadelta([variable], lr=lr)
-        return torch.optim.SGD([variable], lr=lr, momentum=self.attack.momentum)
+        for variable, lr in ((self.x, attack.lr), (self.lam, lam_lr)):
+            if attack.optimiser == "adadelta":
+                self.optimisers.append(torch.optim.Adadelta([variable], lr=lr))
+            else:
+                sgd = torch.optim.SGD([variable], lr=lr, momentum=attack.momentum)
+                self.optimisers.append(sgd)
 
     def step(self) -> Tensor:
         """One iteration; the loss before it."""
@@ -207,52 +205,33 @@ class Reconstruction:
         return torch.stack(saved)
 
 
-def data_loss(
-    output: Tensor, target: Tensor, loss: Loss, *, power: float = 2.5, delta: float = 1.0
-) -> Tensor:
-    """The mean over the images; `target` is 0 or 1 for `bce`, a class for `ce`, else a number."""
-    if loss == "ce":
-        return F.cross_entropy(output, target)
-    phi = output.squeeze(1)
-    if loss == "bce":
-        return F.binary_cross_entropy_with_logits(phi, target)
-    if loss == "mse":
-        return F.mse_loss(phi, target)
-    if loss == "huber":
-        return F.huber_loss(phi, target, delta=delta)
-    return (phi - target).abs().pow(power).mean()
-
-
 def train(
     net: ReferenceNet,
     x: Tensor,
     target: Tensor,
     *,
     loss: Loss,
-    optimiser: Literal["sgd", "adadelta", "adam"],
+    optimiser: Literal["sgd", "adadelta"],
     lr: float,
-    batches: Iterable[Tensor | slice],
-    momentum: float = 0.0,
+    epochs: int,
     weight_decay: float = 0.0,
-    power: float = 2.5,
-    delta: float = 1.0,
 ) -> ReferenceNet:
-    """`net`, trained in place: a step on the rows that each element of `batches` names.
-
-    `[slice(None)] * n` is n epochs of full batches. `weight_decay` is that of the KKT paper, eq.
-    13.
-    """
+    """`net`, trained in place on the full batch; `target` is 0 or 1 for `bce`, a class for `ce`,
+    else a number. `weight_decay` is that of the KKT paper, eq. 13."""
     net.alpha = None
-    parameters = net.parameters()
     rule: torch.optim.Optimizer
     if optimiser == "sgd":
-        rule = torch.optim.SGD(parameters, lr=lr, momentum=momentum, weight_decay=weight_decay)
-    elif optimiser == "adam":
-        rule = torch.optim.Adam(parameters, lr=lr, weight_decay=weight_decay)
+        rule = torch.optim.SGD(net.parameters(), lr=lr, weight_decay=weight_decay)
     else:
-        rule = torch.optim.Adadelta(parameters, lr=lr, weight_decay=weight_decay, foreach=True)
-    for rows in batches:
+        rule = torch.optim.Adadelta(
+            net.parameters(), lr=lr, weight_decay=weight_decay, foreach=True
+        )
+    losses = {
+        "bce": F.binary_cross_entropy_with_logits, "ce": F.cross_entropy, "mse": F.mse_loss
+    }  # fmt: skip
+    for _epoch in range(epochs):
         rule.zero_grad()
-        data_loss(net(x[rows]), target[rows], loss, power=power, delta=delta).backward()
+        output = net(x)
+        losses[loss](output if loss == "ce" else output.squeeze(1), target).backward()
         rule.step()
     return net

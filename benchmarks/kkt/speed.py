@@ -2,12 +2,12 @@
 
     python -m benchmarks.kkt.speed [--quick] [--json FILE]
 
-The reference (`kkt_reference`) is the published algorithm as everybody would write it with torch,
-run by run, its `loss.backward()` included, which also differentiates with respect to the network's
-parameters. A second, leaner reference asks autograd for the two gradients that are needed. Both
-sides get the same threads: the reference uses all of them in every product; the engine runs several
-runs side by side, one thread each, and shares the threads of a single run as the reference does.
-Times are per step of all runs of a case, over blocks of steps run after run.
+The reference (`benchmarks.kkt.reference`) is the published algorithm as everybody would write it
+with torch, run by run, its `loss.backward()` included, which also differentiates with respect to
+the network's parameters. A second, leaner reference asks autograd for the two gradients that are
+needed. Both sides get the same threads: the reference uses all of them in every product; the engine
+runs several runs side by side, one thread each, and shares the threads of a single run as the
+reference does. Times are per step of all runs of a case, over blocks of steps run after run.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from __future__ import annotations
 import multiprocessing
 import statistics
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
@@ -34,7 +34,7 @@ from recon_core.attacks.kkt.objective import KKTAttack, settings_of, starting_po
 from recon_core.attacks.kkt.solver import Solver
 from recon_core.threads import side_by_side
 from recon_core.types import seeded_generator
-from recon_core.victims.network import Architecture, Network, Parameters
+from recon_core.victims.network import Network
 from recon_core.victims.training import Training, train
 
 SHAPE = (3, 32, 32)
@@ -60,128 +60,102 @@ class Case:
         return f"{D}-{self.width}-{self.width}-1, {runs}"
 
     @property
-    def architecture(self) -> Architecture:
-        return Network(widths=(self.width, self.width)).on(SHAPE)
+    def network(self) -> Network:
+        return Network(widths=(self.width, self.width))
 
 
 PAPER = Case(width=1000, n_runs=1, n_images=300, n_candidates=400, steps=2)
 SMALL = Case(width=200, n_runs=16, n_images=20, n_candidates=40, steps=10)
 
 
-@dataclass(frozen=True)
-class Start:
-    """Everything a step starts from, of every run of a case."""
+class Sides:
+    """The engine and the reference on every run of a case, from the same start: victims whose first
+    layer has a trained one's size, and candidates a little moved."""
 
-    victims: list[Parameters]
-    x: Tensor
-    lam: Tensor
+    def __init__(self, case: Case, *, lean: bool = False) -> None:
+        self.case, self.lean = case, lean
+        network = replace(case.network, init_std_first=0.02).on(SHAPE)
+        generators = [seeded_generator(0, run, "victim") for run in range(case.n_runs)]
+        victims = network.initial(generators, dtype=torch.float32)
+        attack = KKTAttack(n_candidates=case.n_candidates, sigma=0.05)
+        draws = [seeded_generator(0, run, "attack") for run in range(case.n_runs)]
+        x, lam = starting_points(attack, settings_of(attack, draws), D, draws)
+        each = [victims.rows(slice(run, run + 1)) for run in range(case.n_runs)]
+        self.starts = list(zip(each, x, lam, strict=True))
 
-
-def started(case: Case) -> Start:
-    """Victims whose first layer has a trained one's size, and candidates a little moved."""
-    network = Network(widths=(case.width, case.width), init_std_first=0.02)
-    generators = [seeded_generator(0, run, "victim") for run in range(case.n_runs)]
-    victims = network.on(SHAPE).initial(generators, dtype=torch.float32)
-    attack = KKTAttack(n_candidates=case.n_candidates, sigma=0.05)
-    draws = [seeded_generator(0, run, "attack") for run in range(case.n_runs)]
-    x, lam = starting_points(attack, settings_of(attack, draws), D, draws)
-    return Start([victims.rows(slice(i, i + 1)) for i in range(case.n_runs)], x, lam)
-
-
-class Ours:
-    """The engine: one solver per run."""
-
-    def __init__(self, case: Case, start: Start) -> None:
-        self.case = case
-        attack = KKTAttack(n_candidates=case.n_candidates, save_at=(1,))
+    @cached_property
+    def solvers(self) -> list[Solver]:
+        attack = KKTAttack(n_candidates=self.case.n_candidates, save_at=(1,))
         settings = settings_of(attack, [torch.Generator()])
-        self.solvers = []
-        for victim, x, lam in zip(start.victims, start.x, start.lam, strict=True):
-            solver = Solver(case.architecture, victim, attack, settings)
-            solver.start(x[None], lam[None])
-            self.solvers.append(solver)
+        solvers: list[Solver] = []
+        for victim, x, lam in self.starts:
+            solvers.append(Solver(self.case.network.on(SHAPE), victim, attack, settings))
+            solvers[-1].start(x[None], lam[None])
+        return solvers
 
-    def steps(self) -> None:
-        """A block of steps of every run."""
-        side_by_side([partial(self._advance, solver) for solver in self.solvers], CPU)
+    @cached_property
+    def runs(self) -> list[Reconstruction]:
+        signs = balanced_signs(self.case.n_candidates, torch.float32)
+        runs: list[Reconstruction] = []
+        for victim, x, lam in self.starts:
+            net = ReferenceNet(SHAPE, self.case.network.widths)
+            net.load(self.case.network.on(SHAPE).to_state_dict(victim))
+            runs.append(Reconstruction(net, x, lam, signs, ReferenceAttack(lean=self.lean)))
+        return runs
 
-    def x(self) -> Tensor:
+    def ours(self, steps: int | None = None) -> Tensor:
+        """x after a block of steps of every run, several runs side by side."""
+        n = steps or self.case.steps
+        jobs = [partial(solver.advance, solver.iteration + n) for solver in self.solvers]
+        side_by_side(jobs, CPU)
         return torch.cat([solver.x for solver in self.solvers])
 
-    def _advance(self, solver: Solver) -> None:
-        solver.advance(solver.iteration + self.case.steps)
-
-
-class Theirs:
-    """The reference: one double backpropagation per run."""
-
-    def __init__(self, case: Case, start: Start, *, lean: bool) -> None:
-        self.case = case
-        signs = balanced_signs(case.n_candidates, torch.float32)
-        self.runs = []
-        for victim, x, lam in zip(start.victims, start.x, start.lam, strict=True):
-            net = ReferenceNet(SHAPE, (case.width, case.width))
-            net.load(case.architecture.to_state_dict(victim))
-            self.runs.append(Reconstruction(net, x, lam, signs, ReferenceAttack(lean=lean)))
-
-    def steps(self) -> None:
-        """A block of steps of every run."""
+    def theirs(self, steps: int | None = None) -> Tensor:
+        """The same by the reference, run by run."""
         for run in self.runs:
-            for _ in range(self.case.steps):
+            for _ in range(steps or self.case.steps):
                 run.step()
-
-    def x(self) -> Tensor:
         return torch.stack([run.x.detach() for run in self.runs])
 
 
 def attack_step(case: Case, repeats: int, *, threads: int, lean: bool) -> Measurement:
     """One iteration of all runs of a case."""
     torch.set_num_threads(threads)
-    start = started(case)
-    check_agreement(*(side.x() for side in one_step(case, start)))
-    ours, theirs = Ours(case, start), Theirs(case, start, lean=lean)
+    first = Sides(case)
+    check_agreement(first.ours(1), first.theirs(1))
+    sides = Sides(case, lean=lean)
     return compared(
         "kkt",
         f"attack step, {case}, {case.n_candidates} candidates each, float32, {threads} threads",
-        ours=ours.steps,
+        ours=sides.ours,
         reference=LEAN if lean else PUBLISHED,
-        theirs=theirs.steps,
+        theirs=sides.theirs,
         repeats=repeats,
         per_call=case.steps,
     )
 
 
-def one_step(case: Case, start: Start) -> tuple[Ours, Theirs]:
-    """Both sides after a single step from the same point."""
-    ours, theirs = Ours(case, start), Theirs(case, start, lean=False)
-    for solver in ours.solvers:
-        solver.advance(1)
-    for run in theirs.runs:
-        run.step()
-    return ours, theirs
-
-
 def training_epoch(case: Case, repeats: int, n_epochs: int, *, threads: int) -> Measurement:
     """One epoch of all victims of a case."""
     torch.set_num_threads(threads)
+    architecture = case.network.on(SHAPE)
     generator = torch.Generator().manual_seed(0)
     generators = [seeded_generator(0, run, "victim") for run in range(case.n_runs)]
-    victims = case.architecture.initial(generators, dtype=torch.float32)
+    victims = architecture.initial(generators, dtype=torch.float32)
     x = torch.rand(case.n_runs, case.n_images, D, generator=generator) - 0.5
     y = torch.tensor([-1.0, 1.0]).repeat(case.n_images // 2)
     training = Training(epochs=n_epochs)
 
     def one(run: int) -> Tensor:
         only = slice(run, run + 1)
-        trained = train(case.architecture, victims.rows(only), x[only], y[None], training=training)
+        trained = train(architecture, victims.rows(only), x[only], y[None], training=training)
         return trained.parameters.weights[0][0]
 
     def plain(run: int) -> Tensor:
-        net = ReferenceNet(SHAPE, (case.width, case.width))
-        net.load(case.architecture.to_state_dict(victims, run))
-        batches = [slice(None)] * n_epochs
+        net = ReferenceNet(SHAPE, case.network.widths)
+        net.load(architecture.to_state_dict(victims, run))
         target = (y + 1) / 2
-        plain_train(net, x[run], target, loss="bce", optimiser="adadelta", lr=1.0, batches=batches)
+        plain_train(net, x[run], target, loss="bce", optimiser="adadelta", lr=1.0, epochs=n_epochs)
         return next(net.parameters()).detach()
 
     def ours() -> Tensor:
@@ -204,40 +178,32 @@ def training_epoch(case: Case, repeats: int, n_epochs: int, *, threads: int) -> 
 
 def peak_memory(case: Case, repeats: int) -> Measurement:
     """Memory that a few steps of one run add to that of a process that holds the starting point."""
-    one = Case(
-        width=case.width,
-        n_runs=1,
-        n_images=case.n_images,
-        n_candidates=case.n_candidates,
-        steps=3,
-    )
-    sides = [[_in_new_process(side, one) for _ in range(repeats)] for side in ("ours", "theirs")]
-    ours, theirs = (statistics.median(side) for side in sides)
+    one = replace(case, n_runs=1, steps=3)
+    sides = []
+    for side in ("ours", "theirs"):
+        added = []
+        for _ in range(repeats):
+            with multiprocessing.get_context("spawn").Pool(1) as pool:
+                added.append(pool.apply(_added_memory, (side, one)))
+        sides.append(statistics.median(added))
     return measured(
         "kkt",
         f"peak memory of an attack, {one}, {one.n_candidates} candidates, float32",
-        ours,
+        sides[0],
         "MiB",
         repeats,
         reference=PUBLISHED,
-        reference_value=theirs,
+        reference_value=sides[1],
     )
-
-
-def _in_new_process(side: str, case: Case) -> float:
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(_added_memory, (side, case))
 
 
 def _added_memory(side: str, case: Case) -> float:
     """MiB that the peak of this process lies above what it held before the steps; Linux only."""
-    start = started(case)
+    sides = Sides(case)
     torch.nn.functional.relu(torch.randn(64, 64) @ torch.randn(64, 64))  # loads the libraries
     Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
     before = _memory("VmRSS")
-    attack: Ours | Theirs
-    attack = Ours(case, start) if side == "ours" else Theirs(case, start, lean=False)
-    attack.steps()
+    _ = sides.ours() if side == "ours" else sides.theirs()
     return _memory("VmHWM") - before
 
 

@@ -35,8 +35,7 @@ from recon_core.attacks.kkt.objective import (
 )
 from recon_core.types import seeded_generator
 from recon_core.victims.network import Conv, Network
-from tasks.families.weights.study.cost import Pace, cost_of, measured_pace
-from tasks.families.weights.study.settings import Study
+from tasks.families.weights.study.settings import Pace, Study, cost_of, measured_pace
 from tasks.study.cost import total
 
 _measurement = partial(measured, "studies")

@@ -82,8 +82,14 @@ def read_program(path: Path, kind: Kind, *, trust: bool) -> Program:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if kind == "torchscript":
-                module = torch.jit.load(io.BytesIO(content), map_location="cpu").eval()
-                return Program(kind, digest, None, None, _moved(module))
+                module: Any = torch.jit.load(io.BytesIO(content), map_location="cpu").eval()
+
+                def on(device: str) -> Callable[[Tensor], Tensor]:
+                    placed = module.to(device)
+                    like = next((p.dtype for p in placed.parameters()), torch.float32)
+                    return lambda x: placed(x.to(like))
+
+                return Program(kind, digest, None, None, on)
             return _exported(content, digest, path)
     except WeightsError:
         raise
@@ -93,15 +99,6 @@ def read_program(path: Path, kind: Kind, *, trust: bool) -> Program:
             f"{(str(error).splitlines() or [''])[0][:200]}); save it again with this version of "
             f"torch ({torch.__version__})"
         ) from error
-
-
-def _moved(module: Any) -> Callable[[str], Callable[[Tensor], Tensor]]:
-    def on(device: str) -> Callable[[Tensor], Tensor]:
-        placed = module.to(device)
-        like = next((p.dtype for p in placed.parameters()), torch.float32)
-        return lambda x: placed(x.to(like))
-
-    return on
 
 
 def _exported(content: bytes, digest: str, path: Path) -> Program:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,20 +26,12 @@ STEPS = {"ok": "fine", "warning": "look", "stop": "stop"}
 """Words of the page for the levels of preflight's findings."""
 
 
-class Prepared(Protocol):
-    """An attack that was prepared: its chances, and the record of them."""
-
-    @property
-    def preflight(self) -> Preflight: ...
-
-    def record(self) -> dict[str, Any]: ...
-
-
-def check_chances(prepared: Prepared, out: Path, *, force: bool) -> None:
-    """Writes preflight.json into `out`; ValueError if an attack cannot work, unless `force`."""
+def check_chances(prepared: Any, out: Path, *, force: bool) -> None:
+    """Write the record of a prepared attack's `preflight` as preflight.json into `out`. Raises
+    ValueError if the attack cannot work, unless `force`."""
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / "preflight.json", prepared.record())
-    found = prepared.preflight
+    found: Preflight = prepared.preflight
     if found.stopped and not force:
         raise ValueError(f"{found.verdict} {found.reason} (--force attacks all the same)")
 

@@ -17,18 +17,9 @@ from tasks.audit.plan import ALONE, AuditImages, AuditPlan
 from tasks.audit.recipe import VictimRecipe
 from tasks.audit.settings import AttackName, Audit, Cell, Defence
 from tasks.audit.victims import Given, Pictures, VictimsJob
-from tasks.families.weights.inputs import (
-    binary_signs,
-    order_said,
-    read_pictures,
-    read_std,
-    read_victim,
-)
-from tasks.families.weights.told import check_order, choose_mean, directions_of, span_of, std_told
+from tasks.families.weights.inputs import order_said, read_victim
+from tasks.families.weights.preprocessing import binary_signs, read_known
 
-SHARED = (
-    "decoys in SOURCE are training images, too; decoys must be pictures that the network never saw"
-)
 SHADOWS = "it needs other networks of the same kind; audit a recipe, which trains them"
 NO_LABELS = "what the network should answer is not known: the folders are not its classes"
 NO_START = "the weights before training are not given: --initial"
@@ -48,23 +39,18 @@ class GivenPlan(AuditPlan):
             gradients=[Path(path) for path in weights.gradients],
             order=order_said(weights.pixel_order, weights.channel_order),
         )  # fmt: skip
-        shape = self.victim.architecture.shape
-        skip = study.skip_corrupt
-        self.truth = read_pictures(study.data, shape, skip_corrupt=skip)
-        self.decoys = read_pictures(weights.decoys, shape, skip_corrupt=skip, of_sets="heldout")
-        self.truth.check_disjoint(self.decoys, SHARED)
-        std = read_std(weights.std, shape)
-        std = self.victim.own_std if std is None else std
-        span = span_of(self.victim)
-        std = std_told(span, shape, SpanAttack(), None) if std is None else std
-        directions = directions_of(span, shape)
-        said = weights.pixel_order is not None or weights.channel_order is not None
-        check_order(self.victim, self.truth, std, directions, said=said)
-        pictures = (self.truth, self.decoys)
-        mean = choose_mean(weights.mean, self.victim, pictures, std, directions)
-        assert mean.shown is not None
-        self.mean, self.mean_known = mean.shown, mean.finding.level == "ok"
-        self.std = torch.ones(shape[0], 1, 1) if std is None else std
+        known = read_known(
+            self.victim, data=study.data, decoys=weights.decoys, mean=weights.mean,
+            std=weights.std, attack=SpanAttack(), skip_corrupt=study.skip_corrupt,
+            order_given=weights.pixel_order is not None or weights.channel_order is not None,
+        )  # fmt: skip
+        assert known.truth is not None
+        assert known.decoys is not None
+        assert known.mean.shown is not None
+        self.truth, self.decoys = known.truth, known.decoys
+        self.mean, self.mean_known = known.mean.shown, known.mean.finding.level == "ok"
+        channels = self.victim.architecture.shape[0]
+        self.std = torch.ones(channels, 1, 1) if known.std is None else known.std
         self.has_labels, self.labels = self._labels()
         self.gives_gradients = bool(weights.gradients)
         if self.gives_gradients:

@@ -32,8 +32,7 @@ from tasks.audit.settings import FEWEST, RECONSTRUCTION, AttackName, Audit, Cell
 from tasks.audit.victims import Pictures, VictimsJob
 from tasks.study.cost import Cost, seconds_of
 from tasks.study.executor import Unit
-from tasks.study.images import content_of
-from tasks.study.products import Arrays, Folder
+from tasks.study.products import Arrays, Folder, content_of
 
 PUBLIC_PER_IMAGE = 2
 """Public images that a student learns from, for each of its teacher's."""

@@ -34,8 +34,7 @@ from recon_core.victims.network import Architecture, Parameters, Released
 from recon_core.victims.noisy_training import train_with_noise
 from recon_core.victims.training import train
 from tasks.audit.recipe import AutoencoderRecipe, VictimRecipe
-from tasks.study.images import Ids, Pixels
-from tasks.study.products import Arrays, Job, hash_of, key_of
+from tasks.study.products import Arrays, Ids, Job, Pixels, hash_of, key_of
 
 ROWS = 2000
 """Pictures that are scored at once."""

@@ -20,8 +20,9 @@ from recon_core.attacks.span.restoration import InSpan, in_span
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.strict import Strict
 from tasks.attack_file.record import check_std
-from tasks.families.weights.inputs import read_mean, read_std, read_victim
-from tasks.families.weights.sources import best_source
+from tasks.families.weights.inputs import read_victim
+from tasks.families.weights.preflight import best_source
+from tasks.families.weights.preprocessing import read_mean, read_std
 from tasks.restoring.inputs import Inputs
 
 Steps = Literal["every", "last"]
@@ -107,10 +108,10 @@ def open_span(of: Span, pictures: Inputs) -> OpenSpan:
     check_victim(victim.architecture)
     shape = victim.architecture.shape
     given = _stacked(pictures, of.weights, shape)
-    mean, source = read_mean(of.mean, None, shape), best_source(victim, SpanAttack())
+    source = best_source(victim, SpanAttack())
     allowed, span = in_span(
         victim.sources[source],
-        given.mean(0) if mean is None else mean,
+        given.mean(0) if of.mean is None else read_mean(of.mean, shape),
         std=read_std(of.std, shape),
     )
     share, mirrored = allowed.share(given), allowed.share(given.flip(3))

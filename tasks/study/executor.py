@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import dask.config
-from distributed import Client, Future, Worker
+from distributed import Client, Future
 
 from recon_core.types import Progress
 from storage.errors import StoreFullError
@@ -25,12 +25,12 @@ from tasks.progress import Advance, Left
 from tasks.study.products import Job
 
 TOPIC = "palimpsest-study"
-TELL_EVERY_SECONDS = 0.5
+REPORT_EVERY_SECONDS = 0.5
 POLL_SECONDS = 1.0
 NAMED = 4
 """Units under way that the progress names."""
 TELLING = 0.1
-"""Fraction of a unit from which on the time it took so far tells how long it takes."""
+"""Fraction of a unit that must be done before its time so far is extrapolated."""
 _GRAPH_WARNING = "distributed.admin.large-graph-warning-threshold"
 
 
@@ -112,7 +112,7 @@ class _Run:
     earlier: Outcome
     waiting: dict[str, Unit] = field(default_factory=dict)
     running: dict[str, tuple[Unit, Future[Any]]] = field(default_factory=dict)
-    heard: dict[str, tuple[float, float]] = field(default_factory=dict)
+    reported: dict[str, tuple[float, float]] = field(default_factory=dict)
     took: dict[tuple[str, str], list[float]] = field(default_factory=dict)
     n_workers: int = 1
     done: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -134,7 +134,7 @@ class _Run:
 
     def on_event(self, event: Any) -> None:
         """A worker's message; comes in the client's own thread."""
-        self.happened.put(("told", event[1]))
+        self.happened.put(("reported", event[1]))
 
     def _start_ready(self) -> None:
         done, failed = {*self.done, *self.earlier.done}, {*self.failed, *self.earlier.failed}
@@ -145,21 +145,18 @@ class _Run:
                 self.failed[name] = f"needs {lost[0]}, which failed"
             elif unit.needs <= done:
                 del self.waiting[name]
-                self._start(unit)
+                key = f"{name.replace(' ', '-')}-{time.time_ns()}"
+                resources = None if self.watch is None else self.watch.resources or None
+                future = self.client.submit(
+                    run_unit, unit, self.threads, pure=False, key=key, resources=resources
+                )
+                self.running[name] = (unit, future)
+                self._watch(name, future)
         if not self.running and len(self.waiting) == n_waiting:  # and nothing ever will start
             for name, unit in self.waiting.items():
                 lost = sorted(unit.needs - done)
                 self.failed[name] = f"needs {lost[0]}, which no unit makes before it"
             self.waiting.clear()
-
-    def _start(self, unit: Unit) -> None:
-        key = f"{unit.name.replace(' ', '-')}-{time.time_ns()}"
-        resources = None if self.watch is None else self.watch.resources or None
-        future = self.client.submit(
-            run_unit, unit, self.threads, pure=False, key=key, resources=resources
-        )
-        self.running[unit.name] = (unit, future)
-        self._watch(unit.name, future)
 
     def _watch(self, name: str, future: Future[Any]) -> None:
         future.add_done_callback(lambda ended: self.happened.put(("ended", (name, ended))))
@@ -169,8 +166,8 @@ class _Run:
         try:
             what, about = self.happened.get(timeout=POLL_SECONDS)
             while True:
-                if what == "told":
-                    self.heard[about["unit"]] = (about["fraction"], about["seconds"])
+                if what == "reported":
+                    self.reported[about["unit"]] = (about["fraction"], about["seconds"])
                 else:
                     self._settle(*about)
                 what, about = self.happened.get_nowait()
@@ -185,11 +182,16 @@ class _Run:
             self._watch(name, future)
             return
         unit, _future = self.running.pop(name)
-        self.heard.pop(name, None)
+        self.reported.pop(name, None)
         future.release()
         self.n_workers = max(1, len(self.client.nthreads()))
         if isinstance(outcome, BaseException):
-            _raise_if_full(name, outcome)
+            is_full = isinstance(outcome, OSError) and outcome.errno in (errno.ENOSPC, errno.EDQUOT)
+            if is_full or isinstance(outcome, StoreFullError):
+                raise StoreFullError(
+                    f"no space left for {name} ({outcome}); make room and run the same command "
+                    "again"
+                ) from outcome
             self.failed[name] = reason_of(outcome)
             if self.watch is not None:
                 self.watch.on_notice(f"{name} failed, the others go on: {self.failed[name]}")
@@ -202,9 +204,9 @@ class _Run:
 
     def _report(self) -> None:
         known = len(self.waiting) + len(self.running) + len(self.done) + len(self.failed)
-        n_done = len(self.done) + sum(self.heard.get(name, (0.0,))[0] for name in self.running)
-        names = [*(n for n in self.running if n in self.heard), *self.running]
-        shown = list(dict.fromkeys(names))[:NAMED]  # those heard of first: Dask queues the others
+        n_done = len(self.done) + sum(self.reported.get(name, (0.0,))[0] for name in self.running)
+        names = [*(n for n in self.running if n in self.reported), *self.running]
+        shown = list(dict.fromkeys(names))[:NAMED]  # those that have reported first
         more = len(self.running) - len(shown)
         note = ", ".join(shown) + (f" and {more} more" if more else "")
         note += f"; {len(self.failed)} failed" if self.failed else ""
@@ -213,7 +215,7 @@ class _Run:
     def _left(self) -> Left:
         """The time left, by what units of the same kind took, or how far those are that run."""
         running = [
-            (unit, self.heard.get(name, (0.0, 0.0))) for name, (unit, _) in self.running.items()
+            (unit, self.reported.get(name, (0.0, 0.0))) for name, (unit, _) in self.running.items()
         ]
         by_kind = {kind: list(seconds) for kind, seconds in self.took.items()}
         for unit, (fraction, seconds) in running:
@@ -231,29 +233,17 @@ def run_unit(unit: Unit, threads: int) -> Ran:
     worker, began = this_worker(), time.monotonic()
     job = replace(unit.job, device=own_device(unit.job.device, worker))
     was_there = isinstance(job, Job) and job.folder.has(job.key)
-    with cpu_threads(threads):
-        given = unit.run(job, _progress(worker, unit.name))
-    return Ran(given, None if was_there else time.monotonic() - began)
+    last_report = float("-inf")
 
-
-def _progress(worker: Worker | None, name: str) -> Progress:
-    """Tells the coordinator at most twice a second; silent outside a worker."""
-    began, last_told = time.monotonic(), float("-inf")
-
-    def tell(fraction: float) -> None:
-        nonlocal last_told
+    def report(fraction: float) -> None:
+        """Tell the coordinator at most twice a second; silent outside a worker."""
+        nonlocal last_report
         now = time.monotonic()
-        if worker is not None and now - last_told >= TELL_EVERY_SECONDS:
-            last_told = now
-            about = {"unit": name, "fraction": fraction, "seconds": now - began}
+        if worker is not None and now - last_report >= REPORT_EVERY_SECONDS:
+            last_report = now
+            about = {"unit": unit.name, "fraction": fraction, "seconds": now - began}
             worker.log_event(TOPIC, about)
 
-    return tell
-
-
-def _raise_if_full(name: str, error: BaseException) -> None:
-    is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-    if is_full or isinstance(error, StoreFullError):
-        raise StoreFullError(
-            f"no space left for {name} ({error}); make room and run the same command again"
-        ) from error
+    with cpu_threads(threads):
+        given = unit.run(job, report)
+    return Ran(given, None if was_there else time.monotonic() - began)

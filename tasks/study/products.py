@@ -1,4 +1,5 @@
-"""The products of a study's units: each made once, and kept under its key.
+"""The products of a study's units: each made once, and kept under its key; and the images of its
+victims, in a balanced order and with copies told by their content.
 
 ROOT/NAME/KEY.*   arrays of a unit, and what is known of them, with NAME "products" by default
 
@@ -12,7 +13,7 @@ import hashlib
 import io
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -31,6 +32,8 @@ from storage.weights import METADATA
 SETTINGS = "settings.json"
 
 Arrays = dict[str, npt.NDArray[Any]]
+Pixels = npt.NDArray[np.uint8]
+Ids = npt.NDArray[np.int64]
 NOTHING: Arrays = {"nothing": np.zeros(0, np.float32)}
 """Arrays of a product that has none."""
 
@@ -47,8 +50,7 @@ class Folder:
         return self.root / self.name
 
     def product(self, key: str) -> tuple[Arrays, dict[str, Any]] | None:
-        """Arrays of a unit and what is known of them; None if it is not there, or not as it was
-        written."""
+        """Arrays of a unit and its facts; None if missing or corrupt."""
         found = loaded(self.place, key[:32])
         return None if found is None or found[1].get("key") != key else found
 
@@ -56,19 +58,8 @@ class Folder:
         """True if there is a product by this name, which is not read."""
         return (self.place / f"{key[:32]}.json").exists()
 
-    def made(
-        self, key: str, make: Callable[[], tuple[Arrays, Mapping[str, Any]]]
-    ) -> dict[str, Any]:
-        """Facts of a product, which `make` makes if it is not there. Raises
-        StoreFullError."""
-        if (found := self.product(key)) is not None:
-            return found[1]
-        arrays, about = make()
-        self.put(key, arrays, about)
-        return dict(about)
-
     def put(self, key: str, arrays: Arrays, about: Mapping[str, Any]) -> None:
-        """Keeps a product. Raises StoreFullError."""
+        """Keep a product. Raises StoreFullError."""
         save_checkpoint(self.place, key[:32], arrays, {"key": key, **about})
 
 
@@ -94,7 +85,11 @@ class Job(ABC):
 
     def run(self, progress: Progress = no_progress) -> dict[str, Any]:
         """Facts of the product, which is made unless it is there. Raises StoreFullError."""
-        return self.folder.made(self.key, lambda: self.make(progress))
+        if (found := self.folder.product(self.key)) is not None:
+            return found[1]
+        arrays, facts = self.make(progress)
+        self.folder.put(self.key, arrays, facts)
+        return facts
 
 
 def write_weights(path: Path, weights: Mapping[str, Tensor], about: Mapping[str, Any]) -> str:
@@ -148,3 +143,18 @@ def loaded(folder: Path, name: str) -> tuple[Arrays, dict[str, Any]] | None:
 
 def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
+
+
+def balanced_order(labels: npt.NDArray[np.int64], *, root_seed: int) -> Ids:
+    """All rows in a seeded order, the k-th of each class before any class's (k + 1)-th."""
+    rng = np.random.default_rng(np.random.SeedSequence((root_seed, 3)))
+    members = [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
+    rng.shuffle(members)
+    longest = max(len(rows) for rows in members)
+    by_turn = [rows[k] for k in range(longest) for rows in members if k < len(rows)]
+    return np.array(by_turn, np.int64)
+
+
+def content_of(image: Pixels) -> bytes:
+    """sha256 of an image, which its copies share."""
+    return hashlib.sha256(image.tobytes()).digest()

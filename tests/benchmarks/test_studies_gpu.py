@@ -14,7 +14,7 @@ from benchmarks.papers import studies_gpu
 from benchmarks.record import parse_claims, parse_lines
 from flows.study import study
 from tasks.families.weights.study.claims import check_claims
-from tasks.families.weights.study.cost import Pace
+from tasks.families.weights.study.settings import Pace
 from tests.tasks.families.weights.study.test_claims import record_of
 
 PACE = Pace(epoch_s=1e-5, training_rate=1e13, iteration_s=1e-5, attack_rate=1e13)

@@ -15,10 +15,11 @@ import yaml
 from prefect.utilities.callables import parameter_schema
 from pydantic import TypeAdapter
 
-from flows.families.weights.attack_plan import attack_plan, span_plan
+from flows.families.weights.attack_plan import attack_plan
 from flows.presets import preset
 from flows.settings import resolve
 from flows.study import kind_of, study
+from recon_core.attacks.span.settings import SpanAttack
 from storage.pairs.dataset import Dataset
 from tasks.families.weights.attack import WeightsJob
 
@@ -61,7 +62,7 @@ def test_deployments_run_nothing_by_themselves_and_have_parameters_that_can_be()
     job = TypeAdapter(WeightsJob).validate_python(parameters["weights-kkt"]["job"])
     assert (job.attack, job.n_attacks) == (plan.attack, plan.n_attacks)
     job = TypeAdapter(WeightsJob).validate_python(parameters["weights-span"]["job"])
-    assert job.attack == span_plan().attack
+    assert job.attack == SpanAttack()
     instahide = parameters["instahide"]
     assert resolve(instahide["recipe"], instahide["settings"]) == preset("instahide-small")
     assert resolved(parameters["paper-kkt"]) == study("multiclass", "paper")

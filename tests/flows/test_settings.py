@@ -77,26 +77,6 @@ def test_a_defence_is_chosen_by_its_kind_and_taken_back() -> None:
         resolve(split, {"experiment.defence.kind": "magic"})
 
 
-def test_a_defence_of_kkt_victims_is_set_with_what_it_goes_with() -> None:
-    demo = resolve("demo")
-    assert isinstance(demo.experiment, KKT)
-    lam = {"experiment.defence.lam": "2", "experiment.defence.beta": "1e-6"}
-    chosen = lam | {"experiment.defence_layer": "1", "experiment.defence.kind": "mixcon"}
-    defended = resolve(demo, chosen)
-    defence = MixCon(lam=2.0, beta=1e-6)
-    assert defended.experiment == replace(demo.experiment, defence=defence, defence_layer=1)
-    assert typed_again(defended, "demo") == defended
-    back = {"experiment.defence": "null", "experiment.defence_layer": "null"}
-    assert resolve(defended, back) == demo
-    batches = resolve(demo, {"experiment.training.batch_size": "8"})
-    with pytest.raises(ValueError, match=r"training.batch_size=8 with a defence"):
-        resolve(batches, {"experiment.defence.kind": "mixcon"})
-    whole = {"experiment.training.batch_size": "null", "experiment.defence.kind": "unicon"}
-    assert resolve(batches, whole).experiment == replace(demo.experiment, defence=UniCon())
-    with pytest.raises(ValueError, match=r"defence_layer=9 is no hidden layer"):
-        resolve(demo, {"experiment.defence_layer": "9"})
-
-
 def test_an_attack_on_weights_is_chosen_by_its_kind_and_asks_for_no_iteration_of_another() -> None:
     before = preset("cifar-hundred")
     assert isinstance(before.experiment, KKT)

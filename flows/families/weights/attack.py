@@ -11,12 +11,10 @@ from tasks.attack_file.comparison import sentences
 from tasks.attack_file.record import plain, setting_rows
 from tasks.attack_file.report import check_chances, leave, page_context
 from tasks.devices import Device, resolve_device
-from tasks.families.weights.attack import WeightsJob, run_attacks
-from tasks.families.weights.cache import AttackRun
-from tasks.families.weights.preflight import PreparedWeights, prepare_weights
+from tasks.families.weights.attack import AttackRun, WeightsJob, run_attacks
+from tasks.families.weights.preflight import PUBLISH, PreparedWeights, prepare_weights
 from tasks.families.weights.report import weights_page, weights_sheet, write_reconstructions
 from tasks.families.weights.results import Results, gather, scores_record
-from tasks.families.weights.sources import PUBLISH
 from tasks.orchestration import flow, task
 from tasks.progress import stage_progress
 

@@ -16,8 +16,12 @@ from recon_core.attacks.span.rows import Source
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.strict import Count, Strict
 from tasks.families.weights.attack import WeightsJob
-from tasks.families.weights.preflight import PreparedWeights, prepare_weights, victim_of
-from tasks.families.weights.sources import best_source
+from tasks.families.weights.preflight import (
+    PreparedWeights,
+    best_source,
+    prepare_weights,
+    victim_of,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,16 +32,10 @@ class AttackPlan(Strict):
     n_attacks: Count = 1
 
 
-def ensemble() -> AttackPlan:
-    """Ours: six attacks with Adadelta as in the image restoration paper, each with settings
-    drawn around the paper's: how many attacks arrive at a picture tells more between settings than
-    between starts."""
-    search = Search(lr=None, sigma=(1e-4, 1e-2), lam_min=(0.1, 0.6), alpha=(10.0, 60.0))
-    attack = KKTAttack(save_at=(500, 1000, 2000, 4000), search=search)
-    return AttackPlan(attack=attack, n_attacks=6)
-
-
 DEFAULT_PRESET = "ensemble"
+"""Ours: six attacks with Adadelta as in the image restoration paper, each with settings drawn
+around the paper's: how many attacks arrive at a picture tells more between settings than between
+starts."""
 
 
 def attack_plan(
@@ -57,9 +55,18 @@ def attack_plan(
     twice as many candidates (KKT paper, section 3). Raises ValueError for unknown names and bad
     values.
     """
-    plan = ensemble() if preset == DEFAULT_PRESET else attack_preset(preset)
+    if preset == DEFAULT_PRESET:
+        search = Search(lr=None, sigma=(1e-4, 1e-2), lam_min=(0.1, 0.6), alpha=(10.0, 60.0))
+        attack = KKTAttack(save_at=(500, 1000, 2000, 4000), search=search)
+        plan = AttackPlan(attack=attack, n_attacks=6)
+    else:
+        from flows.papers import EXPERIMENTS, RUNS
+
+        if preset not in EXPERIMENTS:
+            raise ValueError(unknown_name("attack preset", preset, (DEFAULT_PRESET, *EXPERIMENTS)))
+        plan = AttackPlan(attack=EXPERIMENTS[preset]().attack, n_attacks=RUNS[preset].n_attacks)
+    assert isinstance(plan.attack, KKTAttack)
     attack = plan.attack
-    assert isinstance(attack, KKTAttack)
     fits = (attack.condition == "multiclass") == (n_outputs > 1)
     by_outputs: Condition = "multiclass" if n_outputs > 1 else "binary"
     changes: dict[str, Any] = {
@@ -76,21 +83,6 @@ def attack_plan(
         changes["save_at"] = tuple(sorted(parts))
     n_attacks = plan.n_attacks if n_attacks is None else n_attacks
     plan = AttackPlan(attack=replace(attack, **changes), n_attacks=n_attacks)
-    return _changed(plan, settings or {})
-
-
-def span_plan(
-    *,
-    source: Source = "weights",
-    known_start: bool = False,
-    n_attacks: int | None = None,
-    n_images: int | None = None,
-    settings: Mapping[str, str] | None = None,
-) -> AttackPlan:
-    """The span attack, changed by `settings`; `n_images` directions, or as many as are counted."""
-    start: Literal["known", "unknown"] = "known" if known_start else "unknown"
-    attack = SpanAttack(source=source, start=start, n_images=n_images)
-    plan = AttackPlan(attack=attack, n_attacks=1 if n_attacks is None else n_attacks)
     return _changed(plan, settings or {})
 
 
@@ -114,11 +106,11 @@ def planned(
     if method == "span":
         if source == "auto":
             source = best_source(victim, SpanAttack(n_images=n_images))
-        start = job.initial is not None and source == "weights"
-        plan = span_plan(
-            source=source, known_start=start, n_attacks=n_attacks, n_images=n_images,
-            settings=settings,
-        )  # fmt: skip
+        is_known = job.initial is not None and source == "weights"
+        start: Literal["known", "unknown"] = "known" if is_known else "unknown"
+        attack = SpanAttack(source=source, start=start, n_images=n_images)
+        plan = AttackPlan(attack=attack, n_attacks=1 if n_attacks is None else n_attacks)
+        plan = _changed(plan, settings or {})
     else:
         plan = attack_plan(
             preset, n_outputs=victim.architecture.n_outputs, condition=condition,
@@ -144,17 +136,6 @@ def prepared_by(
     )
     chosen = planned(alone, method="kkt", **plan)
     return chosen, prepare_weights(chosen), f"kkt, since span cannot work here: {instead}"
-
-
-def attack_preset(name: str) -> AttackPlan:
-    """The attack of a paper's experiment; ValueError with the nearest name if there is none."""
-    from flows.papers import EXPERIMENTS, RUNS
-
-    if name not in EXPERIMENTS:
-        raise ValueError(unknown_name("attack preset", name, (DEFAULT_PRESET, *EXPERIMENTS)))
-    attack = EXPERIMENTS[name]().attack
-    assert isinstance(attack, KKTAttack)
-    return AttackPlan(attack=attack, n_attacks=RUNS[name].n_attacks)
 
 
 def _changed(plan: AttackPlan, settings: Mapping[str, str]) -> AttackPlan:

@@ -29,8 +29,7 @@ from recon_core.victims.losses import Kind, Loss
 from recon_core.victims.network import Bias, Network, Released
 from recon_core.victims.training import Training
 from tasks.evaluation.settings import Evaluation
-from tasks.families.weights.study.cost import attack_operations
-from tasks.families.weights.study.settings import Axis, Cell, Study, Value
+from tasks.families.weights.study.settings import Axis, Cell, Study, Value, attack_operations
 
 BASE: dict[str, Value] = {
     "images": 100, "ratio": 2.0, "start": "small, unknown", "rule": "gradient descent",
@@ -254,7 +253,7 @@ def _iterations(scale: Scale, at: dict[str, Value], experiment: KKT) -> int:
     )
     alone = replace(attack, sources="independent")
     separation = separation_operations(alone, n_directions, shape)
-    search = attack_operations(experiment, n, shape)
+    search = attack_operations(experiment, shape)
     slow = SLOW_RULES.get(str(at["rule"]), 1.0)
     wanted = MARGIN * slow * USUAL_ITERATIONS * separation / search
     return max(100 if n > 50 else 800, 10 * round(wanted / 10))

@@ -10,19 +10,17 @@ from typing import Any
 from flows.study_kind import UnitStudy
 from storage.files import text_bytes, write_file
 from tasks.campaign.state import CONTROL_FILE
-from tasks.families.weights.study.span_page import (
-    SPAN_PAGE,
-    SpanPlan,
-    costs_of,
-    markdown,
-)
-from tasks.families.weights.study.span_rows import (
+from tasks.families.weights.study.span import (
     GIVEN,
     OPTIMISERS,
+    SPAN_PAGE,
     Kind,
     Row,
+    SpanPlan,
     SpanStudy,
     Victim,
+    costs_of,
+    markdown,
 )
 from tasks.page.formats import plural
 from tasks.study.executor import Outcome

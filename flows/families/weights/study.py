@@ -28,7 +28,6 @@ from tasks.devices import resolve_device
 from tasks.evaluation.pictures import KeptPictures
 from tasks.evaluation.victims import find_victims
 from tasks.families.weights.study.claims import check_claims
-from tasks.families.weights.study.cost import costs_of
 from tasks.families.weights.study.figure_specs import describe_figures, kernels_of
 from tasks.families.weights.study.page import STUDY_PAGE
 from tasks.families.weights.study.record import (
@@ -36,10 +35,10 @@ from tasks.families.weights.study.record import (
     Examined,
     describe_study,
     examine,
+    train_victims,
     unseen_images,
 )
-from tasks.families.weights.study.settings import Cell, Study, StudyPlan
-from tasks.families.weights.study.victims import train_victims
+from tasks.families.weights.study.settings import Cell, Study, StudyPlan, costs_of
 from tasks.orchestration import task
 from tasks.page.study_page import StudyPage
 from tasks.progress import stage_progress

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from recon_core.attacks.kkt.objective import KKTAttack, settings_of, starting_points
-from recon_core.attacks.kkt.results import Left, left_by
+from recon_core.attacks.kkt.results import AttackOutput, outputs_of
 from recon_core.attacks.kkt.settings import Attack
 from recon_core.attacks.kkt.solver import Judge, reconstruct
 from recon_core.attacks.span.attack import Separated, SpanAttack, separate
@@ -102,7 +102,7 @@ def attack_stack(
     progress: Progress,
     *,
     separator: Separator | None = None,
-) -> list[Left]:
+) -> list[AttackOutput]:
     """Results of Q attacks, in order, each with a generator of its own; `separator` as in
     `separate`.
 
@@ -110,8 +110,23 @@ def attack_stack(
     nothing. Raises ValueError for settings that do not go with the images.
     """
     if isinstance(attack, SpanAttack):
-        found = _separated(attack, victim, generators, progress, separator)
-        return [_left_by_separation(one, victim) for one in found]
+        return [
+            AttackOutput(
+                victim.inputs[:1, :0], finite=False, stopped=True, score=math.nan, stats={}
+            )
+            if found is None
+            else AttackOutput(
+                x=torch.cat([found.sources.x, -found.sources.x])[None],
+                finite=bool(found.sources.x.float().isfinite().all()),
+                stopped=False,
+                score=found.objective,
+                stats={
+                    "attack_loss": found.objective,
+                    "n_iterations": float(found.n_iterations),
+                },
+            )
+            for found in _separated(attack, victim, generators, progress, separator)
+        ]
     settings = settings_of(attack, generators)
     x, lam = starting_points(attack, settings, victim.architecture.d, generators)
     attacked = reconstruct(
@@ -124,7 +139,7 @@ def attack_stack(
         judge=_judge(attack, victim),
         progress=progress,
     )
-    return left_by(attack, attacked, settings)
+    return outputs_of(attack, attacked, settings)
 
 
 def _judge(attack: KKTAttack, victim: Victim) -> Judge | None:
@@ -179,16 +194,3 @@ def _separated(
             found.append(None)
     progress(1.0)
     return found
-
-
-def _left_by_separation(found: Separated | None, victim: Victim) -> Left:
-    if found is None:
-        return Left.nothing(victim.inputs[:1, :0])
-    x = found.sources.x
-    return Left(
-        x=torch.cat([x, -x])[None],
-        finite=bool(x.float().isfinite().all()),
-        stopped=False,
-        score=found.objective,
-        stats={"attack_loss": found.objective, "n_iterations": float(found.n_iterations)},
-    )

@@ -16,9 +16,8 @@ from recon_core.attacks.family_run import Learned, run_result
 from recon_core.attacks.kkt.objective import SETTINGS, KKTAttack, Settings
 from recon_core.attacks.kkt.settings import KKTSettings
 from recon_core.attacks.kkt.solver import Attacked
-from recon_core.types import Outcome, Pairs, RunResult, RunSpec
+from recon_core.types import Outcome, RunResult, RunSpec
 from recon_core.victims.network import Architecture, Parameters
-from recon_core.victims.separability import Defence, tuples_of
 from recon_core.victims.training import Trained
 
 
@@ -92,23 +91,11 @@ def initial_weights(
     return architecture.initial(generators, dtype=like.dtype).map(lambda t: t.to(like.device))
 
 
-def check_labels(specs: Sequence[RunSpec], n_classes: int, defence: Defence | None = None) -> None:
-    """Raises ValueError if labels are none of the classes, or too few for the defence."""
-    for spec in specs:
-        if not set(spec.labels) <= set(range(n_classes)):
-            raise ValueError(
-                f"run {spec.run} has labels {sorted(set(spec.labels))}; a victim of "
-                f"n_classes={n_classes} needs labels from 0 to {n_classes - 1}"
-            )
-    if defence is not None:
-        tuples_of(defence, torch.tensor([spec.labels for spec in specs]), n_classes)
-
-
 @dataclass(frozen=True)
-class Left:
+class AttackOutput:
     """Candidates of one attack at the saved iterations, in the victim's input space. `finite`: it
-    went through to its end. `stopped`: a rule, or the weights themselves, gave it up. `score`: what
-    attacks on one victim are compared by, lower is better. `stats` as in `STATS`."""
+    reached its end. `stopped`: a rule ended it, or the weights gave it nothing to start from.
+    `score`: attacks on one victim are compared by it, lower is better. `stats` as in `STATS`."""
 
     x: Float[Tensor, "s m d"]
     finite: bool
@@ -116,13 +103,8 @@ class Left:
     score: float
     stats: dict[str, float]
 
-    @classmethod
-    def nothing(cls, x: Float[Tensor, "s 0 d"]) -> Left:
-        """Result of an attack that had nothing to begin with."""
-        return cls(x=x, finite=False, stopped=True, score=math.nan, stats={})
 
-
-def left_by(attack: KKTAttack, attacked: Attacked, settings: Settings) -> list[Left]:
+def outputs_of(attack: KKTAttack, attacked: Attacked, settings: Settings) -> list[AttackOutput]:
     columns = {
         "attack_loss": attacked.loss,
         "kkt_residual": attacked.residual,
@@ -133,7 +115,7 @@ def left_by(attack: KKTAttack, attacked: Attacked, settings: Settings) -> list[L
     values = {name: column.tolist() for name, column in columns.items()}
     usable = attacked.usable().tolist()
     return [
-        Left(
+        AttackOutput(
             x=attacked.x[q],
             finite=usable[q],
             stopped=stats["n_iterations"] < attack.n_iterations
@@ -152,59 +134,48 @@ def result_of(
     *,
     learned: Learned,
     victim: KnownVictim,
-    left: Sequence[Left],
+    outputs: Sequence[AttackOutput],
 ) -> RunResult:
-    """The result of a run's attacks on its victim."""
-    trained = victim.trained
+    """The result of a run's attacks on its victim; its statistics are those of the attack with the
+    lowest score, or of the first if none has one. A candidate's number counts from attack 0."""
+    trained, targets = victim.trained, learned.targets
+    best = min(outputs, key=lambda one: math.inf if math.isnan(one.score) else one.score)
     stats = {
         "train_loss": float(trained.loss),
         "train_accuracy": float(trained.accuracy),
         "margin_min": float(trained.margin_min),
-        **_best(left).stats,
+        **best.stats,
     }
     outcome = Outcome.OK if stats["train_accuracy"] == 1 else Outcome.UNFITTED
     is_finite = bool(trained.parameters.isfinite())
-    if not (is_finite and any(one.finite for one in left)):
-        stopped = is_finite and any(one.stopped for one in left)
+    if not (is_finite and any(one.finite for one in outputs)):
+        stopped = is_finite and any(one.stopped for one in outputs)
         outcome = Outcome.STOPPED if stopped else Outcome.NONFINITE
-    has_pairs = outcome in (Outcome.OK, Outcome.UNFITTED)
+    pairs = None
+    if outcome in (Outcome.OK, Outcome.UNFITTED):
+        sizes = [one.x.shape[1] for one in outputs]
+        numbers = torch.arange(sum(sizes)).split(sizes)
+        usable = [q for q, one in enumerate(outputs) if one.finite]
+        saved = torch.cat([outputs[q].x for q in usable], 1).float()
+        pairs = pairs_of(
+            saved.unflatten(-1, targets.shape[1:]),
+            targets,
+            victim.mean,
+            iterations=experiment.saved_iterations,
+            keep=experiment.keep,
+            threshold=experiment.confident_ssim,
+            gap=experiment.confident_gap,
+            clipped=experiment.clipped,
+        )
+        number = torch.cat([numbers[q] for q in usable])
+        pairs = replace(pairs, candidate=number[pairs.candidate])
     return run_result(
         spec,
         outcome,
-        learned.targets,
+        targets,
         learned.augment,
         stats=stats,
-        pairs=_pairs(experiment, left, learned.targets, victim.mean) if has_pairs else None,
+        pairs=pairs,
         mean_image=victim.mean.cpu(),
         margins=trained.margins[0].float().cpu(),
     )
-
-
-def _pairs(
-    experiment: KKTSettings,
-    left: Sequence[Left],
-    targets: UInt8[Tensor, "n c h w"],
-    mean: Float[Tensor, "c h w"],
-) -> Pairs:
-    """Pairs of the attacks that went through; a candidate's number counts from attack 0."""
-    numbers = torch.arange(sum(one.x.shape[1] for one in left))
-    numbers = numbers.split([one.x.shape[1] for one in left])
-    usable = [q for q, one in enumerate(left) if one.finite]
-    saved = torch.cat([left[q].x for q in usable], 1).float().unflatten(-1, targets.shape[1:])
-    pairs = pairs_of(
-        saved,
-        targets,
-        mean,
-        iterations=experiment.saved_iterations,
-        keep=experiment.keep,
-        threshold=experiment.confident_ssim,
-        gap=experiment.confident_gap,
-        clipped=experiment.clipped,
-    )
-    number = torch.cat([numbers[q] for q in usable])
-    return replace(pairs, candidate=number[pairs.candidate])
-
-
-def _best(left: Sequence[Left]) -> Left:
-    """The attack with the lowest score; the first if none has one."""
-    return min(left, key=lambda one: math.inf if math.isnan(one.score) else one.score)

@@ -2,9 +2,7 @@
 
 One run: augment the planned images, subtract their mean, train the victim, attack its weights, and
 keep the candidates that can be matched (image restoration paper, section 2; KKT paper; Haim et al.
-2022). With a `defence` (MixCon paper) the attack's premise no longer holds: the loss on the
-features adds a term to theta that is no sum of lam_i y_i grad phi, so that `kkt_residual` has a
-floor of its own even at the true images. The attack is told nothing of it.
+2022).
 """
 
 from __future__ import annotations
@@ -27,9 +25,8 @@ from recon_core.attacks.kkt.attacks import (
     features_of,
 )
 from recon_core.attacks.kkt.results import (
+    AttackOutput,
     KnownVictim,
-    Left,
-    check_labels,
     initial_weights,
     less_their_mean,
     result_of,
@@ -37,12 +34,11 @@ from recon_core.attacks.kkt.results import (
 from recon_core.attacks.kkt.settings import KKTSettings, most_candidates, most_directions
 from recon_core.attacks.span.attack import SpanAttack, check_victim
 from recon_core.attacks.span.restoration import InSpan, in_span
-from recon_core.attacks.span.rows import SpanRows, gradient_rows, state_rows, weight_rows
+from recon_core.attacks.span.rows import gradient_rows, state_rows, weight_rows
 from recon_core.precision import matmul_precision
 from recon_core.threads import AtOnce, one_after_another, share_of, side_by_side
 from recon_core.types import Progress, RunResult, RunSpec
 from recon_core.victims.network import Parameters, Shape
-from recon_core.victims.separability import hidden_layer
 from recon_core.victims.training import Trained, first_gradient, train
 
 
@@ -50,7 +46,12 @@ from recon_core.victims.training import Trained, first_gradient, train
 class KKT(KKTSettings, TrainedRun[Learned, KnownVictim]):
     def check_batch(self, specs: Sequence[RunSpec], images: UInt8[Tensor, "r n c h w"]) -> None:
         super().check_batch(specs, images)
-        check_labels(specs, self.n_classes, self.defence)
+        for spec in specs:
+            if not set(spec.labels) <= set(range(self.n_classes)):
+                raise ValueError(
+                    f"run {spec.run} has labels {sorted(set(spec.labels))}; a victim of "
+                    f"n_classes={self.n_classes} needs labels from 0 to {self.n_classes - 1}"
+                )
         n_images, *shape = images.shape[1:]
         check_pictures(self.attack, n_images, (shape[0], shape[1], shape[2]))
 
@@ -98,8 +99,6 @@ class KKT(KKTSettings, TrainedRun[Learned, KnownVictim]):
                 training=self.training,
                 generators=[spec.victim_generator("minibatches") for spec in specs],
                 progress=progress,
-                defence=self.defence,
-                defence_layer=self.defence_layer,
             )
         return KnownVictim.each_of(architecture, trained, mean)
 
@@ -116,10 +115,10 @@ class KKT(KKTSettings, TrainedRun[Learned, KnownVictim]):
         _mean, inputs = less_their_mean(learned[:n], device, DTYPES[self.dtype])
         with matmul_precision(self.precision, device):
             attacked = self._attacked(victims[:n], specs[:n], inputs)
-            left = self._left(attacked, specs, progress)
+            outputs = self._outputs(attacked, specs, progress)
         return [
-            result_of(self, spec, learned=own, victim=victim, left=its)
-            for spec, own, victim, its in zip(specs, learned, victims, left, strict=True)
+            result_of(self, spec, learned=own, victim=victim, outputs=its)
+            for spec, own, victim, its in zip(specs, learned, victims, outputs, strict=True)
         ]
 
     def allowed_by(self, victim: KnownVictim, spec: RunSpec) -> InSpan:
@@ -140,38 +139,28 @@ class KKT(KKTSettings, TrainedRun[Learned, KnownVictim]):
         specs: Sequence[RunSpec],
         inputs: Float[Tensor, "r n d"],
     ) -> Victim:
+        """What attacks are given: the released weights and, for a span attack, the rows of weights
+        less their known start, of optimiser states, or of the gradients of all images at the
+        end."""
         parameters, start = self._given(victims, specs)
-        taken = self._taken(victims, specs, inputs)
-        if start is not None:
-            own = [slice(r, r + 1) for r in range(len(victims))]
-            taken = tuple(weight_rows(parameters.rows(r), start.rows(r)) for r in own)
-        return Victim(victims[0].architecture, parameters, inputs, taken)
-
-    def _taken(
-        self,
-        victims: Sequence[KnownVictim],
-        specs: Sequence[RunSpec],
-        inputs: Float[Tensor, "r n d"],
-    ) -> tuple[SpanRows, ...]:
-        """Rows for a span attack on other things than weights: what the optimiser remembers, or the
-        gradients of all images at the end."""
-        span, decay = self.attack, self.training.weight_decay
-        if not isinstance(span, SpanAttack) or span.source == "weights":
-            return ()
+        source = self.attack.source if isinstance(self.attack, SpanAttack) else "weights"
         taken = []
-        for victim, spec, x in zip(victims, specs, inputs, strict=True):
-            trained = victim.trained
-            if span.source == "state":
+        for r, (victim, spec) in enumerate(zip(victims, specs, strict=True)):
+            trained, own = victim.trained, slice(r, r + 1)
+            if start is not None:
+                taken.append(weight_rows(parameters.rows(own), start.rows(own)))
+            elif source == "state":
+                decay = self.training.weight_decay
                 rows = state_rows(trained.averages, trained.parameters, weight_decay=decay)
-            else:
-                labels = torch.tensor([spec.labels], device=x.device)
-                y = labels if self.n_outputs > 1 else labels.to(x.dtype) * 2 - 1
+                taken.append(rows)
+            elif source == "gradients":
+                labels = torch.tensor([spec.labels], device=inputs.device)
+                y = labels if self.n_outputs > 1 else labels.to(inputs.dtype) * 2 - 1
                 gradient = first_gradient(
-                    victim.architecture, trained.parameters, x[None], y, self.training.loss
+                    victim.architecture, trained.parameters, inputs[own], y, self.training.loss
                 )
-                rows = gradient_rows(gradient, "gradients")
-            taken.append(rows)
-        return tuple(taken)
+                taken.append(gradient_rows(gradient, "gradients"))
+        return Victim(victims[0].architecture, parameters, inputs, tuple(taken))
 
     def _given(
         self, victims: Sequence[KnownVictim], specs: Sequence[RunSpec]
@@ -187,16 +176,15 @@ class KKT(KKTSettings, TrainedRun[Learned, KnownVictim]):
         generators = [spec.victim_generator("released weights") for spec in specs]
         return self.released.of(trained, generators), start
 
-    def _left(
+    def _outputs(
         self, victim: Victim, specs: Sequence[RunSpec], progress: Progress
-    ) -> list[list[Left]]:
-        """What every run's attacks leave: all runs at once, or one run's attacks at a time."""
+    ) -> list[list[AttackOutput]]:
+        """The outputs of each run's attacks: all runs at once, or one run's attacks at a time."""
         if self.n_attacks == 1:
             generators = [spec.generator("attack") for spec in specs]
-            left = attack_stack(self.attack, victim, generators, progress)
-            return [[one] for one in left]
+            return [[one] for one in attack_stack(self.attack, victim, generators, progress)]
         at_once = max(1, ROWS_AT_ONCE // most_candidates(self))
-        every: list[list[Left]] = []
+        every: list[list[AttackOutput]] = []
         for i, spec in enumerate(specs):
             own = victim.rows(torch.tensor([i]))
             every.append([])
@@ -210,18 +198,16 @@ class KKT(KKTSettings, TrainedRun[Learned, KnownVictim]):
 
 PER_PARAMETER, PER_CANDIDATE, PER_ACTIVATION, PER_SAVED = 7.0, 18.0, 6.5, 5.5
 PER_FEATURE, PER_PAIR_OF_DIRECTIONS = 7.0, 40.0
-BYTES_PER_DEFENDED = 5 * 8
 BYTES_PER_FIRST_WEIGHT = 9 * 8
 
 
 def kkt_bytes(experiment: KKT, n_images: int, shape: Shape) -> int:
     """Bytes of device memory that each run of a stack takes at most; `shape` is (c, h, w).
 
-    From counting live tensors, library workspaces left out. With P parameters, x numbers of all
-    candidates and u activations of all images and candidates (behind a convolution its patches,
-    too): 7 P + 18 x + 6.5 u, and 5.5 s x for s saved iterations; a defence 5 float64 for each
-    feature of its layer; a separation of k directions with T features 7 k T + 40 k^2 and 9 first
-    layers in float64.
+    Counted from live tensors, without library workspaces. With P parameters, x numbers of all
+    candidates and u activations of all images and candidates (behind a convolution also its
+    patches): 7 P + 18 x + 6.5 u, and 5.5 s x for s saved iterations; a separation of k directions
+    with T features takes 7 k T + 40 k^2 and 9 first layers in float64.
     """
     architecture = experiment.victim.on(shape, experiment.n_outputs)
     n_candidates = most_candidates(experiment)
@@ -242,7 +228,4 @@ def kkt_bytes(experiment: KKT, n_images: int, shape: Shape) -> int:
     else:
         working += PER_CANDIDATE * candidates
     saved = PER_SAVED * len(experiment.saved_iterations) * candidates * experiment.n_attacks
-    if experiment.defence is not None:
-        layer = hidden_layer(experiment.victim, experiment.defence_layer)
-        extra += BYTES_PER_DEFENDED * n_images * architecture.layer_sizes[layer + 1][0]
     return int(DTYPES[experiment.dtype].itemsize * (at_once * working + saved) + extra)

@@ -17,7 +17,6 @@ from recon_core.sampling import binary_labels
 from recon_core.strict import Count, Share
 from recon_core.tagged import Tagged
 from recon_core.victims.network import Network, Released
-from recon_core.victims.separability import MixCon, UniCon, check_full_batch, hidden_layer
 from recon_core.victims.training import Training
 
 Attack = Annotated[KKTAttack | SpanAttack, Tagged("kind")]
@@ -29,13 +28,11 @@ class KKTSettings(FamilyRun):
     """Settings of a run. Defaults: dataset generation of the image restoration paper, section 2.
 
     `n_classes`: what the victim tells apart; 2 is one output with labels 0 and 1, unless it is
-    trained with the loss "ce", which has an output per class. `defence`: what is added to its loss
-    (MixCon paper), on the features of its hidden layer number `defence_layer`, from 1, by default
-    the last; a convolution is the first. `released`: how the attacker is given the weights;
-    statistics and margins are those of the victim as it was trained. `attack`: a span attack with
-    `start` "known" is given the weights that the victim started from. `n_attacks`: how often a
-    victim is attacked, each time from its own start and hyperparameters; candidates are numbered
-    attack after attack. `keep`: a candidate is confident if it is at some saved iteration.
+    trained with the loss "ce", which has an output per class. `released`: how the attacker is
+    given the weights; statistics and margins are those of the victim as it was trained. `attack`: a
+    span attack with `start` "known" is given the weights that the victim started from. `n_attacks`:
+    how often a victim is attacked, each time from its own start and hyperparameters; candidates are
+    numbered attack after attack. `keep`: a candidate is confident if it is at some saved iteration.
     `clipped`: the share of a picture's values that may leave [0, 1] (`matching.fit_to_range`).
     `precision`: of float32 matrix products.
     """
@@ -45,8 +42,6 @@ class KKTSettings(FamilyRun):
     n_classes: int = 2
     victim: Network = field(default_factory=Network)
     training: Training = field(default_factory=Training)
-    defence: Annotated[MixCon | UniCon, Tagged("kind")] | None = None
-    defence_layer: int | None = None
     released: Released = field(default_factory=Released)
     attack: Attack = field(default_factory=KKTAttack)
     n_attacks: Count = 1
@@ -69,17 +64,6 @@ class KKTSettings(FamilyRun):
                 f"n_classes={self.n_classes} with training.loss.kind={loss!r}; more than two "
                 "classes need 'ce', two are the least"
             )
-        self._check_attack(loss)
-        hidden_layer(self.victim, self.defence_layer)
-        if self.defence is not None:
-            check_full_batch(self.training.batch_size)
-        elif self.defence_layer is not None:
-            raise ValueError(
-                f"defence_layer={self.defence_layer} without a defence; name one, for example "
-                "defence.kind=mixcon, or leave the layer out"
-            )
-
-    def _check_attack(self, loss: str) -> None:
         attack, conv = self.attack, self.victim.conv
         if isinstance(attack, KKTAttack):
             if (loss == "ce") != (attack.condition == "multiclass"):

@@ -142,8 +142,7 @@ def reconstruct(
 
 
 class Solver:
-    """The running attacks' tensors, and what all attacks have left so far; see `reconstruct`.
-    `graphs`: CUDA graphs, on a GPU. `fused`: see `Optimiser.stepper`."""
+    """The running attacks' tensors, and the output of all attacks so far; see `reconstruct`."""
 
     def __init__(
         self,
@@ -151,13 +150,9 @@ class Solver:
         parameters: Parameters,
         attack: KKTAttack,
         settings: Settings,
-        *,
-        graphs: bool = True,
-        fused: bool = False,
     ) -> None:
         self.architecture, self.parameters = architecture, parameters
         self.attack, self.settings = attack, settings
-        self.graphs, self.fused = graphs, fused
         if parameters.n_runs not in (1, len(settings)):
             raise ValueError(
                 f"settings of {len(settings)} attacks on {parameters.n_runs} victims; give every "
@@ -220,7 +215,7 @@ class Solver:
         victims = self.parameters.rows(running) if self.parameters.n_runs > 1 else self.parameters
         optimiser = self.attack.optimiser
         self.steppers = (
-            optimiser.stepper(self.x, lr=settings.lr, fused=self.fused),
+            optimiser.stepper(self.x, lr=settings.lr),
             optimiser.stepper(self.lam, lr=settings.lam_lr),
         )
         if moments is not None:
@@ -230,12 +225,13 @@ class Solver:
             self.objective = Objective(
                 self.architecture, victims, attack=self.attack, settings=settings
             )
-            self.repeat = repeated(self._step, self.x.device, graphs=self.graphs)
 
-    def _step(self) -> None:
-        _, gradient_x, gradient_lam = self.objective(self.x, self.lam, with_value=False)
-        self.steppers[0].step_(gradient_x)
-        self.steppers[1].step_(gradient_lam)
+            def step() -> None:
+                _, gradient_x, gradient_lam = self.objective(self.x, self.lam, with_value=False)
+                self.steppers[0].step_(gradient_x)
+                self.steppers[1].step_(gradient_lam)
+
+            self.repeat = repeated(step, self.x.device)
 
     def advance(self, to: int) -> None:
         self.repeat(to - self.iteration)
@@ -258,14 +254,10 @@ class Solver:
                 hopeless = hopeless | ~(relative <= self.attack.stop_above)
             if judge is not None:
                 hopeless = hopeless | judge(self.iteration, self.x, self.running)
-        if bool(hopeless.any()):
-            self._drop(hopeless)
-
-    def _drop(self, hopeless: Bool[Tensor, " k"]) -> None:
-        """Go on without some attacks; what they have not reached stays NaN, as it started."""
-        keep = (~hopeless).nonzero().squeeze(1)
-        moments = tuple(stepper.rows(keep) for stepper in self.steppers)
-        self._run(self.running[keep], self.x[keep], self.lam[keep], moments)
+        if bool(hopeless.any()):  # what they have not reached stays NaN, as it started
+            keep = (~hopeless).nonzero().squeeze(1)
+            moments = tuple(stepper.rows(keep) for stepper in self.steppers)
+            self._run(self.running[keep], self.x[keep], self.lam[keep], moments)
 
     def finished(self) -> Attacked:
         residual, residual_relu = (

@@ -51,8 +51,20 @@ class Stationarity:
         classes: Int[Tensor, " m"] | None = None,
         form: Form = "auto",
     ) -> None:
-        _check(architecture, parameters, n_candidates, len(alpha), classes)
         n_attacks, n_layers = len(alpha), architecture.n_layers
+        if parameters.n_runs not in (1, n_attacks):
+            raise ValueError(
+                f"{n_attacks} attacks on {parameters.n_runs} victims; give every attack its "
+                "victim, or all the same one"
+            )
+        if (architecture.n_outputs > 1) != (classes is not None):
+            raise ValueError(
+                f"a network with n_outputs={architecture.n_outputs} was given "
+                f"{'no ' if classes is None else ''}classes; the margin phi_y - max phi_j needs "
+                "classes and two outputs or more, a single output none"
+            )
+        if classes is not None and (n_classes := classes.shape[-1]) != n_candidates:
+            raise ValueError(f"{n_classes} classes for {n_candidates} candidates; give one each")
         like = parameters.weights[0]
         self.surrogate = Surrogate(architecture.network, alpha)
         self.theta_square = parameters.squared_norm().to(like.dtype)
@@ -79,18 +91,16 @@ class Stationarity:
         self.back = [rows(width) for width in hidden]  # back[l] = d_{l+1} W_{l+1}
         self.adjoint = [rows(width) for width in hidden]
         self.d = [rows(width) for width in (*hidden, architecture.n_outputs)]
-        self.products = self._views(rows(max(layer.n_out for layer in self.layers)))
+        scratch = rows(max(layer.n_out for layer in self.layers)).view(-1)
+        self.products = [  # one piece of memory as a contiguous (Q, m, fan out) for every layer
+            scratch[: n_attacks * n_candidates * size].view(n_attacks, n_candidates, size)
+            for size in (layer.n_out for layer in self.layers)
+        ]
         self.margin = _Margin(self.d[-1], classes)
         self.gradient_x = rows(architecture.d)
         self.gradient_c = like.new_empty(n_attacks, n_candidates)
         self.row = torch.empty_like(self.gradient_c)
         self.minus_c = torch.empty_like(self.gradient_c)
-
-    def _views(self, scratch: Tensor) -> list[Tensor]:
-        """One piece of memory as a contiguous (Q, m, fan out) for every layer."""
-        q, m = scratch.shape[:2]
-        sizes = [layer.n_out for layer in self.layers]
-        return [scratch.view(-1)[: q * m * size].view(q, m, size) for size in sizes]
 
     def __call__(
         self,
@@ -105,38 +115,28 @@ class Stationarity:
         If `excess` is given it becomes d/dx + 2 excess, in place, and is returned as d/dx: so the
         penalty's gradient costs no pass over memory.
         """
-        self._forward(x)
-        self._backward()
-        value = self._explicit(x, c, with_value=with_value)
-        self._sweep_up(c)
-        gradient_x = self._sweep_down(x, c, excess)
-        return value, gradient_x, self.gradient_c.mul_(-2.0)
-
-    def _forward(self, x: Tensor) -> None:
-        for index, layer in enumerate(self.layers):
-            layer.forward(x if index == 0 else self.a[index - 1])
+        inputs = [x, *self.a]
+        for index, layer in enumerate(self.layers):  # forward: u_l, a_l and f'
+            layer.forward(inputs[index])
             if index < self.top:
                 self.surrogate.slope_(layer.u, self.slope[index])
                 self.surrogate.activate_(layer.u, self.a[index])
-
-    def _backward(self) -> None:
         self.margin.select_(self.layers[-1].u)
-        for index in range(self.top - 1, -1, -1):
+        for index in range(self.top - 1, -1, -1):  # backward: d_l
             self.upper[index].down(self.d[index + 1], self.back[index])
             torch.mul(self.back[index], self.slope[index], out=self.d[index])
-
-    def _explicit(self, x: Tensor, c: Tensor, *, with_value: bool) -> Tensor | None:
-        """Every layer's M, and from it d/dc (without its factor -2) and the value."""
         value = torch.zeros_like(c[:, 0]) if with_value else None
         self.gradient_c.zero_()
-        for index, layer in enumerate(self.layers):
-            layer.explicit(x if index == 0 else self.a[index - 1], self.d[index], c)
+        for index, layer in enumerate(self.layers):  # M_l, and from it d/dc and the value
+            layer.explicit(inputs[index], self.d[index], c)
             torch.mul(self.d[index], layer.m, out=self.products[index])
             torch.sum(self.products[index], -1, out=self.row)
             self.gradient_c.add_(self.row)
             if value is not None:
                 value = value + layer.residual_square(self.d[index], c, self.row)
-        return value
+        self._sweep_up(c)
+        gradient_x = self._sweep_down(x, c, excess)
+        return value, gradient_x, self.gradient_c.mul_(-2.0)
 
     def _sweep_up(self, c: Tensor) -> None:
         """Adjoints of d_l from the first layer up; leaves those of u_l that come through f''."""
@@ -195,26 +195,3 @@ class _Margin:
         self.others.copy_(output).scatter_(2, self.index, -torch.inf)
         torch.max(self.others, 2, keepdim=True, out=(self.best, self.rival))
         self.d.zero_().scatter_(2, self.index, 1.0).scatter_(2, self.rival, -1.0)
-
-
-def _check(
-    architecture: Architecture,
-    parameters: Parameters,
-    n_candidates: int,
-    n_attacks: int,
-    classes: Tensor | None,
-) -> None:
-    if parameters.n_runs not in (1, n_attacks):
-        raise ValueError(
-            f"{n_attacks} attacks on {parameters.n_runs} victims; give every attack its victim, or "
-            "all the same one"
-        )
-    if (architecture.n_outputs > 1) != (classes is not None):
-        raise ValueError(
-            f"a network with n_outputs={architecture.n_outputs} was given "
-            f"{'no ' if classes is None else ''}classes; the margin phi_y - max phi_j needs "
-            "classes and two outputs or more, a single output none"
-        )
-    if classes is not None and classes.shape[-1] != n_candidates:
-        n_classes = classes.shape[-1]
-        raise ValueError(f"{n_classes} classes for {n_candidates} candidates; give one each")

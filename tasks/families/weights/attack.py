@@ -1,9 +1,10 @@
 """Attack one network that is given as a file of weights: many attacks, resumable at any moment.
 
-Every attack is a pure function of (weights, settings, seed, its number). On a CPU they go side by
-side, one thread each; on a GPU many are one stack on shared weights. What is done is in
-`OUT/cache`, one checkpoint per attack; a running one is saved every half minute, and when it is
-stopped. The span attack takes seconds, and is done as a whole or not at all.
+Every attack is a pure function of (weights, settings, seed, its number). On a CPU attacks run side
+by side, one thread each; on a GPU many are one stack on shared weights. `OUT/cache` has a
+checkpoint for each attack that is done, and `job.json`, which names everything that outcomes depend
+on: attacks with other settings are refused. A running attack is saved every half minute and when it
+is stopped. The span attack takes seconds and is not saved half-way.
 """
 
 from __future__ import annotations
@@ -12,42 +13,33 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from recon_core.attacks.kkt.objective import (
     SETTINGS,
     KKTAttack,
-    Settings,
     settings_of,
     starting_points,
 )
-from recon_core.attacks.kkt.solver import Attacked, AttackState, reconstruct
-from recon_core.attacks.span.attack import Separated, separate
+from recon_core.attacks.kkt.solver import AttackState, reconstruct
+from recon_core.attacks.span.attack import separate
 from recon_core.attacks.span.inputs import ChannelOrder, InputOrder, PixelOrder
 from recon_core.attacks.span.settings import SpanAttack
-from recon_core.strict import Count, Strict, Within
+from recon_core.strict import Count, Positive, Strict, Within
 from recon_core.types import seeded_generator
 from recon_core.victims.network import Activation
 from storage.checkpoints import load_checkpoint, save_checkpoint
-from tasks.attack_file.record import check_std
-from tasks.families.weights.cache import (
-    AttackRun,
-    Ending,
-    claim,
-    name_of,
-    read_run,
-    remove_checkpoint,
-    save_run,
-)
+from storage.errors import StorageError, StoreMismatchError
+from storage.pairs.dataset import manifest_differences
+from tasks.attack_file.record import claimed
 from tasks.families.weights.inputs import Victim, order_said
 from tasks.families.weights.separators import given_separator
 
@@ -60,21 +52,21 @@ SAVE_SECONDS = 30.0
 POLL_SECONDS = 0.2
 
 OnProgress = Callable[[float, float], None]
-"""Called with the attacks done, fractions included, and all attacks."""
+"""Called with the number of attacks done, fractions included, and of all attacks."""
+Ending = Literal["ok", "stopped", "diverged"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeightsJob(Strict):
     """An attack on given weights: everything but where it is computed.
 
-    `arch` and `shape` (c, h, w) are checked against the file, and inferred without. `pixel_order`
-    and `channel_order` of its inputs are chw and rgb where neither is given. `initial`: a
-    file of the weights before training, which the span attack takes off the first layer.
-    `optimizers`, `checkpoints`, `gradients`: files of optimisers' states and of gradients, for the
-    span attack with that `source`. `data`,
-    `decoys`, `mean`, `std` are what is known beside the weights (`attack_inputs`); they change how
-    results are shown and scored, never the attack. `n_shown`: pictures on the contact sheet.
-    `skip_corrupt`: pictures that cannot be read are left out, and are no error.
+    `arch` and `shape` (c, h, w) are checked against the file, or inferred from it. `pixel_order`
+    and `channel_order` of its inputs default to chw and rgb. `initial`: a file of the weights
+    before training, which the span attack subtracts from the first layer. `optimizers`,
+    `checkpoints`, `gradients`: files of optimisers' states and of gradients, for the span attack
+    with that `source`. `data`, `decoys`, `mean`, `std` are known beside the weights; they change
+    how results are shown and scored, never the attack. `n_shown`: pictures on the contact sheet.
+    `skip_corrupt`: leave out pictures that cannot be read.
     """
 
     weights: Path
@@ -94,7 +86,7 @@ class WeightsJob(Strict):
     data: str | None = None
     decoys: str | None = None
     mean: str | None = None
-    std: tuple[float, ...] | None = None
+    std: tuple[Positive, ...] | None = None
     seed: int = 0
     dtype: Literal["float32", "float64"] = "float32"
     n_shown: Count = 40
@@ -102,7 +94,6 @@ class WeightsJob(Strict):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_std(self.std or ())
         span = self.attack if isinstance(self.attack, SpanAttack) else None
         if span is not None and span.source == "weights":
             if span.start == "known" and self.initial is None:
@@ -128,16 +119,64 @@ class WeightsJob(Strict):
         return order_said(self.pixel_order, self.channel_order)
 
 
+@dataclass(frozen=True)
+class AttackRun:
+    """Outcome of one attack, from its checkpoint.
+
+    `loss` and `residual` are None if not finite; the span attack has no residual. `ending`:
+    "stopped" by a rule of the settings or "diverged" to NaN leaves no pictures.
+    """
+
+    number: int
+    ending: Ending
+    n_iterations: int
+    loss: float | None
+    residual: float | None
+    settings: dict[str, float]
+    seconds: float
+    threads: int
+
+
+def name_of(number: int) -> str:
+    """The name of an attack's checkpoint."""
+    return f"attack_{number:04d}"
+
+
+def read_attack(cache: Path, number: int) -> tuple[AttackRun, dict[str, Tensor]]:
+    """Outcome of an attack that is done, and its raw candidates: `x` (s, m, d) at every saved
+    iteration s, and (m,) each `lam` of the KKT attack, or `label` and `trust` of the span attack's
+    sources. Raises StorageError if it is missing."""
+    checkpoint = load_checkpoint(cache, name_of(number))
+    if checkpoint is None:
+        raise StorageError(f"{cache} has no attack {number}; run the same command again")
+    tensors, meta = checkpoint
+    candidates = {name: torch.from_numpy(array) for name, array in tensors.items()}
+    return AttackRun(number=number, **meta), candidates
+
+
 def run_attacks(
     job: WeightsJob, victim: Victim, *, device: str, on_progress: OnProgress
 ) -> list[AttackRun]:
-    """Do what is not done yet, and return how every attack ended. Raises StoreMismatchError if
-    `job.out` holds attacks on other weights or with other settings, CorruptPartError if a
-    checkpoint is not as it was written."""
-    cache = job.out / "cache"
-    claim(cache, description(job, victim, device))
-    runner = _Runner(job, victim, torch.device(device), cache, on_progress)
-    pieces = list(_pieces(job, runner.done(), device))
+    """Do what is not done yet, and return the outcome of every attack.
+
+    Raises StoreMismatchError if `job.out` holds attacks on other weights or with other settings,
+    CorruptPartError if a checkpoint is corrupt.
+    """
+    cache, wanted = job.out / "cache", description(job, victim, device)
+    if differences := manifest_differences(claimed(cache, wanted), wanted):
+        raise StoreMismatchError(
+            f"{job.out} holds attacks with other settings: {differences[0]}; use another --out, or "
+            "--fresh to start over"
+        )
+    runner = _Runner(job, victim, device, on_progress)
+    at_once, done = 1, set(runner.done())
+    if device != "cpu" and isinstance(job.attack, KKTAttack):
+        at_once = max(1, ROWS_AT_ONCE // job.attack.n_candidates)
+    stacks = [  # with fixed borders, so that one that was interrupted is found again
+        range(first, min(first + at_once, job.n_attacks))
+        for first in range(0, job.n_attacks, at_once)
+    ]
+    pieces = [stack for stack in stacks if not done.issuperset(stack)]
     if device == "cpu" and job.n_attacks > 1:
         _in_threads(runner, pieces)
     else:
@@ -145,7 +184,7 @@ def run_attacks(
             runner.run(piece, report=runner.report)
     for leftover in {file.stem for file in cache.glob("running_*.json")}:
         remove_checkpoint(cache, leftover)
-    return [read_run(cache, number) for number in range(job.n_attacks)]
+    return [read_attack(cache, number)[0] for number in range(job.n_attacks)]
 
 
 def description(job: WeightsJob, victim: Victim, device: str) -> dict[str, Any]:
@@ -154,8 +193,8 @@ def description(job: WeightsJob, victim: Victim, device: str) -> dict[str, Any]:
     beside: dict[str, Any] = {}
     source = job.attack.source if isinstance(job.attack, SpanAttack) else "weights"
     if source != "weights":
-        given = victim.states if source == "state" else victim.gradients
-        beside["rows"] = [part.sha256 for part in given]
+        files = victim.states if source == "state" else victim.gradients
+        beside["rows"] = [part.sha256 for part in files]
     elif victim.start is not None:
         beside["initial"] = victim.start.file.sha256
     attack = json.loads(json.dumps(asdict(job.attack)))
@@ -181,21 +220,16 @@ class _StopAttackError(Exception):
 
 
 class _Runner:
-    """Does pieces of work, a piece being attacks that are computed as one stack."""
+    """Runs pieces of work, a piece being attacks that are computed as one stack."""
 
     def __init__(
-        self,
-        job: WeightsJob,
-        victim: Victim,
-        device: torch.device,
-        cache: Path,
-        on_progress: OnProgress,
+        self, job: WeightsJob, victim: Victim, device: str, on_progress: OnProgress
     ) -> None:
-        self.job, self.victim, self.device, self.cache = job, victim, device, cache
-        self.on_progress = on_progress
-        self.parameters = victim.parameters.map(lambda tensor: tensor.to(device))
+        self.job, self.victim, self.device = job, victim, torch.device(device)
+        self.cache, self.on_progress = job.out / "cache", on_progress
+        self.parameters = victim.parameters.map(lambda tensor: tensor.to(self.device))
         given = given_separator(job.attack)
-        self.separator = None if given is None else given[0].to(device)
+        self.separator = None if given is None else given[0].to(self.device)
         self.fractions = dict.fromkeys(self.done(), 1.0)
         self.stop = threading.Event()
 
@@ -205,11 +239,11 @@ class _Runner:
         return [n for n, name in enumerate(names) if (self.cache / name).is_file()]
 
     def report(self) -> None:
-        """Say how far all attacks are together."""
+        """Report how far all attacks are together."""
         self.on_progress(sum(list(self.fractions.values())), self.job.n_attacks)
 
     def run(self, piece: Sequence[int], report: Callable[[], None] = lambda: None) -> None:
-        """Attack, from the saved state if there is one; leaves a checkpoint per attack."""
+        """Attack, from the saved state if there is one, and save a checkpoint per attack."""
         if self.stop.is_set():
             return
         if isinstance(self.job.attack, SpanAttack):
@@ -221,7 +255,7 @@ class _Runner:
         report()
 
     def _separate(self, attack: SpanAttack, number: int, report: Callable[[], None]) -> None:
-        clock = _Clock(0.0)
+        started = time.perf_counter()
 
         def on_progress(fraction: float) -> None:
             self.fractions[number] = fraction
@@ -229,7 +263,7 @@ class _Runner:
             if self.stop.is_set():
                 raise _StopAttackError
 
-        found = separate(
+        (found,) = separate(
             attack,
             self.victim.architecture,
             self.parameters,
@@ -238,7 +272,14 @@ class _Runner:
             separator=self.separator,
             progress=on_progress,
         )
-        self._keep_sources(number, found[0], clock.seconds)
+        sources, seconds = found.sources, time.perf_counter() - started
+        finite = math.isfinite(found.objective) and bool(sources.x.isfinite().all())
+        self._save(
+            number, {"x": sources.x[None], "label": sources.label, "trust": sources.trust}, seconds,
+            ending="ok" if finite else "diverged", n_iterations=found.n_iterations,
+            losses=(found.objective if finite else math.nan, math.nan),
+            settings={"settled": float(found.settled)},
+        )  # fmt: skip
 
     def _solve(self, attack: KKTAttack, piece: Sequence[int], report: Callable[[], None]) -> None:
         running = f"running_{piece[0]:04d}_{piece[-1]:04d}"
@@ -247,50 +288,40 @@ class _Runner:
         settings = settings_of(attack, generators)
         x, lam = starting_points(attack, settings, self.victim.architecture.d, generators)
         like = self.parameters.weights[0]
-        clock = _Clock(0.0 if saved is None else saved[1]["seconds"])
+        last_saved = time.perf_counter()
+        started, state = last_saved, None
+        if saved is not None:  # its seconds count, too
+            started -= saved[1]["seconds"]
+            tensors = {name: torch.from_numpy(array.copy()) for name, array in saved[0].items()}
+            state = AttackState.from_tensors(tensors, self.device)
 
         def on_state(state: AttackState) -> None:
-            fraction = state.iteration / attack.n_iterations
-            self.fractions |= dict.fromkeys(piece, fraction)
+            nonlocal last_saved
+            self.fractions |= dict.fromkeys(piece, state.iteration / attack.n_iterations)
             report()
-            if clock.is_due() or self.stop.is_set():
+            now, stopping = time.perf_counter(), self.stop.is_set()
+            if stopping or now - last_saved >= SAVE_SECONDS:
+                last_saved = now
                 arrays = {name: np.asarray(t) for name, t in state.tensors().items()}
-                save_checkpoint(self.cache, running, arrays, {"seconds": clock.seconds})
-            if self.stop.is_set():
+                save_checkpoint(self.cache, running, arrays, {"seconds": now - started})
+            if stopping:
                 raise _StopAttackError
 
         attacked = reconstruct(
             self.victim.architecture, self.parameters, x.to(like), lam.to(like), attack=attack,
-            settings=settings, state=None if saved is None else _state(saved[0], self.device),
-            on_state=on_state, state_every=STATE_EVERY,
+            settings=settings, state=state, on_state=on_state, state_every=STATE_EVERY,
         )  # fmt: skip
-        self._keep(piece, attacked, settings, clock.seconds / len(piece))
-        remove_checkpoint(self.cache, running)
-
-    def _keep(
-        self, piece: Sequence[int], attacked: Attacked, settings: Settings, seconds: float
-    ) -> None:
+        seconds = (time.perf_counter() - started) / len(piece)
         for row, number in enumerate(piece):
-            loss, residual = float(attacked.loss[row]), float(attacked.residual[row])
+            losses = float(attacked.loss[row]), float(attacked.residual[row])
             ending: Ending = "ok" if bool(attacked.x[row, -1].isfinite().all()) else "stopped"
-            if not (math.isfinite(loss) and math.isfinite(residual)):
-                ending = "diverged"
-            arrays = {"x": attacked.x[row], "lam": attacked.lam[row]}
             self._save(
-                number, arrays, seconds, ending=ending, losses=(loss, residual),
+                number, {"x": attacked.x[row], "lam": attacked.lam[row]}, seconds, losses=losses,
+                ending=ending if all(map(math.isfinite, losses)) else "diverged",
                 n_iterations=int(attacked.n_iterations[row]),
                 settings={name: float(getattr(settings, name)[row]) for name in SETTINGS},
             )  # fmt: skip
-
-    def _keep_sources(self, number: int, found: Separated, seconds: float) -> None:
-        finite = math.isfinite(found.objective) and bool(found.sources.x.isfinite().all())
-        of = found.sources
-        arrays = {"x": of.x[None], "label": of.label, "trust": of.trust}
-        self._save(
-            number, arrays, seconds, ending="ok" if finite else "diverged",
-            n_iterations=found.n_iterations, settings={"settled": float(found.settled)},
-            losses=(found.objective if finite else math.nan, math.nan),
-        )  # fmt: skip
+        remove_checkpoint(self.cache, running)
 
     def _save(
         self,
@@ -308,31 +339,20 @@ class _Runner:
         run = AttackRun(
             number, ending, n_iterations, loss, residual, settings, round(seconds, 3), threads
         )
-        save_run(self.cache, run, arrays)
+        meta = {name: value for name, value in vars(run).items() if name != "number"}
+        saved = {name: np.asarray(tensor.cpu().numpy()) for name, tensor in arrays.items()}
+        save_checkpoint(self.cache, name_of(number), saved, meta)
 
 
-class _Clock:
-    """Seconds of work, those before an interruption included, and when to save next."""
-
-    def __init__(self, before: float) -> None:
-        self.before, self.started = before, time.perf_counter()
-        self.last_saved = self.started
-
-    @property
-    def seconds(self) -> float:
-        return self.before + time.perf_counter() - self.started
-
-    def is_due(self) -> bool:
-        """Whether the last save is long ago; counts as one."""
-        now = time.perf_counter()
-        if now - self.last_saved < SAVE_SECONDS:
-            return False
-        self.last_saved = now
-        return True
+def remove_checkpoint(cache: Path, name: str) -> None:
+    """Delete the JSON first: what names the tensors goes before they do."""
+    (cache / f"{name}.json").unlink(missing_ok=True)
+    for file in cache.glob(f"{name}-*.safetensors"):
+        file.unlink(missing_ok=True)
 
 
 def _in_threads(runner: _Runner, pieces: Sequence[Sequence[int]]) -> None:
-    """All pieces, as many at once as torch has threads, one on each; Ctrl-C saves what runs."""
+    """Run all pieces, as many at once as torch has threads, one on each; Ctrl-C saves what runs."""
     if not pieces:
         return
     n_threads = torch.get_num_threads()
@@ -352,19 +372,3 @@ def _in_threads(runner: _Runner, pieces: Sequence[Sequence[int]]) -> None:
                 raise
     finally:
         torch.set_num_threads(n_threads)  # the setting of torch's BLAS is the whole process's
-
-
-def _pieces(job: WeightsJob, done: Sequence[int], device: str) -> Iterator[range]:
-    """The attacks that are not done: one by one, or on a GPU in stacks with fixed borders."""
-    at_once = 1
-    if device != "cpu" and isinstance(job.attack, KKTAttack):
-        at_once = max(1, ROWS_AT_ONCE // job.attack.n_candidates)
-    for first in range(0, job.n_attacks, at_once):
-        piece = range(first, min(first + at_once, job.n_attacks))
-        if not set(piece) <= set(done):
-            yield piece
-
-
-def _state(tensors: dict[str, npt.NDArray[Any]], device: torch.device) -> AttackState:
-    named = {name: torch.from_numpy(array.copy()) for name, array in tensors.items()}
-    return AttackState.from_tensors(named, device)

@@ -1,67 +1,66 @@
-"""Inputs of an attack on given weights: the network, and what may be known beside it: the mean
-image that was subtracted in training, pictures to score against, and decoys."""
+"""The network of an attack on given weights, and files beside it that hold its first layer: as
+training started, in gradients, and in optimisers' states."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
+import numpy.typing as npt
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from recon_core.attacks.span.inputs import ChannelOrder, InputOrder, PixelOrder
-from recon_core.attacks.span.rows import Source, SpanRows, joined, weight_rows
-from recon_core.sampling import binary_labels
+from recon_core.attacks.span.rows import Source, SpanRows, gradient_rows, joined, weight_rows
 from recon_core.victims.network import (
     Activation,
     Architecture,
     Parameters,
     parse_architecture,
 )
-from storage.documents import read_array
-from storage.errors import SourceError
 from storage.layers import INPUT_MEAN, INPUT_STD, Layers, find_layers, only_named
-from storage.sources.load import CIFAR_CLASSES
-from storage.sources.pictures import CorruptPictureError, read_picture
-from storage.weights import WeightFile, WeightsError, read_weights
-from tasks.attack_file.pictures import (
-    LUMA,
-    SIDES,
-    Named,
-    Shape,
-    default_split,
-    picture_folder,
-    read_source,
-)
-from tasks.families.weights.first_layer import (
-    FirstLayer,
-    Given,
-    given_states,
-    in_images,
-    read_first_layer,
-    read_gradients,
-)
+from storage.optimiser_states import OptimiserState
+from storage.weights import WeightFile, WeightsError, read_states, read_weights
+from tasks.attack_file.pictures import SIDES, Shape, picture_folder
 
-GREY = 0.5
-"""The mean that is assumed when nothing is known."""
 MANY_OUTPUTS = 100
 """Outputs up to which a network is a classifier, however few inputs it has."""
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
+OF_THIS_TRAINING = "in a checkpoint of this training: give one with the same layers"
+AMONG_GRADIENTS = "among the gradients: give those of this network, under its tensors' names"
+
+
+@dataclass(frozen=True)
+class FirstLayer:
+    """A first layer, `parameters` (R = 1) of it alone, over flat images (c, h, w) in RGB."""
+
+    file: WeightFile
+    parameters: Parameters
+
+
+@dataclass(frozen=True)
+class Given:
+    """Rows for the span attack from beside the weights: their origin in words, the SHA-256 of that
+    file, and whether it is the file of weights itself."""
+
+    said: str
+    sha256: str
+    rows: SpanRows
+    is_own: bool = False
 
 
 @dataclass(frozen=True)
 class Victim:
     """A network to be attacked: `parameters` of R = 1, on the CPU, over flat images (c, h, w) in
     RGB, whatever the `order` of its inputs, and its start, if known. `own_mean` (c, h, w) and
-    `own_std` (c, 1, 1): constants in its file by which inputs are normalised. `states`: what
-    optimisers remember of the first layer, `unused_state` why one in the file is of no use;
-    `gradients`: of batches, in the first layer."""
+    `own_std` (c, 1, 1): constants in its file by which inputs are normalised. `states`: optimisers'
+    averages of the first layer's gradients, `unused_state`: why one in the file cannot be used;
+    `gradients` of batches in the first layer."""
 
     file: WeightFile
     layers: Layers
@@ -77,14 +76,14 @@ class Victim:
 
     @property
     def sources(self) -> dict[Source, SpanRows]:
-        """What there is to be taken apart, the best first as a rule."""
-        beside: dict[Source, tuple[Given, ...]] = {
-            "gradients": self.gradients,
-            "state": self.states,
-        }
-        found = {name: joined([g.rows for g in given]) for name, given in beside.items() if given}
+        """Rows that the span attack can take apart, as a rule the best first."""
         start = None if self.start is None else self.start.parameters
-        return {**found, "weights": weight_rows(self.parameters, start)}
+        rows: dict[Source, SpanRows] = {}
+        if self.gradients:
+            rows["gradients"] = joined([part.rows for part in self.gradients])
+        if self.states:
+            rows["state"] = joined([part.rows for part in self.states])
+        return rows | {"weights": weight_rows(self.parameters, start)}
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -132,9 +131,9 @@ def read_victim(
     order: InputOrder | None = None,
     pictures: str | None = None,
 ) -> Victim:
-    """The network in a file; `arch` is checked against what the tensors say. `initial`: a file with
-    the first layer as training started from it, or as it was earlier. `optimizers`, `checkpoints`:
-    files of optimisers' states (`given_states`); `gradients`: of batches. `order`: of its inputs.
+    """Read the network in a file; `arch` is checked against its tensors. `initial`: a file of the
+    first layer at the start of training, or earlier. `optimizers`, `checkpoints`: files of
+    optimisers' states (`read_given_states`); `gradients`: of batches. `order`: of its inputs.
     `pictures`: a source whose pictures have the images' shape where `shape` is not given. Raises
     WeightsError if a file or its layers cannot be used or are not what `arch` says, ValueError if
     `arch` or `leak` cannot be read."""
@@ -173,19 +172,27 @@ def read_victim(
     )
     file = replace(file, left_out=(*file.left_out, *unused))
     victim = Victim(file, layers, architecture, parameters, None, order, own_mean, own_std)
-    start = None
+    start: FirstLayer | None = None
+    states: list[Given] = []
+    batches: list[Given] = []
+    unused_state = ""
     if initial is not None:
         fix = "as it was before this training: give the same network's first save"
-        start = read_first_layer(initial, victim, "--initial", fix)
-    states: tuple[Given, ...] = ()
-    batches: tuple[Given, ...] = ()
-    unused_state = ""
+        start = _first_layer(initial, victim, "--initial", fix)
     if architecture.network.conv is None:
-        states, unused_state = given_states(victim, optimizers, checkpoints)
-        batches = read_gradients(gradients, victim)
+        states, unused_state = read_given_states(victim, optimizers, checkpoints)
+        for path in gradients:
+            gradient = _first_layer(path, victim, "--gradients", AMONG_GRADIENTS)
+            if not (gradient.parameters.isfinite() and gradient.parameters.squared_norm()):
+                raise ValueError(
+                    f"--gradients {path}: those of the first layer are zero or not finite; give "
+                    "the gradients of a batch as they were computed"
+                )
+            rows = gradient_rows(gradient.parameters, "gradients")
+            batches.append(Given(str(path), gradient.file.sha256, rows))
     return replace(
-        victim, parameters=in_images(parameters, victim), start=start, states=states,
-        unused_state=unused_state, gradients=batches,
+        victim, parameters=_in_images(parameters, victim), start=start, states=tuple(states),
+        unused_state=unused_state, gradients=tuple(batches),
     )  # fmt: skip
 
 
@@ -221,8 +228,8 @@ def order_said(pixels: PixelOrder | None, channels: ChannelOrder | None) -> Inpu
 def _constant(
     file: WeightFile, pattern: re.Pattern[str], architecture: Architecture, order: InputOrder
 ) -> tuple[Tensor | None, str]:
-    """(a constant in the file that inputs are normalised by, as (c, h, w) in [0, 1], None if there
-    is none that fits; its name). One for pixels from 0 to 255 is divided by 255."""
+    """(a constant in the file that normalises inputs, as (c, h, w) in [0, 1], or None if none fits;
+    its name). One for pixels from 0 to 255 is divided by 255."""
     name = only_named({n: t.shape for n, t in file.tensors.items()}, pattern)
     if name is None:
         return None, ""
@@ -252,107 +259,98 @@ def _check_classifies(path: Path, layers: Layers) -> None:
     )
 
 
-def read_pictures(
-    source: str,
-    shape: Shape,
-    *,
-    skip_corrupt: bool = False,
-    of_sets: Literal["train", "heldout"] = "train",
-) -> Named:
-    """The pictures of a source in a victim's shape: of one that has splits the one asked for, else
-    all. Raises SourceError if there are none or one cannot be read, ValueError for shapes that no
-    picture has."""
-    channels, height, width = shape
-    if channels not in (1, 3) or 1 in (height, width):
-        raise ValueError(
-            f"pictures cannot be compared with images of {channels}x{height}x{width}: expected 1 "
-            "or 3 channels; give --shape, or leave out --data and --decoys"
-        )
-    split = default_split(source, of_sets)
-    return replace(read_source(source, split, shape, skip_corrupt=skip_corrupt), source=source)
+def _first_layer(path: Path, victim: Victim, option: str, fix: str) -> FirstLayer:
+    """Read the victim's first layer from a file of `option`: by its name, as the only tensor of its
+    shape, or as the first of the same network's layers. Raises WeightsError, ending with the hint
+    `fix`, if there is none."""
+    file, first, parameters = read_weights(path, option), victim.layers.layers[0], victim.parameters
+    with suppress(WeightsError):
+        if first.weight not in file.tensors:
+            own = find_layers(file).layers[0]
+            if own.shape == first.shape:
+                names = {first.weight: own.weight, first.bias: own.bias}
+                file = replace(file, tensors={**file.tensors} | {
+                    str(name): file.tensors[found] for name, found in names.items() if found
+                })  # fmt: skip
+
+    def named(name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        found = file.tensors.get(name)
+        alike = [a for a in file.tensors.values() if a.shape == shape]
+        if found is None and len(alike) == 1:
+            found = alike[0]
+        if found is None or found.shape != shape:
+            what = "has none" if found is None else f"has {name} {found.shape}"
+            if found is None and len(alike) > 1:
+                what = f"has {len(alike)} tensors of that shape, none of them called {name}"
+            raise WeightsError(
+                f"{option} {path} {what}; expected the first layer's {name} {shape} {fix}"
+            )
+        return torch.from_numpy(found).to(like.dtype).clone().reshape(like.shape)
+
+    bias = parameters.biases[0]
+    weight = named(first.weight, first.shape, parameters.weights[0])
+    begun = None
+    if bias is not None and first.bias is not None:
+        begun = named(first.bias, first.shape[:1], bias)
+    return FirstLayer(file, _in_images(Parameters((weight,), (begun,)), victim))
 
 
-def read_mean(text: str | None, truth: Named | None, shape: Shape) -> Tensor | None:
-    """The mean image (c, h, w) in [0, 1] that was subtracted in training, None if unknown.
-
-    `text`: "none" (nothing was subtracted: zeros), numbers like "0.49,0.48,0.45" per channel, an
-    .npy file, or a picture; without it, the mean of the training pictures where they are given.
-    Raises SourceError if it cannot be read, ValueError if it does not fit.
-    """
-    if text is None:
-        return None if truth is None else truth.mean
-    channels, height, width = shape
-    if text == "none":
-        return torch.zeros(shape)
-    numbers = _numbers(text)
-    if numbers is not None and len(numbers) in (1, channels):
-        mean = torch.tensor(numbers)[:, None, None].expand(shape).contiguous()
-    elif numbers is not None:
-        raise ValueError(f"--mean {text} has {len(numbers)} numbers for {channels} channels")
-    elif Path(text).suffix == ".npy":
-        mean = _array(Path(text), shape)
-    else:
-        if height != width:
-            raise ValueError(f"--mean {text}: for images of {height}x{width} give an .npy file")
+def read_given_states(
+    victim: Victim, optimizers: Sequence[Path], checkpoints: Sequence[Path]
+) -> tuple[list[Given], str]:
+    """(optimisers' states of the first layer; why that in the file of weights cannot be used, or
+    ""). `optimizers`: files of states beside the same weights; `checkpoints`: others of the same
+    training. Raises WeightsError for files that cannot be used."""
+    found, problem = [], ""
+    for state in victim.file.states:
         try:
-            picture, is_resized = read_picture(Path(text), height)
-        except CorruptPictureError as error:
-            raise SourceError(f"--mean {text} cannot be read as a picture ({error})") from error
-        if is_resized:
-            raise ValueError(f"--mean {text} has another size than the inputs, {height}x{width}")
-        mean = torch.from_numpy(picture.copy()).permute(2, 0, 1).float() / 255
-        if channels == 1:
-            mean = (mean * torch.tensor(LUMA)[:, None, None]).sum(0, keepdim=True)
-    if not bool(((mean >= 0) & (mean <= 1)).all()):
-        raise ValueError(f"--mean {text} has values outside [0, 1]; expected images in [0, 1]")
-    return mean
+            found.append(_given(state, victim.file, victim, victim.file.sha256))
+        except WeightsError as error:
+            problem = str(error)
+    for path in optimizers:
+        sha256, states = read_states(path)
+        found += [_given(state, victim.file, victim, sha256) for state in states]
+    for path in checkpoints:
+        file = _first_layer(path, victim, "--checkpoint", OF_THIS_TRAINING).file
+        if not file.states:
+            raise WeightsError(
+                f"--checkpoint {path} holds no optimiser's state with averages of gradients; give "
+                "one that does, or an earlier one as --initial"
+            )
+        found += [_given(state, file, victim, file.sha256) for state in file.states]
+    return found, problem
 
 
-def read_std(numbers: tuple[float, ...] | None, shape: Shape) -> Tensor | None:
-    """The standard deviation (c, 1, 1) that inputs were divided by in training, None if unknown.
+def _given(state: OptimiserState, file: WeightFile, victim: Victim, sha256: str) -> Given:
+    """The averages of the first layer's gradients in a state, less the weight decay of `file`."""
+    layers = victim.layers
+    own = [name for layer in layers.layers for name in (layer.weight, layer.bias) if name]
+    names = list(file.tensors) if file.in_order else dict.fromkeys([*own, *file.tensors])
+    shapes = {name: file.tensors[name].shape for name in names if name in file.tensors}
+    first = layers.layers[0]
+    wanted = {name: shapes[name] for name in (first.weight, first.bias) if name}
+    state.check_fits(wanted, shapes)
+    numbers = state.numbers(shapes)
 
-    Raises ValueError for another number of them than one or one per channel.
-    """
-    if numbers is None:
-        return None
-    if len(numbers) not in (1, shape[0]):
-        raise ValueError(
-            f"--std has {len(numbers)} numbers for {shape[0]} channels; give one, or one each"
-        )
-    return torch.tensor(numbers).expand(shape[0])[:, None, None]
+    def parameters(arrays: Mapping[str, npt.NDArray[Any]]) -> Parameters:
+        own = (victim.parameters.weights[0], victim.parameters.biases[0])
+        like = zip(arrays.values(), (t for t in own if t is not None), strict=True)
+        tensors = [torch.from_numpy(a).to(t.dtype).clone().reshape(t.shape) for a, t in like]
+        bias = tensors[1] if len(tensors) > 1 else None
+        return _in_images(Parameters((tensors[0],), (bias,)), victim)
 
-
-def binary_signs(
-    truth: Named, output: Float[Tensor, " n"]
-) -> tuple[Float[Tensor, " n"] | None, str]:
-    """(-1 or +1 per picture, what they mean), by class; None if the classes do not say.
-
-    Which class is +1 is nowhere written, so it is the way round that the network agrees with.
-    """
-    two = len(truth.class_names) == 2 or set(truth.class_names) <= set(CIFAR_CLASSES)
-    if truth.labels is None or not two:
-        return None, "labels are the network's own answers: the folders are not two classes"
-    if len(truth.class_names) < 2:
-        return None, "labels are the network's own answers: there is one class"
-    labels, task = binary_labels(np.array(truth.labels), truth.class_names)
-    signs = torch.from_numpy(labels).to(output.dtype) * 2 - 1
-    agree = float((signs * output > 0).double().mean())
-    return (signs if agree >= 0.5 else -signs), f"labels: {task}"
+    moments = {name: state.moments[numbers[name]] for name in wanted}
+    gradient = parameters({name: m for name, m in moments.items() if m is not None})
+    decayed = None
+    if any(state.decays[numbers[name]] for name in wanted):
+        decayed = parameters({n: file.tensors[n] * state.decays[numbers[n]] for n in wanted})
+    rows = gradient_rows(gradient, "state", decayed)
+    return Given(state.said, sha256, rows, is_own=state.path == victim.file.path)
 
 
-def _numbers(text: str) -> list[float] | None:
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        return None
-
-
-def _array(path: Path, shape: Shape) -> Tensor:
-    """An .npy file as (c, h, w); (h, w, c), (h, w) and flat arrays are taken for what they are."""
-    array = read_array(path, "the mean image of --mean", at_most=int(np.prod(shape)))
-    channels, height, width = shape
-    if array.shape == (height, width, channels) and channels != height:
-        array = array.transpose(2, 0, 1)
-    if array.shape not in (shape, (array.size,), (height, width)) or array.size != np.prod(shape):
-        raise ValueError(f"--mean {path} has shape {array.shape}; expected {shape}")
-    return torch.from_numpy(np.ascontiguousarray(array, np.float32)).reshape(shape)
+def _in_images(parameters: Parameters, victim: Victim) -> Parameters:
+    """Parameters whose first layer is over images (c, h, w) in RGB."""
+    (c, h, w), conv = victim.architecture.shape, victim.architecture.network.conv
+    shape = (c, h, w) if conv is None else (c, conv.kernel, conv.kernel)
+    first = victim.order.to_images(parameters.weights[0], shape)
+    return Parameters((first, *parameters.weights[1:]), parameters.biases)

@@ -1,7 +1,9 @@
-"""Before an attack: everything it starts from, read and checked, and what its chances are."""
+"""Before an attack: everything it starts from, read and checked, which rows of the network the span
+attack takes apart, and the chances of an attack."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -9,7 +11,8 @@ import torch
 from torch import Tensor
 
 from recon_core.attacks.kkt.objective import Condition, KKTAttack
-from recon_core.attacks.span.preflight import span_preflight
+from recon_core.attacks.span.preflight import FULL, span_preflight
+from recon_core.attacks.span.rows import Source
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.attacks.span.subspace import Subspace
 from recon_core.victims.diagnostics import channel_scales
@@ -18,33 +21,37 @@ from tasks.attack_file.pictures import Named
 from tasks.attack_file.record import chances
 from tasks.devices import check_memory
 from tasks.families.weights.attack import WeightsJob
-from tasks.families.weights.inputs import (
-    DTYPES,
-    Victim,
-    binary_signs,
-    read_pictures,
-    read_std,
-    read_victim,
-)
+from tasks.families.weights.inputs import DTYPES, Victim, read_victim
+from tasks.families.weights.preprocessing import binary_signs, read_known
 from tasks.families.weights.separators import given_separator
-from tasks.families.weights.sources import check_source, source_finding, source_record
-from tasks.families.weights.told import check_order, choose_mean, directions_of, span_of, std_told
 
 PER_CANDIDATE = 6
-"""Numbers for each of a candidate's that an attack keeps at the least: itself, its gradient, what
-the optimiser remembers."""
-SHARED = (
-    "decoys in SOURCE are training images, too; decoys must be pictures that the network never saw"
-)
+"""Numbers that an attack keeps at least for each number of a candidate: itself, its gradient, the
+optimiser's state."""
 ONE_SCALE = 1.1
 """Channels whose scales differ by less look the same in pictures."""
+PUBLISH = (
+    "The checkpoint gives back what its weights hide: publish weights alone, without the "
+    "optimiser's state"
+)
+"""Advice to whoever gives away a checkpoint whose state shows training images."""
+NAMES: dict[Source, str] = {
+    "gradients": "the gradients (--gradients)",
+    "state": "the optimiser's state",
+    "weights": "the weights",
+}
+MISSING: dict[Source, str] = {
+    "gradients": "give --gradients FILE, the gradients of a batch by their tensors' names",
+    "state": "give a checkpoint that holds one as --weights, or its file as --optimizer",
+    "weights": "",
+}
 
 
 @dataclass(frozen=True)
 class PreparedWeights:
-    """Start of an attack, checked. `mean`, `std` and the pictures are None where they are not
-    known, `span` where no span attack is prepared, or none can be, `source` (`source_record`) where
-    none is prepared."""
+    """Checked inputs of an attack. `mean`, `std` and the pictures are None where unknown, `span`
+    where there is no span attack or it cannot work, `source` (`source_record`) where there is no
+    span attack."""
 
     victim: Victim
     mean: Tensor | None
@@ -82,54 +89,64 @@ class PreparedWeights:
 def prepare_weights(job: WeightsJob) -> PreparedWeights:
     """Read and check the job's files, and look at the weights. Raises WeightsError or SourceError
     for files that cannot be used, ValueError for settings that do not fit together."""
-    victim = victim_of(job)
-    shape = victim.architecture.shape
-    span_attack = job.attack if isinstance(job.attack, SpanAttack) else None
-    if isinstance(job.attack, KKTAttack):
-        _check_candidates(job.attack, victim, job.dtype)
-    else:
-        check_source(victim, job.attack.source)
-    truth = (
-        None if job.data is None else read_pictures(job.data, shape, skip_corrupt=job.skip_corrupt)
-    )
-    decoys = (
-        None
-        if job.decoys is None
-        else read_pictures(job.decoys, shape, skip_corrupt=job.skip_corrupt, of_sets="heldout")
-    )
-    if truth is not None:
-        truth.check_disjoint(decoys, SHARED)
-    std = read_std(job.std, shape)
-    std = victim.own_std if std is None else std
-    shown = span_of(victim, span_attack)
-    directions, told = directions_of(shown, shape), None
-    if std is None and span_attack is not None:
-        given = given_separator(span_attack)
-        told = std_told(shown, shape, span_attack, None if given is None else given[0])
-    std = told if std is None else std
-    about_order = check_order(victim, truth, std, directions, said=job.order is not None)
-    mean = choose_mean(job.mean, victim, (truth, decoys), std, directions)
+    victim, attack = victim_of(job), job.attack
+    span_attack = attack if isinstance(attack, SpanAttack) else None
+    if isinstance(attack, KKTAttack):
+        attack.classes(victim.architecture.n_outputs, torch.device("cpu"))  # or ValueError
+        numbers = attack.n_candidates * (PER_CANDIDATE + len(attack.save_at))
+        check_memory(
+            numbers * victim.architecture.d * DTYPES[job.dtype].itemsize,
+            f"an attack with {attack.n_candidates:,} candidates",
+            "lower --n-images-guess",
+        )
+    elif attack.source not in victim.sources:
+        unused = f": {victim.unused_state}" if attack.source == "state" else ""
+        raise ValueError(
+            f"--source {attack.source}: {victim.file.path} comes without"
+            f"{unused if victim.unused_state else ''}; {MISSING[attack.source]}"
+        )
+    file = given_separator(attack)
+    separator = None if file is None else file[0]
+    known = read_known(
+        victim, data=job.data, decoys=job.decoys, mean=job.mean, std=job.std,
+        order_given=job.order is not None, attack=span_attack, separator=separator,
+        skip_corrupt=job.skip_corrupt,
+    )  # fmt: skip
+    truth, std, mean = known.truth, known.std, known.mean
     centred = images = None
     if truth is not None and mean.subtracted is not None:
-        centred = (truth.images - mean.subtracted).flatten(1)
-        images = (centred.unflatten(1, shape) / (1.0 if std is None else std)).flatten(1)
-    found, span, said = _outlook(job.attack, victim, truth, images)
+        centred = truth.images - mean.subtracted
+        images, centred = (centred / (1.0 if std is None else std)).flatten(1), centred.flatten(1)
+    unknown = [(layer.name, layer.kind) for layer in victim.layers.unknown]
+    span, labels, said = None, None, ""
+    if isinstance(attack, SpanAttack):
+        found, span = span_preflight(
+            attack, victim.architecture, victim.parameters, victim.sources[attack.source],
+            separator=separator, unknown_layers=unknown, images=images,
+        )  # fmt: skip
+    else:
+        if truth is not None and images is not None:
+            labels, said = _labels(victim, truth, images, attack.condition)
+        found = preflight(
+            victim.architecture, victim.parameters, condition=attack.condition,
+            unknown_layers=unknown, images=images, labels=labels,
+        )  # fmt: skip
     if not found.stopped:
-        scale = _scale(victim, centred, std) if told is None else _said(told)
-        more = [*about_order, mean.finding, *([] if scale is None else [scale])]
+        scale = _scale(victim, centred, std, is_estimated=known.is_estimated)
+        more = [*known.findings, mean.finding, *([] if scale is None else [scale])]
         found = replace(found, findings=(*found.findings, *more))
     source = None
     if span_attack is not None and victim.architecture.network.conv is None:
         source = source_record(victim, span_attack)
         found = replace(found, findings=(source_finding(victim, source), *found.findings))
-    method: Literal["kkt", "span"] = "kkt" if span_attack is None else "span"
     return PreparedWeights(
-        victim, mean.shown, mean.source, std, truth, decoys, found, said, method, span, source
-    )
+        victim, mean.shown, mean.source, std, truth, known.decoys, found, said,
+        "kkt" if span_attack is None else "span", span, source,
+    )  # fmt: skip
 
 
 def victim_of(job: WeightsJob) -> Victim:
-    """The job's network, with all that is given beside it."""
+    """Read the job's network and the files beside it."""
     return read_victim(
         job.weights, arch=job.arch, shape=job.shape, activation=job.activation, leak=job.leak,
         dtype=job.dtype, initial=job.initial, optimizers=job.optimizers,
@@ -137,52 +154,10 @@ def victim_of(job: WeightsJob) -> Victim:
     )  # fmt: skip
 
 
-def _check_candidates(attack: KKTAttack, victim: Victim, dtype: str) -> None:
-    """ValueError where condition and outputs do not fit, or no machine has room."""
-    attack.classes(victim.architecture.n_outputs, torch.device("cpu"))
-    numbers = attack.n_candidates * victim.architecture.d * (PER_CANDIDATE + len(attack.save_at))
-    check_memory(
-        numbers * DTYPES[dtype].itemsize,
-        f"an attack with {attack.n_candidates:,} candidates",
-        "lower --n-images-guess",
-    )
-
-
-def _outlook(
-    attack: KKTAttack | SpanAttack, victim: Victim, truth: Named | None, images: Tensor | None
-) -> tuple[Preflight, Subspace | None, str]:
-    """(what the weights say, the span they have, where labels are from)."""
-    unknown = [(unknown.name, unknown.kind) for unknown in victim.layers.unknown]
-    if isinstance(attack, SpanAttack):
-        given = given_separator(attack)
-        found, span = span_preflight(
-            attack,
-            victim.architecture,
-            victim.parameters,
-            victim.sources[attack.source],
-            separator=None if given is None else given[0],
-            unknown_layers=unknown,
-            images=images,
-        )
-        return found, span, ""
-    labels, said = None, ""
-    if truth is not None and images is not None:
-        labels, said = _labels(victim, truth, images, attack.condition)
-    found = preflight(
-        victim.architecture,
-        victim.parameters,
-        condition=attack.condition,
-        unknown_layers=unknown,
-        images=images,
-        labels=labels,
-    )
-    return found, None, said
-
-
 def _labels(
     victim: Victim, truth: Named, images: Tensor, condition: Condition
 ) -> tuple[Tensor | None, str]:
-    """Labels of the training images as the condition has them, and where they are from."""
+    """Labels of the training images for the condition, and their origin."""
     wide = victim.parameters.map(lambda tensor: tensor.double())
     output = victim.architecture.forward(wide, images.double().unsqueeze(0)).output[0]
     if condition == "multiclass":
@@ -198,16 +173,16 @@ def _labels(
     return signs, "" if signs is None and condition == "regression" else said
 
 
-def _said(told: Tensor) -> Finding:
-    listed = " : ".join(f"{scale:.3f}" for scale in told.flatten().tolist())
-    text = f"by the span itself, channels were divided by {listed}, which is undone."
-    return Finding("ok", "scale of the channels", text)
-
-
-def _scale(victim: Victim, images: Tensor | None, std: Tensor | None) -> Finding | None:
-    """Whether inputs were divided by a standard deviation per channel, `std` if it is given;
+def _scale(
+    victim: Victim, images: Tensor | None, std: Tensor | None, *, is_estimated: bool
+) -> Finding | None:
+    """Whether inputs were divided by a standard deviation per channel, `std` if it is known;
     `images` (n, d) are the training images less the mean."""
     subject, channels = "scale of the channels", victim.architecture.shape[0]
+    if std is not None and is_estimated:
+        listed = " : ".join(f"{scale:.3f}" for scale in std.flatten().tolist())
+        text = f"by the span itself, channels were divided by {listed}, which is undone."
+        return Finding("ok", subject, text)
     if channels == 1:
         return None  # the scale of all pixels together is lost anyway
     found = None
@@ -228,3 +203,82 @@ def _scale(victim: Victim, images: Tensor | None, std: Tensor | None) -> Finding
     text += f". Give --std in this ratio, {numbers}, or colours come back distorted. "
     text += "(Training by Adam or Adadelta undoes a division, by gradient descent it does not.)"
     return Finding("warning", subject, text)
+
+
+def spans_of(victim: Victim, attack: SpanAttack) -> dict[Source, Subspace | str]:
+    """The span of each source, or the reason why it has none."""
+    found: dict[Source, Subspace | str] = {}
+    for source, rows in victim.sources.items():
+        try:
+            found[source] = rows.subspace(attack.n_images, attack.surplus)
+        except ValueError as error:
+            found[source] = str(error)
+    return found
+
+
+def best_source(victim: Victim, attack: SpanAttack) -> Source:
+    """The source with most directions of those whose spans end sharply; gradients if there are any,
+    since they are given to be attacked. Without a sharp end the first that has a span.
+
+    An end behind nearly as many directions as there are neurons does not count: Adam's weights have
+    one where neurons that hardly moved begin."""
+    if victim.architecture.network.conv is not None or len(victim.sources) == 1:
+        return "weights"
+    if victim.gradients:
+        return "gradients"
+    rows = victim.sources
+    spans = {s: span for s, span in spans_of(victim, attack).items() if isinstance(span, Subspace)}
+    sharp = [
+        source
+        for source, span in spans.items()
+        if span.ends_sharply and span.n_signal < FULL * len(rows[source].rows)
+    ]
+    if sharp:
+        return max(sharp, key=lambda source: spans[source].n_signal)
+    return next(iter(spans), "weights")
+
+
+def source_record(victim: Victim, attack: SpanAttack) -> dict[str, Any]:
+    """The source that is used, where it is from, and the directions of each, as JSON."""
+    directions: dict[str, Any] = {}
+    for source, span in spans_of(victim, attack).items():
+        directions[source] = None
+        if isinstance(span, Subspace):
+            directions[source] = {"n": span.n_signal, "ends_sharply": span.ends_sharply}
+    used = {"state": victim.states, "gradients": victim.gradients}.get(attack.source, ())
+    return {
+        "used": attack.source,
+        "from": [given.said for given in used],
+        "less_start": attack.start == "known",
+        "directions": directions,
+        "publish_weights_alone": directions.get("state") is not None
+        and any(given.is_own for given in victim.states),
+    }
+
+
+def source_finding(victim: Victim, record: Mapping[str, Any]) -> Finding:
+    """What is taken apart, what the others would give, and what else would help."""
+    start = " less --initial" if victim.start is not None else ""
+    said: dict[Source, str] = {}
+    directions: Mapping[Source, Any] = record["directions"]
+    for source, span in directions.items():
+        count = "no direction"
+        if span is not None:
+            sharply = "that end sharply" if span["ends_sharply"] else "above the noise"
+            count = f"{span['n']} directions {sharply}"
+        said[source] = f"{NAMES[source]}{start if source == 'weights' else ''}, {count}"
+    text = said.pop(record["used"])
+    others = list(said.values())
+    text += f" ({'; '.join(record['from'])})" if record["from"] else ""
+    text += f". Not used: {'; '.join(others)}." if others else "."
+    if victim.unused_state:
+        text += f" {victim.unused_state}."
+    if record["publish_weights_alone"]:
+        text += f" {PUBLISH}."
+    wanted = [] if victim.start is not None else ["the start or an earlier checkpoint (--initial)"]
+    wanted += [] if victim.states else ["an optimiser's state (--optimizer, --checkpoint)"]
+    wanted += [] if victim.gradients else ["gradients of batches (--gradients)"]
+    is_sharp = (directions[record["used"]] or {}).get("ends_sharply")
+    if wanted and not is_sharp:
+        text += f" More would come back with {', or '.join(wanted)}."
+    return Finding("ok", "what is taken apart", text)

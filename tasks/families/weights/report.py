@@ -1,7 +1,4 @@
-"""The outcome of an attack on given weights, for people: a page, a sheet of pictures, raw files.
-
-Nothing is computed here. The page looks like the report of an evaluation and uses its style sheet.
-"""
+"""The outcome of an attack on given weights as a page, a sheet of pictures, and raw files."""
 
 from __future__ import annotations
 
@@ -17,9 +14,8 @@ from torch import Tensor
 from tasks.attack_file.comparison import sentences
 from tasks.attack_file.pictures import Named
 from tasks.attack_file.report import STEPS, as_bytes, uri_of, write_arrays
-from tasks.families.weights.ranking import FALSE_SHARES, GOOD, Ranked
-from tasks.families.weights.results import Matches, Results
-from tasks.families.weights.sources import PUBLISH
+from tasks.families.weights.preflight import PUBLISH
+from tasks.families.weights.results import FALSE_SHARES, GOOD, Matches, Ranked, Results
 from tasks.page.axes import log_axis, rank_axis
 from tasks.page.charts import Panel, dots
 from tasks.page.files import page_html
@@ -43,13 +39,10 @@ def write_reconstructions(path: Path, results: Results) -> None:
             "candidate": np.array([r.candidate for r in ranked], np.int64),
         }
         name = "lam" if results.method == "kkt" else "trust"
-        told = [r.lam if r.lam is not None else r.agreement for r in ranked]
-        arrays[name] = np.array(told, np.float32)
+        values = [r.lam if r.lam is not None else r.agreement for r in ranked]
+        arrays[name] = np.array(values, np.float32)
     if results.truth is not None:
-        arrays |= {
-            "best/picture": results.truth.picture,
-            "best/ssim": results.truth.ssim,
-        }
+        arrays |= {"best/picture": results.truth.picture, "best/ssim": results.truth.ssim}
     write_arrays(path, arrays)
 
 
@@ -57,48 +50,40 @@ def weights_sheet(
     results: Results, truth: Named | None = None, decoys: Named | None = None
 ) -> bytes:
     """PNG: known images over their best matches with scores, decoys likewise, and the ranking."""
-    return strips_sheet(
-        [*_match_strips(results, truth, decoys), *_ranked_strips(results)], columns=COLUMNS
-    )
+    return strips_sheet([*_strips(results, truth, decoys)], columns=COLUMNS)
 
 
-def _match_strips(results: Results, truth: Named | None, decoys: Named | None) -> Iterator[Strip]:
-    """Original over best match, the best first."""
+def _strips(results: Results, truth: Named | None, decoys: Named | None) -> Iterator[Strip]:
     for given, found, name, limit in (
         (truth, results.truth, "training images", MAX_SHOWN_IMAGES),
         (decoys, results.decoys, "decoys, which the network never saw", N_DECOYS),
     ):
         if given is None or found is None:
             continue
-        order = best_rows(found, limit)
+        order, ssim = best_rows(found, limit), found.ssim
         shown = f", the best {len(order)}" if len(order) < len(given) else ""
         yield f"{found.n_good} of {len(given)} {name}{shown}: good above SSIM {GOOD:g}"
         originals = [(as_bytes(given.images[i]), "", False) for i in order]
-        ssim = found.ssim
         best = [(as_bytes(found.picture[i]), f"{ssim[i]:.2f}", bool(ssim[i] > GOOD)) for i in order]
         yield from wrapped([("original", originals), ("best match", best)])
-
-
-def _ranked_strips(results: Results) -> Iterator[Strip]:
-    """The ranking without originals; below each its support, and its score if known."""
     if not results.ranked:
         yield "no attack left a picture"
         return
-    several = results.n_ranked_attacks > 1
-    alone = "trust" if results.method == "span" else "consistency"
+    several, span = results.n_ranked_attacks > 1, results.method == "span"
+    alone = "trust" if span else "consistency"
     by = f"how many of {results.n_ranked_attacks} attacks have it" if several else alone
-    below = ""
-    if results.method == "span" and results.truth is not None:
-        below = "; below each its SSIM with a training image (neg: of its negative)"
-    yield f"ranked without the originals, by {by}{below}"
+    below = "; below each its SSIM with a training image (neg: of its negative)"
+    yield (
+        f"ranked without the originals, by {by}"
+        f"{below if span and results.truth is not None else ''}"
+    )
     tiles = []
     for rank, r in enumerate(results.ranked, start=1):
         support = f"{r.n_attacks}/{results.n_ranked_attacks}" if several else f"{r.agreement:.2f}"
-        known = "" if r.ssim is None else f"  ({_known(r)})"
-        if results.method == "span" and known:
-            support, known = _known(r), ""
+        if r.ssim is not None:
+            support = _known(r) if span else f"{support}  ({_known(r)})"
         good = max(r.ssim or 0, r.as_negative or 0) > GOOD
-        tiles.append((as_bytes(r.picture), f"{rank}: {support}{known}", good))
+        tiles.append((as_bytes(r.picture), f"{rank}: {support}", good))
     yield from wrapped([("", tiles)])
 
 

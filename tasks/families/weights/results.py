@@ -1,45 +1,93 @@
-"""Results of attacks: ranked as an attacker could, without an original (`ranking`), and scored
-where the truth is known: each training image takes its best match among all candidates, by SSIM,
-and so do decoys, which no network saw. The span attack's pictures are matched with both signs,
-since weights without biases tell the sign only as a rule."""
+"""Results of attacks on weights: pictures in the order in which an attacker would look at them, and
+scores where the training images are known.
+
+Pictures that several attacks with different settings arrive at belong to the network and not to the
+start (`recon_core.ranking`): candidates are grouped, groups are ordered by how many attacks are in
+them, after a single attack by how early their picture looked as it does at the end. The span
+attack's pictures are ordered by the trust in their sources, and by how many attacks found them. No
+original is used. Where originals are known, `judged` measures how good the order is, and each
+training image takes its best match among all candidates, by SSIM; so do decoys, which the network
+never saw. The span attack's pictures are matched with both signs, since weights without biases
+leave the sign open.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from recon_core.attacks.span.settings import SpanAttack
+from recon_core.attacks.kkt.objective import KKTAttack
+from recon_core.criteria import images_found, rank_correlation
+from recon_core.matching import fit_to_range, scaled_to_range
 from recon_core.metrics import SSIMConvention, ncc_matrix, ssim_matrix, ssim_pairs
+from recon_core.ranking import agreement, clusters, consistency, rank_runs
 from tasks.attack_file.comparison import MAX_PAIRS, N_NEAREST, compared
-from tasks.attack_file.pictures import Named
+from tasks.attack_file.pictures import Named, Shape
 from tasks.evaluation.record import rounded
-from tasks.families.weights.attack import WeightsJob
-from tasks.families.weights.cache import AttackRun
+from tasks.families.weights.attack import AttackRun, WeightsJob, read_attack
 from tasks.families.weights.preflight import PreparedWeights
-from tasks.families.weights.ranking import (
-    GOOD,
-    SAME_PICTURE,
-    Found,
-    Ranked,
-    SavedCandidates,
-    judged,
-    rank,
-    rank_sources,
-    to_pictures,
-)
 
+GREY = 0.5
+"""The mean that is assumed when nothing is known."""
+GOOD = 0.4
+"""SSIM above which a match is called good (Buzaglo et al. 2023)."""
+SAME_PICTURE = 0.7
+"""Correlation above which two candidates are one picture; of .6 to .9 it found most images among
+the first twenty (six attacks with drawn settings on a victim of 20 CIFAR images)."""
+MAX_RANKED = 6000
+"""Candidates that are compared with each other: those of the attacks with the lowest residuals."""
+FALSE_SHARES = (0.0, 0.01, 0.05)
+"""Shares of false pictures at which the images in the head of a ranking are counted."""
 MIN_WINDOW = 11
-SAID = {
+RECORDED = {
     **{name: name for name in ("attack", "candidate", "label", "n_attacks")},
     **{"n_candidates": "n_members", "agreement": "agreement", "lam": "lam"},
     **{"nearest_image": "nearest", "ssim": "ssim", "ssim_as_negative": "as_negative"},
 }
-"""What the record has of each picture, by the name of a `Ranked`."""
+"""The facts of each picture in the record, and their attribute of `Ranked`."""
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """One picture, best supported first: a group of candidates and the one that stands for it.
+
+    `n_attacks` of the ranked attacks have it, in `n_members` candidates. `agreement` is the mean
+    correlation with its best match in each other attack, or, after a single attack, the
+    consistency over its iterations, or the trust in a source of the span attack. `label` is -1 or
+    +1, a class, or None under regression. `nearest` and `ssim`: the training image most like it, if
+    known; `as_negative`: the SSIM of its negative, where that is more like one.
+    """
+
+    attack: int
+    candidate: int
+    label: int | None
+    n_attacks: int
+    n_members: int
+    agreement: float
+    lam: float | None
+    x: Float[Tensor, "c h w"]
+    picture: Float[Tensor, "c h w"]
+    nearest: int | None = None
+    ssim: float | None = None
+    as_negative: float | None = None
+
+
+@dataclass(frozen=True)
+class RankingQuality:
+    """Quality of the ranking by the training images. `spearman`: correlation of the order with the
+    best SSIM with any of them. `n_false` of all pictures are like none. `n_found`: training images
+    at each of `FALSE_SHARES` (`recon_core.criteria.images_found`)."""
+
+    spearman: float | None
+    n_false: int
+    n_found: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -76,103 +124,209 @@ class Results:
     convention: SSIMConvention
     exhaustive: bool
     method: Literal["kkt", "span"] = "kkt"
-    found: Found | None = None
+    found: RankingQuality | None = None
     compared: dict[str, Any] | None = None
 
 
+def to_pictures(x: Float[Tensor, "p c h w"], mean: Tensor | None) -> Float[Tensor, "p c h w"]:
+    """Raw candidates as pictures in [0, 1]: as far from the mean as they can go (image restoration
+    paper, section 5.1), from grey where the mean is unknown; where nothing was subtracted in
+    training, as bright as they can be."""
+    if mean is None:
+        return fit_to_range(x, torch.full(x.shape[1:], GREY, dtype=x.dtype))
+    if not bool(mean.any()):
+        return scaled_to_range(x)
+    return fit_to_range(x, mean)
+
+
+@dataclass(frozen=True)
+class SavedCandidates:
+    """The attacks' candidates at the last saved iteration, one attack in memory at a time.
+
+    With `signs`, each is followed, m rows below, by its negative.
+    """
+
+    cache: Path
+    runs: Sequence[AttackRun]
+    shape: Shape
+    std: Tensor | float
+    signs: bool
+
+    def saved(self, number: int) -> tuple[Float[Tensor, "s m c h w"], dict[str, Tensor]]:
+        """x at every saved iteration, times std and so in units of pictures, in float32, and
+        everything that was saved."""
+        _run, found = read_attack(self.cache, number)
+        return found["x"].float().unflatten(-1, self.shape) * self.std, found
+
+    def __iter__(self) -> Iterator[tuple[int, Float[Tensor, "m c h w"]]]:
+        for run in self.runs:
+            x = self.saved(run.number)[0][-1]
+            yield run.number, torch.cat([x, -x]) if self.signs else x
+
+
 def gather(job: WeightsJob, runs: Sequence[AttackRun], prepared: PreparedWeights) -> Results:
-    """Rank and score what the attacks in `job.out` left at their last saved iteration."""
-    usable = [run for run in runs if run.ending == "ok"]
-    span = isinstance(job.attack, SpanAttack)
-    shape, mean = prepared.victim.architecture.shape, prepared.mean
-    truth, decoys = prepared.truth, prepared.decoys
-    scale = 1.0 if prepared.std is None else prepared.std
+    """Rank and score the candidates of the attacks in `job.out` at their last saved iteration."""
+    attack, usable = job.attack, [run for run in runs if run.ending == "ok"]
+    shape, mean, labels = prepared.victim.architecture.shape, prepared.mean, None
+    span, scale = not isinstance(attack, KKTAttack), 1.0 if prepared.std is None else prepared.std
     last = SavedCandidates(job.out / "cache", usable, shape, scale, signs=span)
+    if isinstance(attack, KKTAttack) and attack.condition != "regression":
+        classes = attack.classes(prepared.victim.architecture.n_outputs, torch.device("cpu"))
+        labels = (attack.signs(torch.zeros(())) if classes is None else classes).long()
+    ranked, n_compared = rank(last, labels, mean) if usable else ([], 0)
+    n_candidates = sum(len(x) for _number, x in last)
     convention: SSIMConvention = "gaussian11" if min(shape[1:]) >= MIN_WINDOW else "gaussian3"
-    scoring = _Scoring(last, mean, convention)
-    labels = _labels(job, prepared.victim.architecture.n_outputs)
-    ranked: list[Ranked] = []
-    n_compared = 0
-    if usable:
-        ranked, n_compared = rank_sources(last, mean) if span else rank(last, labels, mean)
-    found = None if truth is None else scoring.matches(truth.images)
-    lucky = None if decoys is None else scoring.matches(decoys.images)
-    shown, found_by = ranked[: job.n_shown], None
-    if truth is not None and ranked:
-        shown, found_by = judged(ranked, job.n_shown, truth.images, mean, convention, signs=span)
-    evidence = None
-    if truth is not None and found is not None:
-        sides = {"images": (truth.images, found.shown, found.ssim)}
-        if decoys is not None and lucky is not None:
-            sides["decoys"] = (decoys.images, lucky.shown, lucky.ssim)
-        known = mean is not None and bool(mean.any())
-        control = mean if known and mean is not None else truth.images.mean(0)
+    given = {"images": prepared.truth, "decoys": prepared.decoys}
+    sets = {name: named.images for name, named in given.items() if named is not None}
+    found = {
+        name: matches(
+            images, last, mean, convention, exhaustive=n_candidates * len(images) <= MAX_PAIRS
+        )
+        for name, images in sets.items()
+    }
+    shown, quality, evidence = ranked[: job.n_shown], None, None
+    if prepared.truth is not None:
+        images = sets["images"]
+        if ranked:
+            shown, quality = judged(ranked, job.n_shown, images, mean, convention, signs=span)
+        control = mean if mean is not None and bool(mean.any()) else images.mean(0)
+        sides = {name: (sets[name], found[name].shown, found[name].ssim) for name in sets}
         evidence = compared(sides, control.float(), good=GOOD, convention=convention)
-    n_images = sum(len(p) for p in (truth, decoys) if p is not None)
     return Results(
         ranked=tuple(shown), n_pictures=len(ranked),
         n_agreed=sum(2 * r.n_attacks >= n_compared for r in ranked) if n_compared > 1 else 0,
-        n_ranked_attacks=n_compared, truth=found, decoys=lucky, convention=convention,
-        exhaustive=scoring.exhaustive(n_images), method="span" if span else "kkt", found=found_by,
-        compared=evidence,
+        n_ranked_attacks=n_compared, truth=found.get("images"), decoys=found.get("decoys"),
+        convention=convention, method="span" if span else "kkt", found=quality, compared=evidence,
+        exhaustive=n_candidates * sum(map(len, sets.values())) <= MAX_PAIRS,
     )  # fmt: skip
 
 
-def _labels(job: WeightsJob, n_outputs: int) -> list[int] | None:
-    """What the KKT attack's candidates were given as labels."""
-    if isinstance(job.attack, SpanAttack) or job.attack.condition == "regression":
-        return None
-    classes = job.attack.classes(n_outputs, torch.device("cpu"))
-    labels = job.attack.signs(torch.zeros(())) if classes is None else classes
-    return [int(label) for label in labels]
+def rank(
+    last: SavedCandidates, labels: Tensor | None, mean: Tensor | None
+) -> tuple[list[Ranked], int]:
+    """All different pictures, the best supported first, and the number of attacks compared.
+
+    `labels` of the KKT attack's candidates; the span attack saves its own.
+    """
+    runs, span = list(last.runs), last.signs
+    if not span:
+        residuals = [torch.inf if run.residual is None else run.residual for run in runs]
+        runs = [runs[i] for i in rank_runs(torch.tensor(residuals)).tolist()]
+    n_candidates = last.saved(runs[0].number)[0].shape[1]
+    runs = runs[: max(1, MAX_RANKED // n_candidates)]
+    read = [last.saved(run.number) for run in runs]
+    x = torch.cat([saved[-1] for saved, _found in read])
+    attack = torch.tensor([run.number for run in runs]).repeat_interleave(n_candidates)
+
+    def column(name: str) -> Tensor:
+        return torch.cat([found[name] for _saved, found in read])
+
+    rows, n_attacks = torch.arange(len(x)), torch.ones(len(x), dtype=torch.int64)
+    n_members = n_attacks
+    if not span or len(runs) > 1:
+        groups = clusters(x, attack, threshold=SAME_PICTURE)
+        rows, n_attacks, n_members = groups.representative, groups.n_attacks, groups.n_members
+    label = labels
+    lam = None
+    if span:
+        label, trust = column("label"), column("trust").float()
+        support = trust if len(runs) == 1 else agreement(x, attack)
+        first = trust[rows] + n_attacks / len(runs)
+    else:
+        label = None if labels is None else labels.repeat(len(runs))
+        lam, saved = column("lam").float(), read[0][0]
+        if len(runs) > 1:  # groups are in order already
+            support, first = agreement(x, attack), torch.zeros(len(rows))
+        else:
+            support = consistency(saved) if len(saved) > 1 else torch.zeros(len(x))
+            first = support[rows]
+    pictures = to_pictures(x[rows], mean)
+    ranked = []
+    for i in first.argsort(descending=True, stable=True).tolist():
+        row = int(rows[i])
+        one = Ranked(
+            attack=int(attack[row]), candidate=row % n_candidates,
+            label=None if label is None else int(label[row]), n_attacks=int(n_attacks[i]),
+            n_members=int(n_members[i]), agreement=float(support[row]),
+            lam=None if lam is None else float(lam[row]), x=x[row], picture=pictures[i],
+        )  # fmt: skip
+        ranked.append(one)
+    return ranked, len(runs)
 
 
-class _Scoring:
-    """Best matches of given images among all candidates, attack after attack."""
-
-    def __init__(
-        self, last: SavedCandidates, mean: Tensor | None, convention: SSIMConvention
-    ) -> None:
-        self.last, self.mean, self.convention = last, mean, convention
-        self.n_candidates = sum(len(x) for _number, x in last)
-
-    def exhaustive(self, n_images: int) -> bool:
-        """True if every candidate is compared with every image by SSIM."""
-        return self.n_candidates * n_images <= MAX_PAIRS
-
-    def matches(self, images: Float[Tensor, "n c h w"]) -> Matches:
-        """The candidate with the highest SSIM for each image."""
-        n = len(images)
-        best = torch.full((n,), -1.0)
-        attack, candidate = torch.full((n,), -1), torch.full((n,), -1)
-        picture = torch.zeros_like(images)
-        by_attack = {}
-        for number, x in self.last:
-            n_candidates = len(x) // (1 + self.last.signs)
-            pictures = to_pictures(x, self.mean)
-            score, row = self._best(pictures, images)
-            by_attack[number] = int((score > GOOD).sum())
-            better = score > best
-            best = torch.where(better, score, best)
-            attack[better], candidate[better] = number, row[better] % n_candidates
-            picture[better] = pictures[row[better]]
-        return Matches(best, attack, candidate, picture, by_attack)
-
-    def _best(
-        self, pictures: Float[Tensor, "m c h w"], images: Float[Tensor, "n c h w"]
-    ) -> tuple[Float[Tensor, " n"], Int64[Tensor, " n"]]:
-        """(score, row) of each image's best picture; a score that is not finite counts as -1."""
-        if self.exhaustive(len(images)):
-            scores = ssim_matrix(pictures, images, convention=self.convention)
-            best = scores.nan_to_num(nan=-1.0).max(0)
-            return best.values, best.indices
-        near = ncc_matrix(pictures, images).nan_to_num(nan=torch.inf)
-        rows = near.topk(min(N_NEAREST, len(pictures)), dim=0, largest=False).indices
-        each = torch.stack(
-            [ssim_pairs(pictures[row], images, convention=self.convention) for row in rows]
+def judged(
+    ranked: Sequence[Ranked],
+    n_shown: int,
+    images: Float[Tensor, "n c h w"],
+    mean: Tensor | None,
+    convention: SSIMConvention,
+    *,
+    signs: bool,
+) -> tuple[list[Ranked], RankingQuality | None]:
+    """Pictures that are shown, each with its nearest training image, and the order's quality."""
+    whole = (1 + signs) * len(ranked) * len(images) <= MAX_PAIRS
+    compared = ranked if whole else ranked[:n_shown]
+    pictures = torch.stack([r.picture for r in compared])
+    scores = ssim_matrix(pictures, images, convention=convention).nan_to_num(nan=-1.0)
+    either = scores
+    if signs:
+        negatives = to_pictures(-torch.stack([r.x for r in compared]), mean)
+        turned = ssim_matrix(negatives, images, convention=convention).nan_to_num(nan=-1.0)
+        either = torch.maximum(scores, turned)
+    best, most = scores.max(1).values, either.max(1)
+    shown = [
+        replace(
+            r,
+            nearest=int(most.indices[i]),
+            ssim=float(best[i]),
+            as_negative=float(most.values[i]) if most.values[i] > best[i] else None,
         )
-        best = each.nan_to_num(nan=-1.0).max(0)
-        return best.values, rows.gather(0, best.indices[None]).squeeze(0)
+        for i, r in enumerate(compared[:n_shown])
+    ]
+    if not whole:
+        return shown, None
+    order = -np.arange(len(ranked), dtype=np.float64)
+    by_order = rank_correlation(order, most.values.double().numpy())
+    n_found = images_found(either.numpy(), good=GOOD, false_shares=FALSE_SHARES)
+    return shown, RankingQuality(by_order["spearman"], int((most.values <= GOOD).sum()), n_found)
+
+
+def matches(
+    images: Float[Tensor, "n c h w"],
+    last: SavedCandidates,
+    mean: Tensor | None,
+    convention: SSIMConvention,
+    *,
+    exhaustive: bool,
+) -> Matches:
+    """Find the candidate with the highest SSIM for each image, attack after attack.
+
+    Unless `exhaustive`, only the N_NEAREST candidates of each attack by correlation are compared. A
+    score that is not finite counts as -1.
+    """
+    n = len(images)
+    best, picture = torch.full((n,), -1.0), torch.zeros_like(images)
+    attack, candidate = torch.full((n,), -1), torch.full((n,), -1)
+    by_attack = {}
+    for number, x in last:
+        pictures, n_candidates = to_pictures(x, mean), len(x) // (1 + last.signs)
+        if exhaustive:
+            scores = ssim_matrix(pictures, images, convention=convention)
+            score, row = scores.nan_to_num(nan=-1.0).max(0)
+        else:
+            near = ncc_matrix(pictures, images).nan_to_num(nan=torch.inf)
+            rows = near.topk(min(N_NEAREST, len(pictures)), dim=0, largest=False).indices
+            scores = torch.stack(
+                [ssim_pairs(pictures[some], images, convention=convention) for some in rows]
+            )
+            score, place = scores.nan_to_num(nan=-1.0).max(0)
+            row = rows.gather(0, place[None]).squeeze(0)
+        by_attack[number] = int((score > GOOD).sum())
+        better = score > best
+        best = torch.where(better, score, best)
+        attack[better], candidate[better] = number, row[better] % n_candidates
+        picture[better] = pictures[row[better]]
+    return Matches(best, attack, candidate, picture, by_attack)
 
 
 def scores_record(results: Results, truth: Named | None, decoys: Named | None) -> dict[str, Any]:
@@ -185,7 +339,7 @@ def scores_record(results: Results, truth: Named | None, decoys: Named | None) -
             "same_picture_above": SAME_PICTURE,
             "found": None if results.found is None else asdict(results.found),
             "pictures": [
-                {"rank": rank} | {name: rounded(getattr(r, key)) for name, key in SAID.items()}
+                {"rank": rank} | {name: rounded(getattr(r, key)) for name, key in RECORDED.items()}
                 for rank, r in enumerate(results.ranked, start=1)
             ],
         },

@@ -11,11 +11,10 @@ from typer.testing import CliRunner
 from flows.cli.main import app
 from flows.families.weights.study import GRIDS
 from flows.study import kind_of, study
-from recon_core.victims.separability import MixCon
-from tasks.families.weights.study.cost import (
+from tasks.families.weights.study.figure_specs import describe_figures, kernels_of
+from tasks.families.weights.study.settings import (
     Pace,
 )
-from tasks.families.weights.study.figure_specs import describe_figures, kernels_of
 
 RUN = CliRunner()
 STUDIES = {kind.name: kind for kind in GRIDS}
@@ -80,19 +79,6 @@ def test_some_cells_of_a_study(tmp_path: Path) -> None:
         assert kernels_of(some) == []
     with pytest.raises(ValueError, match="unknown cell '7 classes'"):
         study("multiclass", "cpu", only="7 classes")
-
-
-def test_the_victims_of_every_cell_can_be_defended() -> None:
-    chosen = {"experiment.defence.lam": "2", "experiment.defence.kind": "mixcon"}
-    made = study("width", "cpu", chosen)
-    assert {cell.experiment.defence for cell in made.cells} == {MixCon(lam=2.0)}
-    plain = study("width", "cpu")
-    assert changed(made, {"experiment.defence": "null"}) == plain
-    assert all(cell.experiment.defence is None for cell in plain.cells)
-    with pytest.raises(ValueError, match="kind must be one of mixcon, unicon"):
-        study("width", "cpu", {"experiment.defence.kind": "magic"})
-    with pytest.raises(ValueError, match=r"training.batch_size=\d+ with a defence"):
-        study("large", "cpu", {**chosen, "experiment.training.batch_size": "7"})
 
 
 PACE = Pace(epoch_s=1e-3, training_rate=1e9, iteration_s=2e-3, attack_rate=2e9)

@@ -44,7 +44,7 @@ def test_every_study_is_listed_with_its_sizes() -> None:
 def test_a_dry_run_says_what_it_would_take_and_makes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str
 ) -> None:
-    monkeypatch.setattr("tasks.families.weights.study.cost.measured_pace", lambda _device: PACE)
+    monkeypatch.setattr("tasks.families.weights.study.settings.measured_pace", lambda _device: PACE)
     store = tmp_path / "study"
     asked = ["--store", str(store), "--workers", "1", "--device", "cpu", "--dry-run"]
     done = RUN.invoke(app, ["study", *words, *asked])

@@ -1,4 +1,4 @@
-"""MixCon and UniCon in the training of kkt victims: gradients, effects, and what is refused."""
+"""MixCon and UniCon in the training of classifiers: gradients, effects, and what is refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from recon_core.optimisers import Optimiser
 from recon_core.victims.losses import Loss
-from recon_core.victims.network import Architecture, Conv, Network, Parameters
+from recon_core.victims.network import Architecture, Conv, Parameters
 from recon_core.victims.separability import (
     Defence,
     MixCon,
@@ -22,15 +22,6 @@ from recon_core.victims.separability import (
     unicon,
 )
 from recon_core.victims.training import Trained, Training, train
-from tests.recon_core.small_runs import (
-    CPU,
-    QUICK_ALL,
-    assert_all_equal,
-    assert_equal_results,
-    images,
-    run,
-    specs,
-)
 from tests.recon_core.victims.small_victims import (
     GD,
     architecture,
@@ -233,61 +224,19 @@ def test_nothing_in_a_step_looks_at_a_number() -> None:
         assert defence_gradient(defence, h).shape == h.shape
 
 
-@pytest.mark.usefixtures("one_thread")
-def test_runs_sweeps_and_stacks_of_defended_victims_agree(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    quick = replace(QUICK_ALL, defence=MixCon(lam=1.0), defence_layer=1)
-    results = run(quick)
-    for result in results:
-        (alone,) = run(quick, [result.spec])
-        assert_equal_results(result, alone)
-        assert len(result.pairs) > 0
-    undefended = run(replace(quick, defence=MixCon(lam=0.0)))
-    assert_all_equal(undefended, run(QUICK_ALL))
-    assert results[0].stats["train_loss"] != undefended[0].stats["train_loss"]
-    swept = [replace(results[0].spec, run=number, victim=0) for number in range(2)]
-    in_sweep = quick.run_batch(swept, images(swept[:1]).expand(2, -1, -1, -1, -1), device=CPU)
-    assert in_sweep[0].stats["train_loss"] == results[0].stats["train_loss"]
-    assert in_sweep[0].stats["attack_loss"] != in_sweep[1].stats["attack_loss"]
-    monkeypatch.setattr("recon_core.attacks.family_run.stack_size", lambda _device, n_runs: n_runs)
-    assert_all_equal(results, run(quick), tolerance=1e-3)
-
-
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("defence", "labels", "said"),
     [
-        ({"defence_layer": 1}, r"defence_layer=1 without a defence; .*kind=mixcon"),
-        ({"defence": MixCon(), "defence_layer": 3}, r"defence_layer=3 is no .* has 2: .* 1 to 2"),
-        ({"defence": UniCon(), "defence_layer": 0}, r"defence_layer=0 is no hidden layer"),
-        (
-            {"defence": MixCon(), "training": Training(batch_size=4)},
-            r"training.batch_size=4 with a defence.*set batch_size to null",
-        ),
+        (MixCon(), [(0,) * 8], r"no image of class 1"),
+        (MixCon(), [(0, 1) * 4, (0,) * 5 + (1,) * 3], r"victim 0 has 4 images, of victim 1 3"),
+        (UniCon(), [(0,) * 7 + (1,)], r"UniCon .*at least 2"),
     ],
 )
-def test_settings_that_do_not_go_together_are_refused(settings: dict[str, Any], said: str) -> None:
+def test_labels_without_tuples_are_refused(
+    defence: Defence, labels: list[tuple[int, ...]], said: str
+) -> None:
     with pytest.raises(ValueError, match=said):
-        replace(QUICK_ALL, **settings)
-    conv = Network(widths=(8,), conv=Conv(kernel=3, channels=2))
-    assert replace(QUICK_ALL, victim=conv, defence=MixCon(), defence_layer=2).defence_layer == 2
-
-
-def test_labels_without_tuples_are_refused_whatever_they_are_batched_with() -> None:
-    guarded = replace(QUICK_ALL, defence=MixCon())
-    one, two, three = specs()
-    with pytest.raises(ValueError, match=r"no image of class 1"):
-        run(guarded, [replace(one, labels=(0,) * 8)])
-    uneven = replace(two, labels=(0,) * 5 + (1,) * 3)
-    with pytest.raises(
-        ValueError, match=r"victim 0 has 4 images, of victim 1 3; .* run them apart"
-    ):
-        run(guarded, [one, uneven, three])
-    (alone,) = run(guarded, [uneven])
-    assert alone.stats["train_loss"] > 0
-    lonely = replace(one, labels=(0,) * 7 + (1,))
-    with pytest.raises(ValueError, match=r"UniCon compares images of a class.*at least 2"):
-        run(replace(QUICK_ALL, defence=UniCon()), [lonely])
+        tuples_of(defence, torch.tensor(labels), 2)
 
 
 def test_tuples_are_the_ith_images_of_every_class() -> None:

@@ -31,9 +31,9 @@ def test_the_time_left_is_by_what_units_of_the_same_kind_took() -> None:
     run.waiting = {name: unit(name, "span") for name in ("1", "2")}
     assert run._left() == Left(3.0)  # six seconds of work on two workers
     run.running = {"3": (unit("3", "KKT"), future)}
-    run.heard = {"3": (0.05, 1.0)}
+    run.reported = {"3": (0.05, 1.0)}
     assert run._left() == Left(3.0, is_all=False)  # too early to say how long that takes
-    run.heard = {"3": (0.25, 10.0)}
+    run.reported = {"3": (0.25, 10.0)}
     run.waiting["4"] = unit("4", "KKT")
     assert run._left() == Left((6.0 + 30.0 + 40.0) / 2)
 

@@ -29,7 +29,7 @@ from recon_core.victims.autoencoder_training import AutoencoderTraining
 from storage.errors import SourceError
 from storage.sources.load import ImageSet, Split, load_images
 from storage.sources.pictures import CorruptPictureError, read_picture
-from tasks.study.images import Ids, Pixels, balanced_order, content_of
+from tasks.study.products import Ids, Pixels, balanced_order, content_of
 from tasks.training.inpainter import Inpainter
 
 STORED = 16

@@ -39,12 +39,13 @@ from recon_core.victims.autoencoder import Model, Weights, initial_weights, n_pa
 from recon_core.victims.autoencoder_training import Checkpoint, Overfitted, train_autoencoders
 from storage.checkpoints import save_checkpoint
 from tasks.families.autoencoder.study.settings import STORED, Methods, RecoveryVictim, level_name
-from tasks.study.images import Ids, Pixels
 from tasks.study.products import (
     NOTHING,
     Arrays,
     Folder,
+    Ids,
     Job,
+    Pixels,
     hash_of,
     key_of,
     loaded,

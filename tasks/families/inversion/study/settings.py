@@ -25,7 +25,7 @@ from recon_core.victims.separability import EPS, MixCon, UniCon
 from recon_core.victims.split import LENET_CUTS
 from recon_core.victims.split_training import Defence, SplitTraining
 from storage.sources.load import ImageSet, load_images
-from tasks.study.images import Pixels, balanced_order, content_of
+from tasks.study.products import Pixels, balanced_order, content_of
 
 LAMS = (0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 100.0)
 BETAS = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8)

@@ -13,38 +13,35 @@ stand beside it. The questions about the span attack, which no paper asks, are b
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from tasks.families.weights.study import checks
-from tasks.families.weights.study import span_checks as span
-from tasks.families.weights.study.results import Record, Results
+from tasks.families.weights.study import results as checks
+from tasks.families.weights.study import span_claims as span
+from tasks.families.weights.study.results import Results
 from tasks.study.statements import AT_OUR_SIZE, Statement, decided
 
 
-def check_claims(record: Record) -> list[dict[str, Any]]:
-    """Every claim about the study of this record, with the verdict."""
+def check_claims(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Decide every claim about the study of this record; those of the KKT paper by the authors'
+    window, with the numbers by ours beside them where they differ."""
     statements = STATEMENTS.get(str(record["name"]), ())
     by_ours = decided(statements, Results(record))
     if statements is span.STATEMENTS:
         return by_ours
-    return [
-        beside(*both)
-        for both in zip(decided(statements, Results(record, window=3)), by_ours, strict=True)
-    ]
-
-
-def beside(by_theirs: dict[str, Any], by_ours: dict[str, Any]) -> dict[str, Any]:
-    """A claim decided by the authors' window, with what ours gives where that is something else."""
-    numbers, other = by_theirs["ours"], by_ours["ours"]
-    if numbers == other:
-        return by_theirs
-    differs = by_theirs["outcome"] != by_ours["outcome"]
-    more = f" ({by_ours['outcome']})" if differs else ""
-    if not differs:
-        numbers, less, size = numbers.partition(AT_OUR_SIZE)
-        other, more = other.partition(AT_OUR_SIZE)[0], less + size
-    return by_theirs | {"ours": f"window of 3: {numbers}; window of 11: {other}{more}"}
+    by_theirs = decided(statements, Results(record, window=3))
+    for claim, ours in zip(by_theirs, by_ours, strict=True):
+        numbers, other, more = claim["ours"], ours["ours"], ""
+        if numbers == other:
+            continue
+        if claim["outcome"] != ours["outcome"]:
+            more = f" ({ours['outcome']})"
+        else:
+            numbers, less, size = numbers.partition(AT_OUR_SIZE)
+            other, more = other.partition(AT_OUR_SIZE)[0], less + size
+        claim["ours"] = f"window of 3: {numbers}; window of 11: {other}{more}"
+    return by_theirs
 
 
 MORE = "the difference holds in every row"

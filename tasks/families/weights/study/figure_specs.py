@@ -1,6 +1,6 @@
 """Figures of a study's page in its words: heatmaps, lines, scatter plots and kernels, over cells.
 
-`tasks.families.weights.study.figures` draws them. Numbers of figures are the KKT paper's.
+`tasks.families.weights.study.page` draws them. Numbers of figures are the KKT paper's.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ NOT_ALL = (
     "other settings may bring back more."
 )
 SEVERAL = "Bars are intervals of 95 % over images."
-
-
-OF_ALL = ("name", "title", "where")
-FIELDS = {
-    "heatmap": (*OF_ALL, "panel", "x", "y", "value", "also", "caption", "cannot"),
-    "lines": (*OF_ALL, "panel", "x", "series", "value", "baselines", "also", "caption", "cannot"),
-    "scatter": (*OF_ALL, "x", "cells", "caption", "cannot"),
-    "kernels": (*OF_ALL, "cells", "caption", "cannot"),
-}
-"""A heatmap shows a `value` of the cells of a `panel`, and of the cells `also`, over two axes;
-lines show it over one, a line per value of the axis `series`, with cells as levels (`baselines`);
-a scatter shows the SSIM of every image of its cells against its margin or loss."""
-DEFAULTS = {"where": "", "series": None, "baselines": (), "also": (), "cannot": NOT_ALL}
+BOUNDARY = "Distance from the boundary"
+SHARE = "Share of the training images that came back good"
 
 Figure = dict[str, Any]
 
 
-def _figure(kind: str, **given: Any) -> Figure:
-    return {"kind": kind} | {
-        key: given[key] if key in given else DEFAULTS[key] for key in FIELDS[kind]
-    }
+def heatmap(name: str, title: str, caption: str, **given: Any) -> Figure:
+    """A `value` of the cells of a `panel`, and of the cells `also`, over two axes, `x` and `y`."""
+    shown = {"where": "", "also": (), "cannot": NOT_ALL} | given
+    return {"kind": "heatmap", "name": name, "title": title, "caption": caption} | shown
 
 
-heatmap, lines, kernels = (partial(_figure, kind) for kind in ("heatmap", "lines", "kernels"))
-scatter = partial(_figure, "scatter", x="margin", cannot=NO_CAUSE)
+def lines(name: str, title: str, caption: str, **given: Any) -> Figure:
+    """A `value` over one axis, a line per value of the axis `series`, `baselines` as levels."""
+    shown = {"where": "", "series": None, "baselines": (), "also": (), "cannot": NOT_ALL} | given
+    return {"kind": "lines", "name": name, "title": title, "caption": caption} | shown
+
+
+def scatter(
+    name: str, title: str, caption: str, where: str, cells: Sequence[int], **given: Any
+) -> Figure:
+    """SSIM of every image of the cells against its margin (or loss, by `x`)."""
+    shown = {"where": f"KKT paper, {where}", "x": "margin", "cells": tuple(cells)}
+    shown |= {"caption": caption, "cannot": NO_CAUSE}
+    return {"kind": "scatter", "name": name, "title": title} | shown | given
 
 
 def kernels_of(study: Study) -> list[int]:
@@ -60,69 +60,58 @@ def describe_figures(study: Study) -> Sequence[Figure]:
     study, what every cell has."""
     if study.name in FIGURES and not study.only:
         return FIGURES[study.name](study)
+    every = range(len(study.cells))
     return [
-        scatter(
-            name="boundary",
-            title="Distance from the boundary",
-            where="KKT paper, section 3",
-            cells=tuple(range(len(study.cells))),
-            caption="Every training image of every cell.",
-        )
+        scatter("boundary", BOUNDARY, "Every training image of every cell.", "section 3", every)
     ]
 
 
 def multiclass(study: Study) -> Sequence[Figure]:
-    n = study.cells[cells_of(study, "binary")[0]].images_per_run
+    binary = cells_of(study, "binary")
+    n = study.cells[binary[0]].images_per_run
     ten = [k for k in cells_of(study, "fixed") if study.cells[k].at["n_classes"] == 10]
     largest = max(study.axes["per_class"].values)
     row = [k for k in cells_of(study, "grid") if study.cells[k].at["per_class"] == largest]
+    grid = partial(heatmap, panel="grid", x="n_classes", y="per_class")
     return [
         scatter(
-            name="boundary",
-            title=f"Ten classes and two, {n} images each",
-            where="KKT paper, figure 2",
-            cells=(*ten, *cells_of(study, "binary")),
-            caption="Every training image of the three networks of each kind: how well it came "
-            "back, against how far it is from the decision boundary.",
+            "boundary",
+            f"Ten classes and two, {n} images each",
+            "Every training image of the three networks of each kind: how well it came back, "
+            "against how far it is from the decision boundary.",
+            "figure 2",
+            [*ten, *binary],
         ),
-        heatmap(
-            name="good",
-            title="Good reconstructions per network",
+        grid(
+            "good",
+            "Good reconstructions per network",
+            "Training images that came back good, per network.",
             where="KKT paper, figure 3b",
-            panel="grid",
-            x="n_classes",
-            y="per_class",
             value="n_good",
-            caption="Training images that came back good, per network.",
         ),
-        heatmap(
-            name="share",
-            title="Share of the training images that came back good",
+        grid(
+            "share",
+            SHARE,
+            "The same as a share of each network's images, which are more with more classes.",
             where="KKT paper, figure 3",
-            panel="grid",
-            x="n_classes",
-            y="per_class",
             value="good_fraction",
-            caption="The same as a share of each network's images, which are more with more "
-            "classes.",
         ),
         scatter(
-            name="classes",
-            title=f"By number of classes, {largest} images of each",
-            where="KKT paper, figure 3a",
-            cells=tuple(row),
-            caption="More classes put more images close to a boundary.",
+            "classes",
+            f"By number of classes, {largest} images of each",
+            "More classes put more images close to a boundary.",
+            "figure 3a",
+            row,
         ),
         lines(
-            name="fixed",
-            title="The same number of images in all",
+            "fixed",
+            "The same number of images in all",
+            f"Good reconstructions of some {n} images, shared by more and more classes. {SEVERAL}",
             where="KKT paper, figure 9",
             panel="fixed",
             x="n_classes",
             value="n_good",
-            baselines=cells_of(study, "binary"),
-            caption=f"Good reconstructions of some {n} images, shared by more and more classes. "
-            f"{SEVERAL}",
+            baselines=binary,
         ),
     ]
 
@@ -130,23 +119,23 @@ def multiclass(study: Study) -> Sequence[Figure]:
 def losses(study: Study) -> Sequence[Figure]:
     return [
         heatmap(
-            name="good",
-            title="Share of the training images that came back good",
+            "good",
+            SHARE,
+            "By the loss that the network was trained with, and the number of its images.",
             where="KKT paper, figure 4",
             panel="grid",
             x="n_images",
             y="loss",
             value="good_fraction",
-            caption="By the loss that the network was trained with, and the number of its images.",
         ),
         scatter(
-            name="loss",
-            title="Images with a higher loss come back better",
-            where="KKT paper, figure 4",
+            "loss",
+            "Images with a higher loss come back better",
+            "Every training image: how well it came back, against the loss that the trained "
+            "network has on it.",
+            "figure 4",
+            cells_of(study, "grid"),
             x="loss",
-            cells=cells_of(study, "grid"),
-            caption="Every training image: how well it came back, against the loss that the "
-            "trained network has on it.",
             cannot="A cause, nor a comparison of losses: they have different units.",
         ),
     ]
@@ -157,7 +146,7 @@ def weight_decay(study: Study) -> Sequence[Figure]:
     shown: tuple[tuple[str, str, str], ...] = (
         (
             "good_fraction",
-            "Share of the training images that came back good",
+            SHARE,
             f"From a standard start with weight decay; without it, levels. {SEVERAL}",
         ),
         (
@@ -172,30 +161,31 @@ def weight_decay(study: Study) -> Sequence[Figure]:
             "Mean over networks.",
         ),
     )
-    for n_classes, where in ((2, "KKT paper, figure 5a"), (10, "KKT paper, figure 5b")):
+    for n_classes, figure in ((2, "figure 5a"), (10, "figure 5b")):
         panel = f"{n_classes} classes"
+        plain = cells_of(study, f"{panel}, no decay")
         for value, title, caption in shown:
             is_share = value == "good_fraction"
             figures.append(
                 lines(
-                    name=f"{value.replace('_', '-')}-{n_classes}",
-                    title=f"{title}, {n_classes} classes",
-                    where=where if is_share else "KKT paper, appendix E",
+                    f"{value.replace('_', '-')}-{n_classes}",
+                    f"{title}, {panel}",
+                    caption,
+                    where=f"KKT paper, {figure if is_share else 'appendix E'}",
                     panel=panel,
                     x="weight_decay",
                     value=value,
-                    baselines=cells_of(study, f"{panel}, no decay"),
-                    caption=caption,
+                    baselines=plain,
                     cannot=NOT_ALL if is_share else "That one follows from the other.",
                 )
             )
         figures.append(
             scatter(
-                name=f"boundary-{n_classes}",
-                title=f"Distance from the boundary, {n_classes} classes",
-                where="KKT paper, figure 14",
-                cells=cells_of(study, f"{panel}, no decay", panel),
-                caption="A panel per weight decay, the two starts without it first.",
+                f"boundary-{n_classes}",
+                f"{BOUNDARY}, {panel}",
+                "A panel per weight decay, the two starts without it first.",
+                "figure 14",
+                cells_of(study, f"{panel}, no decay", panel),
             )
         )
     return figures
@@ -204,85 +194,68 @@ def weight_decay(study: Study) -> Sequence[Figure]:
 def cnn(study: Study) -> Sequence[Figure]:
     convs = [c.experiment.victim.conv for c in study.cells if isinstance(c.experiment, KKT)]
     base = next(k for k, c in zip(convs, study.cells, strict=True) if c.panel == "decay")
-    shown = [k for k in cells_of(study, "grid") if convs[k] == base]
+    cells = cells_of(study, "grid")
+    grid = partial(heatmap, where="KKT paper, figure 15", panel="grid", x="kernel", y="channels")
     return [
-        heatmap(
-            name="good",
-            title="Share of the training images that came back good",
-            where="KKT paper, figure 15",
-            panel="grid",
-            x="kernel",
-            y="channels",
+        grid(
+            "good",
+            SHARE,
+            "By the side of the kernels and their number. A kernel as large as the image makes the "
+            "first layer dense.",
             value="good_fraction",
-            caption="By the side of the kernels and their number. A kernel as large as the image "
-            "makes the first layer dense.",
         ),
-        heatmap(
-            name="mean",
-            title="Mean SSIM",
-            where="KKT paper, figure 15",
-            panel="grid",
-            x="kernel",
-            y="channels",
+        grid(
+            "mean",
+            "Mean SSIM",
+            "Of all training images, good or not.",
             value="mean_ssim",
-            caption="Of all training images, good or not.",
             cannot="That an image can be recognised: the decoys' mean is in the table of cells.",
         ),
         lines(
-            name="decay",
-            title="By weight decay",
+            "decay",
+            "By weight decay",
+            f"Beside two starts without weight decay. {SEVERAL}",
             where="KKT paper, figure 5c",
             panel="decay",
             x="weight_decay",
             value="good_fraction",
             baselines=cells_of(study, "no decay"),
-            caption=f"Beside two starts without weight decay. {SEVERAL}",
         ),
         scatter(
-            name="boundary",
-            title="Distance from the boundary",
-            where="KKT paper, figure 15",
-            cells=cells_of(study, "grid"),
-            caption="A panel per kernel and number of channels.",
+            "boundary", BOUNDARY, "A panel per kernel and number of channels.", "figure 15", cells
         ),
-        kernels(
-            name="kernels",
-            title="Kernels of a trained network",
-            where="KKT paper, figure 16",
-            cells=tuple(shown),
-            caption="All kernels of the first layer, each from its smallest weight (black) to its "
-            "largest (white).",
-            cannot="That images are stored in kernels: these are far smaller than the images.",
-        ),
+        {
+            "kind": "kernels",
+            "name": "kernels",
+            "title": "Kernels of a trained network",
+            "where": "KKT paper, figure 16",
+            "cells": tuple(k for k in cells if convs[k] == base),
+            "caption": "All kernels of the first layer, each from its smallest weight (black) to "
+            "its largest (white).",
+            "cannot": "That images are stored in kernels: these are far smaller than the images.",
+        },
     ]
 
 
 def width(study: Study) -> Sequence[Figure]:
     return [
         heatmap(
-            name=f"good-{loss.lower()}",
-            title=f"Good reconstructions per network, {loss}",
+            f"good-{loss.lower()}",
+            f"Good reconstructions per network, {loss}",
+            "Per network, and as a share of its images.",
             where="KKT paper, figure 7",
             panel=loss,
             x="width",
             y="n_images",
             value="n_good",
-            caption="Per network, and as a share of its images.",
         )
         for loss in dict.fromkeys(cell.panel for cell in study.cells)
     ]
 
 
 def large(study: Study) -> Sequence[Figure]:
-    return [
-        scatter(
-            name="boundary",
-            title="Distance from the boundary",
-            where="KKT paper, figure 17b",
-            cells=cells_of(study, "large"),
-            caption="Every training image of the network.",
-        )
-    ]
+    caption = "Every training image of the network."
+    return [scatter("boundary", BOUNDARY, caption, "figure 17b", cells_of(study, "large"))]
 
 
 def span(study: Study) -> Sequence[Figure]:
@@ -297,29 +270,24 @@ def span(study: Study) -> Sequence[Figure]:
                 for k in cells_of(study, "start")
                 if study.cells[k].at["start"] == "standard, known"
             )
-        common: dict[str, Any] = {
-            "name": panel.replace(", ", "-").replace(" ", "-"),
-            "title": f"Share of good images, by {title}",
-            "panel": panel,
-            "value": "good_fraction",
-            "also": also,
-            "cannot": ONE_AWAY,
-        }
+        name = panel.replace(", ", "-").replace(" ", "-")
+        shown = f"Share of good images, by {title}"
+        common = {"panel": panel, "value": "good_fraction", "also": also, "cannot": ONE_AWAY}
         if study.axes[axis].scale == "category":
-            figures.append(heatmap(x="attack", y=axis, caption=EQUAL_TIME, **common))
+            figures.append(heatmap(name, shown, EQUAL_TIME, x="attack", y=axis, **common))
         else:
             caption = f"{EQUAL_TIME} {SEVERAL}"
-            figures.append(lines(x=axis, series="attack", caption=caption, **common))
+            figures.append(lines(name, shown, caption, x=axis, series="attack", **common))
     seconds = lines(
-        name="seconds",
-        title="Seconds of an attack, by the number of images",
+        "seconds",
+        "Seconds of an attack, by the number of images",
+        "Work of one core, the comparison with the training images included. Networks are trained "
+        "before.",
         panel="images",
         x="images",
         series="attack",
         value="attack_seconds",
         also=base,
-        caption="Work of one core, the comparison with the training images included. Networks are "
-        "trained before.",
         cannot="What the KKT attack needs: it was given this time.",
     )
     return [figures[0], seconds, *figures[1:]]

@@ -1,25 +1,34 @@
-"""study.json: what came back in every cell, as numbers and as a few pictures (docs/studies.md).
+"""The victims of a study, trained before any is attacked and asked afterwards, and its record.
 
-The scores are those of the evaluation of the study's store (docs/evaluation.md), cell by cell. What
-only victims can tell is asked of them: losses, accuracy on unseen images, kernels of a first layer.
+Trained first, they leave a part's seconds to its attack. They are kept where the parts look for
+them (`tasks.campaign.victim_files`); a worker that cannot read that folder trains a victim again.
+Cells that differ only in what comes after have the same victims. study.json (docs/studies.md) has
+the scores of the evaluation of the study's store (docs/evaluation.md), cell by cell, and what only
+victims can tell: losses, accuracy on unseen images, kernels of a first layer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from distributed import Client, as_completed
 
 from recon_core.attacks.kkt.results import KnownVictim
-from recon_core.experiments import KKT
+from recon_core.experiments import KKT, Experiment
 from recon_core.summary import detect, summarise
-from recon_core.types import Victims, seeded_generator
+from recon_core.types import RunSpec, Victims, seeded_generator
 from recon_core.victims.losses import Loss
 from storage.pairs.dataset import Dataset
+from tasks.campaign.generate import OnProgress
+from tasks.campaign.part import cpu_threads, device_name, own_device, this_worker
+from tasks.campaign.plan import sha256_of, without_attack
+from tasks.campaign.victim_files import VICTIMS, kept_victims
 from tasks.evaluation.record import rounded
 from tasks.families.weights.study.settings import Cell, Study, StudyPlan
 
@@ -35,33 +44,105 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
+class VictimJob:
+    """A victim's training; images are (n, c, h, w). `numbers`: those under which
+    the study has it."""
+
+    experiment: Experiment
+    spec: RunSpec
+    numbers: tuple[int, ...]
+    images: npt.NDArray[np.uint8]
+    device: str
+    threads: int
+    victims: tuple[str, str]
+
+
+def train_victim(job: VictimJob) -> None:
+    """Trains a victim, unless it is there, and keeps it under each of its numbers."""
+    device = own_device(job.device, this_worker())
+    kept = kept_victims(job.victims, device_name(device))
+    assert kept is not None
+    with cpu_threads(job.threads):
+        job.experiment.train_victim(
+            job.spec, torch.from_numpy(job.images), device=torch.device(device), victims=kept
+        )
+    trained = kept.get(job.spec.victim)
+    for number in job.numbers:
+        if trained is not None and kept.get(number) is None:
+            kept.put(number, trained)
+
+
+def jobs_of(plan: StudyPlan, dataset: Dataset, device: str) -> list[VictimJob]:
+    """The victims that are still to be attacked, those of many images first."""
+    study, stored = plan.study, {receipt.part for receipt in dataset.receipts}
+    missing = {
+        part * study.runs_per_part // study.n_attacks
+        for part in range(plan.sampling.n_parts)
+        if part not in stored
+    }
+    same: dict[str, list[int]] = {}
+    for victim in sorted(missing):
+        spec = plan.spec(victim * study.n_attacks)
+        experiment = asdict(plan.cell(victim).experiment)
+        without_attack(experiment)
+        key = sha256_of([experiment, spec.image_ids, spec.labels, spec.victim_stream])
+        same.setdefault(key, []).append(victim)
+    folder = str(Path(dataset.root) / VICTIMS)
+    jobs = []
+    for numbers in same.values():
+        spec = plan.spec(numbers[0] * study.n_attacks)
+        job = VictimJob(
+            experiment=plan.cell(numbers[0]).experiment,
+            spec=spec,
+            numbers=tuple(numbers),
+            images=plan.images.images[list(spec.image_ids)],
+            device=device,
+            threads=study.threads,
+            victims=(folder, study.victims_fingerprint(plan.images)),
+        )
+        jobs.append(job)
+    return sorted(jobs, key=lambda job: -len(job.images))
+
+
+def train_victims(
+    plan: StudyPlan, dataset: Dataset, client: Client, *, device: str, on_progress: OnProgress
+) -> None:
+    """Trains what is missing on the workers; raises what a training raises."""
+    jobs = jobs_of(plan, dataset, device)
+    with client.as_current():
+        futures = [client.submit(train_victim, job, pure=False) for job in jobs]
+        try:
+            for done, future in enumerate(as_completed(futures)):
+                future.result()
+                on_progress(done + 1, len(jobs), "")
+        finally:
+            for future in futures:
+                future.cancel()
+
+
+@dataclass(frozen=True)
 class Examined:
     """Answers of a victim about its own images and others; None where there are none."""
 
     loss: Floats
-    n_effective: float | None
-    train_loss: float
-    train_accuracy: float
-    test_accuracy: float | None
-    kernels: npt.NDArray[np.uint8] | None
-
-    @classmethod
-    def nothing(cls, n_images: int) -> Examined:
-        """Answers of a family whose victims are not asked."""
-        return cls(np.full(n_images, np.nan), None, np.nan, np.nan, None, None)
+    n_effective: float | None = None
+    train_loss: float = np.nan
+    train_accuracy: float = np.nan
+    test_accuracy: float | None = None
+    kernels: npt.NDArray[np.uint8] | None = None
 
 
 def examine(
     plan: StudyPlan, victim: int, *, tests: npt.NDArray[np.int64], device: str, victims: Victims
 ) -> Examined:
-    """The victim, as it is kept or trained again, on its images and on `tests`, ids of images that
-    it has not seen; those of classes that it does not know are left out."""
+    """Ask a victim, kept or trained again, about its images and `tests`, ids of images that it has
+    not seen; those of classes that it does not know are left out."""
     cell = plan.cell(victim)
     spec = plan.spec(victim * plan.study.n_attacks)
     images = torch.from_numpy(plan.images.images[list(spec.image_ids)])
     known = cell.experiment.train_victim(spec, images, device=torch.device(device), victims=victims)
     if not isinstance(known, KnownVictim) or not isinstance(cell.experiment, KKT):
-        return Examined.nothing(len(images))
+        return Examined(np.full(len(images), np.nan))  # a family whose victims are not asked
     labels = plan.labels_of(cell)
     usable = tests[labels[tests] >= 0]
     others = torch.from_numpy(plan.images.images[usable])
@@ -93,17 +174,37 @@ def describe_study(
     examined: Mapping[int, Examined],
     dataset: Dataset,
 ) -> dict[str, Any]:
-    """The study's cells and images, from the record `scored` of its evaluation."""
-    study = plan.study
-    images = _images(study, scored, examined)
+    """The study's cells and images, from the record `scored` of its evaluation.
+
+    `images` has columns with an entry per row of the evaluation, whose victims are in the order of
+    cells.
+    """
+    study, method, targets = plan.study, scored["methods"][METHOD], scored["targets"]
+    losses = [loss for v in dict.fromkeys(targets["victim"]) for loss in examined[v].loss.tolist()]
+    images: dict[str, list[Any]] = {
+        "cell": [study.cell_of(victim) for victim in targets["victim"]],
+        **{name: targets[name] for name in ("victim", "image_id", "label", "margin")},
+        "loss": [float(f"{loss:.{DIGITS}g}") for loss in losses],
+        "ssim": method["targets"]["ssim"],
+        "ssim3": method["targets"]["ssim3"],
+        "decoy_ssim": method["decoys"]["ssim"],
+        "decoy_ssim3": method["decoys"]["ssim3"],
+    }
     of_row = np.array(images["cell"], np.int64)
-    seconds = _seconds(study, dataset)
+    seconds = [0.0] * len(study.cells)
+    for receipt in dataset.receipts:
+        victim = receipt.part * study.runs_per_part // study.n_attacks
+        seconds[study.cell_of(victim)] += receipt.seconds
     cells: list[dict[str, Any]] = []
     for number, cell in enumerate(study.cells):
         rows = np.flatnonzero(of_row == number)
+        ssim, run = (
+            np.array(method["targets"][name], np.float64)[rows] for name in ("ssim", "run")
+        )
+        order = [int(rows[k]) for k in np.argsort(-ssim, kind="stable") if run[k] >= 0]
         about = _described(cell, rows, scored, study, examined)
-        shown, spent = _best(rows, scored), seconds[number]
-        cells.append({"number": number, **about, "shown": shown, "seconds": spent})
+        about |= {"shown": order[:N_SHOWN], "seconds": seconds[number]}
+        cells.append({"number": number, **about})
     body: dict[str, Any] = {
         "n_victims": study.n_victims,
         "n_attacks": study.n_attacks,
@@ -117,23 +218,6 @@ def describe_study(
     return plain
 
 
-def _images(
-    study: Study, scored: Mapping[str, Any], examined: Mapping[int, Examined]
-) -> dict[str, list[Any]]:
-    """Columns with an entry per row of the evaluation, whose victims are in the order of cells."""
-    method, targets = scored["methods"][METHOD], scored["targets"]
-    losses = [loss for v in dict.fromkeys(targets["victim"]) for loss in examined[v].loss.tolist()]
-    return {
-        "cell": [study.cell_of(victim) for victim in targets["victim"]],
-        **{name: targets[name] for name in ("victim", "image_id", "label", "margin")},
-        "loss": [float(f"{loss:.{DIGITS}g}") for loss in losses],
-        "ssim": method["targets"]["ssim"],
-        "ssim3": method["targets"]["ssim3"],
-        "decoy_ssim": method["decoys"]["ssim"],
-        "decoy_ssim3": method["decoys"]["ssim3"],
-    }
-
-
 def _described(
     cell: Cell,
     rows: npt.NDArray[np.int64],
@@ -142,7 +226,8 @@ def _described(
     examined: Mapping[int, Examined],
 ) -> dict[str, Any]:
     method, threshold = scored["methods"][METHOD], study.evaluation.good_threshold
-    victims = sorted({scored["targets"]["victim"][row] for row in rows})
+    of_row = [scored["targets"]["victim"][row] for row in rows]
+    victims = sorted(set(of_row))
     sides = {
         side: {name: np.array(method[side][name], np.float64)[rows] for name in SCORES}
         for side in ("targets", "decoys")
@@ -154,6 +239,8 @@ def _described(
     vote = scored["methods"]["vote"]["targets"]
     runs = zip(scored["runs"]["outcome"], scored["runs"]["victim"], strict=True)
     outcomes = [outcome for outcome, victim in runs if victim in victims]
+    asked, ssim = [examined[v] for v in victims], sides["targets"]["ssim"]
+    own = [ssim[np.equal(of_row, v)] for v in victims]
     return {
         "name": cell.name,
         "panel": cell.panel,
@@ -163,12 +250,19 @@ def _described(
         "n_attacks": study.n_attacks,
         "outcomes": {name: outcomes.count(name) for name in scored["dataset"]["outcomes"]},
         **{side: {key: dict(found)[key] for key in KEPT} for side, found in summaries.items()},
-        "auc": detect(sides["targets"]["ssim"], sides["decoys"]["ssim"])["auc"],
+        "auc": detect(ssim, sides["decoys"]["ssim"])["auc"],
         "vote": {
             **_vote(vote, rows, threshold),
             "nearest": _vote(vote["nearest"], rows, threshold),
         },
-        "victim": _of_victims(victims, scored, examined, threshold),
+        "victim": {
+            "train_loss": [float(f"{e.train_loss:.{DIGITS}g}") for e in asked],
+            "train_accuracy": [e.train_accuracy for e in asked],
+            "test_accuracy": [e.test_accuracy for e in asked],
+            "n_effective": [e.n_effective for e in asked],
+            "n_good": [int((scores > threshold).sum()) for scores in own],
+            "mean_ssim": [float(scores.mean()) for scores in own],
+        },
     }
 
 
@@ -186,25 +280,6 @@ def _vote(
     return found
 
 
-def _of_victims(
-    victims: Sequence[int],
-    scored: Mapping[str, Any],
-    examined: Mapping[int, Examined],
-    threshold: float,
-) -> dict[str, list[Any]]:
-    of_row = np.array(scored["targets"]["victim"], np.int64)
-    ssim = np.array(scored["methods"][METHOD]["targets"]["ssim"], np.float64)
-    asked, own = [examined[v] for v in victims], [ssim[of_row == v] for v in victims]
-    return {
-        "train_loss": [float(f"{e.train_loss:.{DIGITS}g}") for e in asked],
-        "train_accuracy": [e.train_accuracy for e in asked],
-        "test_accuracy": [e.test_accuracy for e in asked],
-        "n_effective": [e.n_effective for e in asked],
-        "n_good": [int((scores > threshold).sum()) for scores in own],
-        "mean_ssim": [float(scores.mean()) for scores in own],
-    }
-
-
 def effective_number(weights: Floats) -> float | None:
     """(sum c)^2 / sum c^2, how many images share the weights of a network; None if all are 0.
 
@@ -214,21 +289,6 @@ def effective_number(weights: Floats) -> float | None:
     """
     square = float(np.square(weights).sum())
     return float(weights.sum()) ** 2 / square if square > 0 else None
-
-
-def _best(rows: npt.NDArray[np.int64], scored: Mapping[str, Any]) -> list[int]:
-    found = scored["methods"][METHOD]["targets"]
-    ssim, run = (np.array(found[name], np.float64)[rows] for name in ("ssim", "run"))
-    order = [int(rows[k]) for k in np.argsort(-ssim, kind="stable") if run[k] >= 0]
-    return order[:N_SHOWN]
-
-
-def _seconds(study: Study, dataset: Dataset) -> list[float]:
-    spent = [0.0] * len(study.cells)
-    for receipt in dataset.receipts:
-        victim = receipt.part * study.runs_per_part // study.n_attacks
-        spent[study.cell_of(victim)] += receipt.seconds
-    return spent
 
 
 def _losses(

@@ -12,8 +12,7 @@ from flows.families.weights.span_study import KINDS, SPAN, cpu, tiny
 from flows.study import make_record
 from recon_core.types import no_progress
 from storage.files import write_json
-from tasks.families.weights.study.span_page import SpanPlan
-from tasks.families.weights.study.span_rows import GIVEN, OPTIMISERS
+from tasks.families.weights.study.span import GIVEN, OPTIMISERS, SpanPlan
 from tasks.study.executor import Outcome, run_unit
 from tests.tasks.pages import Page
 

@@ -16,7 +16,6 @@ from recon_core.attacks.kkt.run import KKT, kkt_bytes
 from recon_core.attacks.span.attack import SpanAttack
 from recon_core.types import RunSpec, no_progress
 from recon_core.victims.network import Conv, Network
-from recon_core.victims.separability import FeatureDefence, MixCon, UniCon, tuples_of
 from recon_core.victims.training import Training
 
 SHAPE = (3, 16, 16)
@@ -92,31 +91,6 @@ def test_the_estimate_of_a_separation(
     experiment = KKT(victim=Network(widths=widths), training=Training(epochs=2), attack=attack)
     estimate = kkt_bytes(experiment, n_images, SHAPE)
     assert 1.0 <= estimate / most_alive(experiment, n_images, 1) < 2.5
-
-
-@pytest.mark.parametrize("defence", [MixCon(), UniCon(), MixCon(normalise=False)])
-@pytest.mark.parametrize("conv", [None, Conv(kernel=3, channels=32)], ids=["dense", "conv"])
-def test_a_defence_takes_what_the_estimate_adds_for_it(
-    defence: MixCon | UniCon, conv: Conv | None
-) -> None:
-    """Of an attack with few candidates, so that the most is alive while a victim is trained."""
-    victim = Network(widths=(600,) if conv is None else (20,), conv=conv)
-    attack = KKTAttack(n_candidates=2, save_at=(1,))
-    plain = KKT(victim=victim, training=Training(epochs=2), attack=attack)
-    guarded = replace(plain, defence=defence, defence_layer=1)
-    n_images = 60
-    n_features = n_images * (600 if conv is None else 32 * 14**2)
-    added = kkt_bytes(guarded, n_images, SHAPE) - kkt_bytes(plain, n_images, SHAPE)
-    assert added == 40 * n_features
-    x = torch.rand(1, n_images, n_features // n_images)
-    tuples = tuples_of(defence, torch.arange(n_images)[None] % 2, 2)
-    guard = FeatureDefence(defence, 0, tuples, n_images)
-    d = torch.zeros_like(x)
-    with LiveTensors() as live:
-        guard.add_gradient_(d, x)
-    assert 0.7 * added < live.most < 1.02 * added
-    if conv is not None:
-        assert kkt_bytes(guarded, n_images, SHAPE) / most_alive(guarded, n_images, 1) >= 1.0
 
 
 def test_attacks_that_go_at_once_take_memory_each_and_float64_doubles_it() -> None:

@@ -23,16 +23,14 @@ from recon_core.metrics import ssim_matrix
 from recon_core.optimisers import Optimiser
 from storage.errors import SourceError, StoreMismatchError
 from storage.weights import WeightsError
-from tasks.attack_file.pictures import Named
 from tasks.families.weights import attack as attack_module
 from tasks.families.weights import results as attack_results
-from tasks.families.weights.attack import WeightsJob, run_attacks
-from tasks.families.weights.cache import read_candidates
-from tasks.families.weights.inputs import read_mean, read_pictures, read_victim
+from tasks.families.weights.attack import WeightsJob, read_attack, run_attacks
+from tasks.families.weights.inputs import read_victim
 from tasks.families.weights.preflight import PreparedWeights, prepare_weights
-from tasks.families.weights.ranking import to_pictures
+from tasks.families.weights.preprocessing import read_mean, read_pictures
 from tasks.families.weights.report import weights_sheet, write_reconstructions
-from tasks.families.weights.results import Results, gather, scores_record
+from tasks.families.weights.results import Results, gather, scores_record, to_pictures
 from tests.tasks.families.weights.attack_victims import (
     N_IMAGES,
     SIDE,
@@ -135,44 +133,32 @@ def test_pictures_of_a_folder_are_all_of_its_pictures(tmp_path: Path) -> None:
         read_pictures(f"folder:{tmp_path / 'deep'}", (4, SIDE, SIDE))
 
 
-def test_every_way_to_say_the_mean(tmp_path: Path) -> None:
+def test_every_way_to_give_the_mean(tmp_path: Path) -> None:
     image = pictures(1, 7)[0]
-    np.save(tmp_path / "chw.npy", image.numpy())
-    np.save(tmp_path / "hwc.npy", image.permute(1, 2, 0).numpy())
-    np.save(tmp_path / "flat.npy", image.flatten().numpy())
-    Image.fromarray((image * 255).round().byte().permute(1, 2, 0).numpy()).save(
-        tmp_path / "mean.png"
-    )
-    for name in ("chw.npy", "hwc.npy", "flat.npy", "mean.png"):
-        mean = read_mean(str(tmp_path / name), None, SHAPE)
-        torch.testing.assert_close(mean, image, atol=1e-6, rtol=0)
+    arrays = {"chw": image, "hwc": image.permute(1, 2, 0), "flat": image.flatten()}
+    arrays |= {"wrong": torch.zeros(3, 4, 4), "bytes": torch.full(SHAPE, 128.0)}
+    for name, array in arrays.items():
+        np.save(tmp_path / f"{name}.npy", array.numpy())
+    pixels = (image * 255).round().byte().permute(1, 2, 0).numpy()
+    Image.fromarray(pixels).save(tmp_path / "mean.png")
     Image.new("RGB", (SHAPE[2] + 1, SHAPE[1])).save(tmp_path / "larger.png")
-    three = read_mean("0.1,0.2,0.3", None, SHAPE)
-    assert three is not None
-    assert three[:, 5, 5].tolist() == pytest.approx([0.1, 0.2, 0.3])
-    assert read_mean(None, None, SHAPE) is None
-    zero = read_mean("none", None, SHAPE)
-    assert zero is not None
-    assert not zero.any()
-    truth = Named("x", pictures(3, 1), ("a", "b", "c"))
-    torch.testing.assert_close(read_mean(None, truth, SHAPE), truth.images.mean(0))
-    np.save(tmp_path / "wrong.npy", np.zeros((3, 4, 4), np.float32))
-    np.save(tmp_path / "bytes.npy", np.full(SHAPE, 128.0))
-    for text, said in (
-        ("0.1,0.2", "2 numbers for 3 channels"),
-        (str(tmp_path / "wrong.npy"), r"has shape \(3, 4, 4\)"),
-        (str(tmp_path / "bytes.npy"), r"outside \[0, 1\]"),
-        (str(tmp_path / "larger.png"), "another size"),
-    ):
-        with pytest.raises(ValueError, match=said):
-            read_mean(text, None, SHAPE)
-    with pytest.raises(SourceError, match="cannot be read"):
-        read_mean(str(tmp_path / "absent.png"), None, SHAPE)
-    with pytest.raises(SourceError, match="is not there; it should hold the mean image of --mean"):
-        read_mean(str(tmp_path / "absent.npy"), None, SHAPE)
     (tmp_path / "text.npy").write_bytes(b"text")
-    with pytest.raises(SourceError, match="is not an array that can be read safely"):
-        read_mean(str(tmp_path / "text.npy"), None, SHAPE)
+    for name in ("chw.npy", "hwc.npy", "flat.npy", "mean.png"):
+        torch.testing.assert_close(read_mean(str(tmp_path / name), SHAPE), image, atol=1e-6, rtol=0)
+    three = read_mean("0.1,0.2,0.3", SHAPE)
+    assert three[:, 5, 5].tolist() == pytest.approx([0.1, 0.2, 0.3])
+    assert not read_mean("none", SHAPE).any()
+    for name, error, said in (
+        ("0.1,0.2", ValueError, "2 numbers for 3 channels"),
+        ("wrong.npy", ValueError, r"has shape \(3, 4, 4\)"),
+        ("bytes.npy", ValueError, r"outside \[0, 1\]"),
+        ("larger.png", ValueError, "another size"),
+        ("absent.png", SourceError, "cannot be read"),
+        ("absent.npy", SourceError, "--mean"),
+        ("text.npy", SourceError, "cannot be read|can be read"),
+    ):
+        with pytest.raises(error, match=said):
+            read_mean(name if "," in name else str(tmp_path / name), SHAPE)
 
 
 def test_preparation_finds_labels_whichever_way_round(files: VictimFiles, tmp_path: Path) -> None:
@@ -268,16 +254,16 @@ def test_scores_are_those_of_the_candidates_they_name(done: Done) -> None:
     for row, (attack, candidate) in enumerate(
         zip(results.truth.attack.tolist(), results.truth.candidate.tolist(), strict=True)
     ):
-        x = read_candidates(job.out / "cache", attack).x[-1, candidate].view(1, *SHAPE)
+        x = read_attack(job.out / "cache", attack)[1]["x"][-1, candidate].view(1, *SHAPE)
         picture = fit_to_range(x, prepared.mean)
         torch.testing.assert_close(picture[0], results.truth.picture[row])
         score = ssim_matrix(picture, prepared.truth.images[row : row + 1])
         assert float(score) == pytest.approx(float(results.truth.ssim[row]), abs=1e-6)
-    every = torch.cat([read_candidates(job.out / "cache", n).x[-1] for n in range(job.n_attacks)])
+    every = torch.cat([read_attack(job.out / "cache", n)[1]["x"][-1] for n in range(job.n_attacks)])
     scores = ssim_matrix(to_pictures(every.view(-1, *SHAPE), prepared.mean), prepared.truth.images)
     torch.testing.assert_close(results.truth.ssim, scores.amax(0))
     ranked = results.ranked[0]
-    x = read_candidates(job.out / "cache", ranked.attack).x[-1, ranked.candidate].view(SHAPE)
+    x = read_attack(job.out / "cache", ranked.attack)[1]["x"][-1, ranked.candidate].view(SHAPE)
     assert torch.equal(x, ranked.x)
     assert ranked.label == (-1 if ranked.candidate < N_IMAGES else 1)
 
@@ -353,11 +339,9 @@ def test_an_interrupted_attack_ends_bit_for_bit_as_one_that_was_not(
     assert seen[-1] == len(runs)
     assert [run.number for run in runs] == [0, 1, 2]
     for number in range(3):
-        first, again = (read_candidates(j.out / "cache", number) for j in (whole, broken))
-        assert torch.equal(first.x, again.x)
-        assert first.lam is not None
-        assert again.lam is not None
-        assert torch.equal(first.lam, again.lam)
+        first, again = (read_attack(j.out / "cache", number)[1] for j in (whole, broken))
+        assert torch.equal(first["x"], again["x"])
+        assert torch.equal(first["lam"], again["lam"])
     assert not list((broken.out / "cache").glob("running*"))
 
 
@@ -372,11 +356,11 @@ def test_one_attack_alone_is_the_first_of_many_and_more_can_be_added(
         run_attacks(one, victim, device="cpu", on_progress=nobody)
     finally:
         torch.set_num_threads(torch_threads)
-    first = read_candidates(tmp_path / "cache", 0).x
+    first = read_attack(tmp_path / "cache", 0)[1]["x"]
     stamp = (tmp_path / "cache" / "attack_0000.json").stat().st_mtime_ns
     runs = run_attacks(replace(one, n_attacks=2), victim, device="cpu", on_progress=nobody)
     assert (tmp_path / "cache" / "attack_0000.json").stat().st_mtime_ns == stamp
-    assert torch.equal(read_candidates(tmp_path / "cache", 0).x, first)
+    assert torch.equal(read_attack(tmp_path / "cache", 0)[1]["x"], first)
     assert runs[0].settings != runs[1].settings
     assert all(run.ending == "ok" and run.residual is not None for run in runs)
 

@@ -15,11 +15,12 @@ from recon_core.attacks.span.inputs import InputOrder
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.attacks.span.subspace import Subspace
 from storage.weights import WeightsError
-from tasks.families.weights import sources as sources_module
+from tasks.families.weights import preflight as preflight_module
+from tasks.families.weights.attack import WeightsJob
 from tasks.families.weights.inputs import Victim, read_victim
-from tasks.families.weights.sources import (
+from tasks.families.weights.preflight import (
     best_source,
-    check_source,
+    prepare_weights,
     source_finding,
     source_record,
 )
@@ -158,7 +159,7 @@ def test_the_source_that_shows_most_images_is_taken(
 
     _saved(tmp_path / "last.pt")
     found = {"state": "nothing" if state is None else span(*state), "weights": span(*weights)}
-    monkeypatch.setattr(sources_module, "spans_of", lambda *_given: found)
+    monkeypatch.setattr(preflight_module, "spans_of", lambda *_given: found)
     assert best_source(_read(tmp_path / "last.pt"), SpanAttack()) == chosen
 
 
@@ -175,8 +176,10 @@ def test_a_state_that_does_not_fit_is_said_and_not_used(tmp_path: Path) -> None:
     assert victim.states == ()
     assert "does not fit the network: none of its parameters, 0 (9, 48)" in victim.unused_state
     assert victim.unused_state in source_finding(victim, source_record(victim, SpanAttack())).text
+    attack = SpanAttack(source="state")
+    job = WeightsJob(weights=tmp_path / "last.pt", out=tmp_path, shape=(3, 4, 4), attack=attack)
     with pytest.raises(ValueError, match=r"--source state: .* comes without: exp_avg in .* fit"):
-        check_source(victim, "state")
+        prepare_weights(job)
     torch.save(other.state_dict(), tmp_path / "optimizer.pt")
     with pytest.raises(WeightsError, match=r"exp_avg in .*optimizer.pt does not fit the network"):
         _read(tmp_path / "last.pt", optimizers=[tmp_path / "optimizer.pt"])

@@ -14,7 +14,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from storage.weights import WeightsError
-from tasks.families.weights.inputs import Victim, read_pictures, read_victim
+from tasks.families.weights.inputs import Victim, read_victim
+from tasks.families.weights.preprocessing import read_pictures
 
 State = dict[str, Tensor]
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from storage.checkpoints import save_checkpoint
-from tasks.families.weights.cache import AttackRun, name_of
-from tasks.families.weights.ranking import SavedCandidates, judged, rank_sources
+from tasks.families.weights.attack import AttackRun, name_of
+from tasks.families.weights.results import SavedCandidates, judged, rank
 from tests.tasks.families.weights.attack_victims import SIDE, rectangles
 
 SHAPE = (3, SIDE, SIDE)
@@ -39,7 +39,7 @@ def test_one_attack_goes_by_trust_and_is_judged_with_either_sign(tmp_path: Path)
     """In order: an image, another one's negative, noise, an image; a third is not there."""
     pictures = torch.stack([NOISE[0], IMAGES[0], IMAGES[1], 1 - IMAGES[2]])
     last = saved(tmp_path, (pictures, [0.3, 1.0, 0.1, 0.8]))
-    ranked, n_attacks = rank_sources(last, MEAN)
+    ranked, n_attacks = rank(last, None, MEAN)
     assert n_attacks == 1
     assert [(r.candidate, r.label) for r in ranked] == [(1, 1), (3, 3), (0, 0), (2, 2)]
     shown, found = judged(ranked, 3, IMAGES, MEAN, "gaussian11", signs=True)
@@ -66,7 +66,7 @@ def test_what_two_attacks_find_goes_before_what_one_trusts(tmp_path: Path) -> No
         (torch.stack([NOISE[0], IMAGES[0]]), [0.6, 0.4]),
         (torch.stack([NOISE[1], IMAGES[0]]), [0.7, 0.5]),
     )
-    ranked, n_attacks = rank_sources(last, MEAN)
+    ranked, n_attacks = rank(last, None, MEAN)
     assert n_attacks == 2
     assert [r.n_attacks for r in ranked] == [2, 1, 1]
     assert ranked[0].n_members == 2

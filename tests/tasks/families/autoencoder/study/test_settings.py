@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from tasks.families.autoencoder.study.settings import Noise, masks_of
-from tasks.study.images import balanced_order
+from tasks.study.products import balanced_order
 from tests.tasks.families.autoencoder.recoveries import (
     SIDE,
     planned,

@@ -21,7 +21,7 @@ from tasks.families.weights.study.results import (
     difference,
 )
 from tasks.families.weights.study.settings import Study
-from tasks.study.statements import Difference, NotTestableError, every
+from tasks.study.statements import NotTestableError
 
 Share = Callable[[dict[str, Any], int], float]
 """Of a cell and a victim: the share of its images that come back good."""
@@ -367,30 +367,6 @@ def test_a_difference_is_of_sums_per_victim_with_an_interval() -> None:
     assert difference(a, b, mean=True).value == pytest.approx(found.value / 50)
     with pytest.raises(NotTestableError, match="other numbers of victims"):
         difference(a, b[:2])
-
-
-@pytest.mark.parametrize(
-    ("ends", "by_victim", "holds"),
-    [
-        ((1.0, 3.0), (1.0, 3.0), True),
-        ((1.0, 3.0), (-1.0, 5.0), None),
-        ((-1.0, 3.0), (1.0, 3.0), None),
-        ((-3.0, -1.0), (-1.0, -3.0), False),
-        ((-4.0, 1.0), (-1.0, -2.0), None),
-        ((0.0, 0.0), (0.0, 0.0), False),
-    ],
-)
-def test_a_difference_holds_or_not_or_is_not_decided(
-    ends: tuple[float, float], by_victim: tuple[float, ...], holds: bool | None
-) -> None:
-    value = float(np.mean(by_victim))
-    assert Difference(value, *ends, by_victim).holds is holds
-
-
-def test_verdicts_of_several_rows() -> None:
-    assert every([True, True]) is True
-    assert every([True, None]) is None
-    assert every([None, False, True]) is False
 
 
 def test_a_correlation_whose_interval_holds_0_is_not_decided() -> None:

@@ -12,8 +12,8 @@ from recon_core.attacks.kkt.run import KKT
 from recon_core.victims.network import Released
 from storage.pairs.dataset import Dataset
 from tasks.campaign.plan import open_store
+from tasks.families.weights.study.record import jobs_of, train_victim
 from tasks.families.weights.study.settings import Study, StudyPlan
-from tasks.families.weights.study.victims import jobs_of, train_victim
 from tests.tasks.families.weights.study.studies import attacked, pictures, small_study
 
 

@@ -21,9 +21,8 @@ from storage.sources.load import load_images
 from tasks.attack_file.pictures import Named
 from tasks.families.weights.attack import WeightsJob, run_attacks
 from tasks.families.weights.preflight import PreparedWeights, prepare_weights
-from tasks.families.weights.ranking import to_pictures
-from tasks.families.weights.results import gather
-from tasks.families.weights.told import choose_mean
+from tasks.families.weights.preprocessing import choose_mean
+from tasks.families.weights.results import gather, to_pictures
 from tests.tasks.families.weights.attack_victims import SIDE, rectangles
 
 N, WIDTH = 10, 60

@@ -1,21 +1,20 @@
-"""Questions of the study of the span attack: where it works, and where the KKT attack does.
+"""Claims about the span attack: where it works, and where the KKT attack does.
 
-No paper asks them. A point of the grid is two cells, one per attack, whose victims are the same.
+No paper makes them. A point of the grid is two cells, one per attack, whose victims are the same.
 That more than half comes back is decided by the exact interval (Clopper and Pearson) of the share
-over all images of a cell; comparisons of attacks, as everywhere, by good images per victim
+over all images of a cell; attacks are compared by good images per victim, as everywhere
 (`tasks.families.weights.study.claims`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from recon_core.summary import proportion_interval
-from tasks.families.weights.study.results import Results
+from tasks.families.weights.study.results import NEXT_TO_NOTHING, Cell, Results
 from tasks.page.formats import OURS
 from tasks.study.statements import (
     NotTestableError,
@@ -27,13 +26,12 @@ from tasks.study.statements import (
     share_at_most,
 )
 
-Cell = Mapping[str, Any]
-HALF, NEXT_TO_NOTHING, FEW_DECOYS = 0.5, 0.05, 0.01
+HALF, FEW_DECOYS = 0.5, 0.01
 SPAN, KKT = "span", "KKT"
 
 
 def points(r: Results, axis: str | None = None) -> list[tuple[Cell, Cell]]:
-    """(span, KKT) of every point; of an axis with the base, in the order of the axis' values.
+    """(span, KKT) of every point, or of those of an axis with the base, in the order of its values.
 
     Raises NotTestableError if there is none, or if a point lacks one of the two.
     """
@@ -64,7 +62,7 @@ def above_half(r: Results, cell: Cell) -> bool | None:
     return share_above(int(good.sum()), len(good), HALF)
 
 
-def told(r: Results, cell: Cell) -> str:
+def share_text(r: Results, cell: Cell) -> str:
     """A cell's share and its decoys'."""
     decoys = float(np.concatenate(r.good(cell, "decoy_ssim")).mean())
     return f"{r.share(cell):.0%} (decoys {decoys:.1%})"
@@ -74,7 +72,7 @@ def more_than_half(r: Results, axis: str) -> Verdict:
     """At every point of an axis; the text names those where it is less."""
     cells = {str(span["at"][axis]): span for span, _kkt in points(r, axis)}
     verdicts = {at: above_half(r, cell) for at, cell in cells.items()}
-    text = ", ".join(f"{at}: {told(r, cell)}" for at, cell in cells.items())
+    text = ", ".join(f"{at}: {share_text(r, cell)}" for at, cell in cells.items())
     less = [at for at, verdict in verdicts.items() if verdict is False]
     more = f"; less than half at {', '.join(less)}" if less else ""
     return text + more, every(verdicts.values())
@@ -96,23 +94,23 @@ def seconds(cell: Cell) -> float:
     return float(cell["seconds"]) / (len(cell["victims"]) * int(cell["n_attacks"]))
 
 
-def fair(both: Iterable[tuple[Cell, Cell]]) -> tuple[list[tuple[Cell, Cell]], str]:
-    """The points at which the KKT attack had at least the span attack's time, and the others in
-    words. Raises NotTestableError if it had so at none."""
-    found = list(both)
-    kept = [pair for pair in found if seconds(pair[1]) >= seconds(pair[0])]
-    short = [name_of(pair[0]) for pair in found if pair not in kept]
+def fair(r: Results, *, more_than_half: bool) -> tuple[list[tuple[Cell, Cell]], str]:
+    """The points at which more (or less) than half comes back and the KKT attack had at least the
+    span attack's time, and a note on points with less. Raises NotTestableError without one."""
+    both = [pair for pair in points(r) if above_half(r, pair[0]) is more_than_half]
+    if not both:
+        half = "more" if more_than_half else "less"
+        raise NotTestableError(f"nowhere does {half} than half come back")
+    kept = [pair for pair in both if seconds(pair[1]) >= seconds(pair[0])]
+    short = ", ".join(name_of(pair[0]) for pair in both if pair not in kept)
     if not kept:
-        raise NotTestableError(f"the KKT attack had less time: {', '.join(short)}")
-    return kept, f"; left out, the KKT attack had less time: {', '.join(short)}" if short else ""
+        raise NotTestableError(f"the KKT attack had less time: {short}")
+    return kept, f"; left out, the KKT attack had less time: {short}" if short else ""
 
 
 def beats_kkt(r: Results) -> Verdict:
     """Points at which more than half comes back."""
-    both = [pair for pair in points(r) if above_half(r, pair[0])]
-    if not both:
-        raise NotTestableError("nowhere does more than half come back")
-    both, left_out = fair(both)
+    both, left_out = fair(r, more_than_half=True)
     ahead = [(name_of(a), r.more_good(a, b)) for a, b in both]
     good, time = ([sum(of(cell) for cell in cells) for cells in zip(*both, strict=True)]
                   for of in (r.count, seconds))  # fmt: skip
@@ -126,10 +124,7 @@ def beats_kkt(r: Results) -> Verdict:
 
 def no_more_from_kkt(r: Results) -> Verdict:
     """Points at which less than half comes back."""
-    both = [pair for pair in points(r) if above_half(r, pair[0]) is False]
-    if not both:
-        raise NotTestableError("nowhere does less than half come back")
-    both, left_out = fair(both)
+    both, left_out = fair(r, more_than_half=False)
     found = [(name_of(a), r.more_good(b, a)) for a, b in both]
     verdicts = [None if d.holds is None else not d.holds for _name, d in found]
     text = "KKT minus span, " + "; ".join(f"{name}: {d}" for name, d in found)
@@ -152,16 +147,16 @@ def nothing(r: Results, start: str) -> Verdict:
     """By the span attack, without weight decay."""
     cell, _kkt = _start(r, start)
     good = np.concatenate(r.good(cell))
-    n_good = int(good.sum())
-    return f"{cell['name']}: {told(r, cell)}", share_at_most(n_good, len(good), NEXT_TO_NOTHING)
+    verdict = share_at_most(int(good.sum()), len(good), NEXT_TO_NOTHING)
+    return f"{cell['name']}: {share_text(r, cell)}", verdict
 
 
 def decay_helps(r: Results, start: str) -> Verdict:
     """Weight decay against none, from a standard start, by the span attack."""
     (plain, _kkt), (decayed, _kkt) = _start(r, start), _start(r, start, decay="0.01")
     d = r.more_good(decayed, plain)
-    text = f"{told(r, decayed)} with decay against {told(r, plain)} without: {d}"
-    return text, d.holds
+    shares = f"{share_text(r, decayed)} with decay against {share_text(r, plain)} without"
+    return f"{shares}: {d}", d.holds
 
 
 def layers_harder(r: Results, panel: str, attack: str) -> Verdict:
@@ -171,7 +166,7 @@ def layers_harder(r: Results, panel: str, attack: str) -> Verdict:
         row = [pair[k] for pair in points(r, "layers")]
     else:
         row = [_start(r, "standard, known", layers=n)[k] for n in (1, 2, 3)]
-    shares = ", ".join(f"{cell['at']['layers']}: {told(r, cell)}" for cell in row)
+    shares = ", ".join(f"{cell['at']['layers']}: {share_text(r, cell)}" for cell in row)
     d = r.more_good(row[0], row[-1])
     return f"hidden layers, {shares}; fewest minus most {d}", d.holds
 
@@ -193,15 +188,34 @@ WHAT: dict[str, str] = {
     "bias": "with and without biases",
     "weights": "from rounded and from noisy weights",
 }
-FEWEST_MOST = "good images per victim, one hidden layer minus three: the difference holds"
-LIMITED = "not claimed; section 7: only models of up to several layers are considered"
-BESIDE_KKT = "ours; beside section 6.1 of the KKT paper"
 FIVE = "at most 5 % of the images are good; false if more are, with the exact interval of the share"
 WITH_MINUS = (
     "good images per victim with weight decay minus without: the difference holds, of the span "
     "attack"
 )
-SIX = "not claimed; section 6.1 is of the KKT attack"
+STARTS: tuple[tuple[str, str, Callable[..., Verdict], str], ...] = (
+    (
+        "A standard start without weight decay gives the span attack nothing either, where it is "
+        "not known",
+        *(FIVE, nothing, "unknown"),
+    ),
+    ("... nor where it is known", FIVE, nothing, "known"),
+    (
+        "Weight decay makes the span attack possible from a standard start that is not known",
+        *(WITH_MINUS, decay_helps, "unknown"),
+    ),
+    ("... and more comes back with it where the start is known", WITH_MINUS, decay_helps, "known"),
+)
+"""Claims about standard starts: the claim, its rule and check, and whether the start is known."""
+LAYERS = (
+    ("Networks of more layers are harder for the KKT attack", KKT, "small", "", "layers"),
+    ("... and for the span attack", SPAN, "small", " that is not known", "layers"),
+    (
+        "... also when the start is known",
+        *(SPAN, "standard", " that is known", "layers, known start"),
+    ),
+)
+"""Claims about layers: the claim, the attack, the start, and the panel."""
 
 STATEMENTS: tuple[Statement[Results], ...] = (
     *(
@@ -231,54 +245,25 @@ STATEMENTS: tuple[Statement[Results], ...] = (
         "such point; points at which the KKT attack had less time are left out and named",
         check=no_more_from_kkt,
     ),
-    Statement(
-        claim="A standard start without weight decay gives the span attack nothing either, where "
-        "it is not known",
-        where=BESIDE_KKT,
-        theirs=SIX,
-        rule=FIVE,
-        check=partial(nothing, start="standard, unknown"),
+    *(
+        Statement(
+            claim=claim,
+            where="ours; beside section 6.1 of the KKT paper",
+            theirs="not claimed; section 6.1 is of the KKT attack",
+            rule=rule,
+            check=partial(check, start=f"standard, {known}"),
+        )
+        for claim, rule, check, known in STARTS
     ),
-    Statement(
-        claim="... nor where it is known",
-        where=BESIDE_KKT,
-        theirs=SIX,
-        rule=FIVE,
-        check=partial(nothing, start="standard, known"),
-    ),
-    Statement(
-        claim="Weight decay makes the span attack possible from a standard start that is not known",
-        where=BESIDE_KKT,
-        theirs=SIX,
-        rule=WITH_MINUS,
-        check=partial(decay_helps, start="standard, unknown"),
-    ),
-    Statement(
-        claim="... and more comes back with it where the start is known",
-        where=BESIDE_KKT,
-        theirs=SIX,
-        rule=WITH_MINUS,
-        check=partial(decay_helps, start="standard, known"),
-    ),
-    Statement(
-        claim="Networks of more layers are harder for the KKT attack",
-        where="ours; beside section 7 of the KKT paper",
-        theirs=LIMITED,
-        rule=f"{FEWEST_MOST}, of the KKT attack from a small start",
-        check=partial(layers_harder, panel="layers", attack=KKT),
-    ),
-    Statement(
-        claim="... and for the span attack",
-        where="ours; beside section 7 of the KKT paper",
-        theirs=LIMITED,
-        rule=f"{FEWEST_MOST}, of the span attack from a small start that is not known",
-        check=partial(layers_harder, panel="layers", attack=SPAN),
-    ),
-    Statement(
-        claim="... also when the start is known",
-        where="ours; beside section 7 of the KKT paper",
-        theirs=LIMITED,
-        rule=f"{FEWEST_MOST}, of the span attack from a standard start that is known",
-        check=partial(layers_harder, panel="layers, known start", attack=SPAN),
+    *(
+        Statement(
+            claim=claim,
+            where="ours; beside section 7 of the KKT paper",
+            theirs="not claimed; section 7: only models of up to several layers are considered",
+            rule="good images per victim, one hidden layer minus three: the difference holds, of "
+            f"the {attack} attack from a {start} start{known}",
+            check=partial(layers_harder, panel=panel, attack=attack),
+        )
+        for claim, attack, start, known, panel in LAYERS
     ),
 )

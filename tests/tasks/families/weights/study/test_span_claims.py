@@ -10,7 +10,7 @@ import pytest
 
 from flows.study import study
 from tasks.families.weights.study.claims import check_claims
-from tasks.families.weights.study.span_checks import STATEMENTS, WHAT
+from tasks.families.weights.study.span_claims import STATEMENTS, WHAT
 from tasks.page.formats import is_ours
 from tests.tasks.families.weights.study.test_claims import record_of
 
