@@ -238,7 +238,21 @@ def whole_folder(folder: Path, *, fresh: bool = False) -> Iterator[Path]:
     folder = folder.absolute()
     staging = folder.with_name(f"{TEMPORARY_PREFIX}{folder.name}")
     with full_device_explained(folder):
-        lock = _locked(staging)
+        try:
+            staging.mkdir(parents=True, exist_ok=True)
+            lock = os.open(staging, os.O_RDONLY | os.O_DIRECTORY)
+        except (FileExistsError, NotADirectoryError, PermissionError) as error:
+            raise StorageError(
+                f"cannot write in {staging.parent} ({error.strerror}); choose another --out"
+            ) from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(lock)
+            raise StorageError(
+                f"another process is exporting to {staging.parent} ({staging.name} is locked); "
+                "wait for it, or choose another --out"
+            ) from error
         try:
             for entry in staging.iterdir():  # of an export that was killed
                 if entry.is_dir():
@@ -266,22 +280,3 @@ def write_description(folder: Path, description: dict[str, Any]) -> None:
     """Origin of the export in `folder`, as `export.json`; the last file of an export."""
     about = {"schema": "palimpsest-export", "version": 1, **description}
     write_json(folder / EXPORT_FILE, about)
-
-
-def _locked(staging: Path) -> int:
-    try:
-        staging.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(staging, os.O_RDONLY | os.O_DIRECTORY)
-    except (FileExistsError, NotADirectoryError, PermissionError) as error:
-        raise StorageError(
-            f"cannot write in {staging.parent} ({error.strerror}); choose another --out"
-        ) from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(descriptor)
-        raise StorageError(
-            f"another process is exporting to {staging.parent} ({staging.name} is locked); wait "
-            "for it, or choose another --out"
-        ) from error
-    return descriptor

@@ -8,8 +8,9 @@ null. zstd, row groups of a thousand pairs. Needs pyarrow, which only the extra 
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,22 +72,31 @@ def write_parquet(
     pyarrow = import_pyarrow()
     written = Written()
     writer: Any = None
+    waiting: Any = None
     name = ""
     try:
-        for table in _row_groups(batches, rows_per_file):
-            if writer is None or written.files[name] == rows_per_file:
-                if writer is not None:
-                    writer.close()
-                name = f"pairs-{len(written.files):06d}.parquet"
-                written.files[name] = 0
-                writer = pyarrow.parquet.ParquetWriter(
-                    folder / name, table.schema, compression="zstd", write_page_checksum=True
-                )
-            writer.write_table(table, row_group_size=ROW_GROUP)
-            written.files[name] += table.num_rows
-            written.n_table_bytes += table.nbytes
-            about = json.loads(table.schema.metadata[b"huggingface"])
-            written.features = about["info"]["features"]
+        for table in itertools.chain(map(_table, batches), [None]):
+            if table is not None:
+                waiting = table if waiting is None else pyarrow.concat_tables([waiting, table])
+            while waiting is not None and waiting.num_rows:
+                if writer is None or written.files[name] == rows_per_file:
+                    if writer is not None:
+                        writer.close()
+                    name = f"pairs-{len(written.files):06d}.parquet"
+                    written.files[name] = 0
+                    writer = pyarrow.parquet.ParquetWriter(
+                        folder / name, waiting.schema, compression="zstd", write_page_checksum=True
+                    )
+                size = min(ROW_GROUP, rows_per_file - written.files[name])
+                if table is not None and waiting.num_rows < size:
+                    break
+                group = waiting.slice(0, size).combine_chunks()
+                waiting = waiting.slice(size)
+                writer.write_table(group, row_group_size=ROW_GROUP)
+                written.files[name] += group.num_rows
+                written.n_table_bytes += group.nbytes
+                about = json.loads(group.schema.metadata[b"huggingface"])
+                written.features = about["info"]["features"]
     finally:
         if writer is not None:
             writer.close()
@@ -109,21 +119,6 @@ def write_hugging_face(
     return written
 
 
-def _row_groups(batches: Iterable[Pairs], rows_per_file: int) -> Iterator[pyarrow.Table]:
-    pyarrow = import_pyarrow()
-    waiting: Any = None
-    n_in_file = 0
-    for pairs in batches:
-        table = _table(pairs)
-        waiting = table if waiting is None else pyarrow.concat_tables([waiting, table])
-        while waiting.num_rows >= (size := min(ROW_GROUP, rows_per_file - n_in_file)):
-            yield waiting.slice(0, size).combine_chunks()
-            waiting = waiting.slice(size)
-            n_in_file = (n_in_file + size) % rows_per_file
-    if waiting is not None and waiting.num_rows:
-        yield waiting.combine_chunks()
-
-
 def _table(pairs: Pairs) -> pyarrow.Table:
     pyarrow = import_pyarrow()
     columns: dict[str, Any] = {}
@@ -144,7 +139,16 @@ def _table(pairs: Pairs) -> pyarrow.Table:
             )
             columns[name] = array
     table = pyarrow.table(columns)
-    features = {name: _feature(table.schema.field(name).type, name) for name in columns}
+    features: dict[str, dict[str, Any]] = {}
+    for column in table.schema:
+        name, arrow = column.name, column.type
+        if name in PICTURES:
+            features[name] = {"_type": "Image"}
+        elif hasattr(arrow, "list_size"):  # `Sequence` is what old and new releases read
+            value = {"dtype": _dtype_name(arrow.value_type), "_type": "Value"}
+            features[name] = {"feature": value, "length": arrow.list_size, "_type": "Sequence"}
+        else:
+            features[name] = {"dtype": _dtype_name(arrow), "_type": "Value"}
     shape = ",".join(map(str, pairs.reconstruction.shape[1:]))
     return table.replace_schema_metadata(
         {
@@ -158,16 +162,6 @@ def _lists(values: npt.NDArray[Any]) -> Any:
     pyarrow = import_pyarrow()
     flat = pyarrow.array(np.ascontiguousarray(values).reshape(-1))
     return pyarrow.FixedSizeListArray.from_arrays(flat, int(np.prod(values.shape[1:])))
-
-
-def _feature(arrow: Any, name: str) -> dict[str, Any]:
-    """The column as `datasets.Features` writes it; `Sequence` is what old and new releases read."""
-    if name in PICTURES:
-        return {"_type": "Image"}
-    if hasattr(arrow, "list_size"):
-        value = {"dtype": _dtype_name(arrow.value_type), "_type": "Value"}
-        return {"feature": value, "length": arrow.list_size, "_type": "Sequence"}
-    return {"dtype": _dtype_name(arrow), "_type": "Value"}
 
 
 def _dtype_name(arrow: Any) -> str:
@@ -218,7 +212,7 @@ def dataset_card(facts: CardFacts) -> str:
         f"| `{name}` | {types.get(name, '')} | {meaning} |" for name, meaning in columns.items()
     ]
     return _CARD.format(
-        size=size_category(written.n_pairs),
+        size=next((name for limit, name in _SIZES if written.n_pairs < limit), "n>1B"),
         features="\n".join(features),
         written=written,
         facts=facts,
@@ -228,10 +222,6 @@ def dataset_card(facts: CardFacts) -> str:
         table="\n".join(table),
         manifest=json.dumps(facts.manifest, indent=1, ensure_ascii=False),
     )
-
-
-def size_category(n: int) -> str:
-    return next((name for limit, name in _SIZES if n < limit), "n>1B")
 
 
 _CARD = """---
