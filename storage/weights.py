@@ -112,6 +112,9 @@ def read_states(path: Path) -> tuple[str, tuple[OptimiserState, ...]]:
 
 
 def _read(path: Path) -> WeightFile:
+    import safetensors.torch
+    from safetensors import SafetensorError
+
     content, inside = _content(path), ""
     left_out: list[str] = []
     states: tuple[OptimiserState, ...] = ()
@@ -122,7 +125,18 @@ def _read(path: Path) -> WeightFile:
         kind = "safetensors"
     refuse_formats(b"" if kind == "safetensors" else content, path)
     if kind == "safetensors":
-        found = _safetensors(content, path)
+        if length > len(content) - 8:  # eight bytes of length, a JSON object of it, the numbers
+            raise WeightsError(
+                f"{path} announces a header of {length:,} bytes but has {len(content):,}: it is "
+                f"cut off, or no safetensors file; copy it again, or {HOW_TO_SAVE}"
+            )
+        try:
+            found: dict[str, Any] = dict(safetensors.torch.load(content))
+        except (SafetensorError, json.JSONDecodeError, KeyError, ValueError) as error:
+            raise WeightsError(
+                f"{path} is a damaged safetensors file ({_first_line(error)}); copy it again, or "
+                f"{HOW_TO_SAVE}"
+            ) from error
     elif content.startswith((b"PK\x03\x04", b"\x80")):  # a zip archive; a pickle
         loaded = _torch_load(content, path)
         inside, found, left_out = state_dict_in(loaded, path)
@@ -168,26 +182,6 @@ def _content(path: Path) -> bytes:
     check_weights_file(path)
     with open_regular(path) as file:
         return file.read()
-
-
-def _safetensors(content: bytes, path: Path) -> dict[str, Any]:
-    """Eight bytes of length, then a JSON object of that length, then the numbers."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load
-
-    length = int.from_bytes(content[:8], "little")
-    if length > len(content) - 8:
-        raise WeightsError(
-            f"{path} announces a header of {length:,} bytes but has {len(content):,}: it is cut "
-            f"off, or no safetensors file; copy it again, or {HOW_TO_SAVE}"
-        )
-    try:
-        return dict(load(content))
-    except (SafetensorError, json.JSONDecodeError, KeyError, ValueError) as error:
-        raise WeightsError(
-            f"{path} is a damaged safetensors file ({_first_line(error)}); copy it again, or "
-            f"{HOW_TO_SAVE}"
-        ) from error
 
 
 def _torch_load(content: bytes, path: Path) -> Any:

@@ -147,12 +147,7 @@ class Receipt:
             )
         if wrong := self.array_hashes.keys() ^ COLUMNS.keys():
             raise ValueError(f"array_hashes lack or have too much: {', '.join(sorted(wrong))[:80]}")
-        self._check_files()
-        frame = base64.b64decode(self.images[:_HEADER_CHARS], validate=True)
-        _n_images(frame, self.n_targets)
-        return self
-
-    def _check_files(self) -> None:
+        _n_images(base64.b64decode(self.images[:_HEADER_CHARS], validate=True), self.n_targets)
         n_shards = sum(-(-self.n_rows[table_of(name)] // SHARD_ROWS) for name in COLUMNS)
         if n_shards > len(self.files):
             raise ValueError(f"{len(self.files)} files, too few for its rows: {n_shards:,} shards")
@@ -167,6 +162,7 @@ class Receipt:
                 raise ValueError(f"files have {name[:80]!r}, which no part has")
             if size > limits[name]:
                 raise ValueError(f"file {name} has {size} bytes, expected at most {limits[name]}")
+        return self
 
     @property
     def n_rows(self) -> dict[str, int]:

@@ -117,10 +117,6 @@ class Tree:
             )
         return ["train"]
 
-    @property
-    def has_classes(self) -> bool:
-        return any(name != _FLAT for classes in self.parts.values() for name in classes)
-
     def _said(self, kinds: Sequence[Kind], read: Collection[Kind]) -> dict[str, str]:
         if "all" in self.parts:
             return self.said | self.walk.said
@@ -207,8 +203,16 @@ def _classes(
         splits = _splits(groups)
         if within and splits and not _is_class(splits, groups, folder):
             raise _inside(folder, splits)
-        for name, own in groups.items():
-            _check_inside(folder / name, own)
+        inside: dict[Path, set[str]] = defaultdict(set)  # folders by the one that they are in
+        depth = len(folder.parts) + 1
+        for parent in {file.parent for own in groups.values() for file in own}:
+            for path in (parent, *parent.parents)[: len(parent.parts) - depth]:
+                inside[path.parent].add(path.name)
+        for above, names_inside in inside.items():
+            splits = _splits(sorted(names_inside))
+            whole = len(splits) == len(names_inside)
+            if splits and (whole or len({*splits.values()}) > 1):
+                raise _inside(above, splits)
     classes: Classes = defaultdict(list)
     for name, own in groups.items():
         classes[unicodedata.normalize("NFC", name)] += own
@@ -216,19 +220,6 @@ def _classes(
         twice = len(groups) - len(classes)
         said["one class"] = f"folders whose names differ in Unicode form alone ({twice:,})"
     return dict(classes)
-
-
-def _check_inside(folder: Path, files: list[Path]) -> None:
-    """SourceError if there are splits below a class folder."""
-    inside: dict[Path, set[str]] = defaultdict(set)
-    depth = len(folder.parts)
-    for parent in {file.parent for file in files}:
-        for path in (parent, *parent.parents)[: len(parent.parts) - depth]:
-            inside[path.parent].add(path.name)
-    for above, names in inside.items():
-        splits = _splits(sorted(names))
-        if splits and (len(splits) == len(names) or len({*splits.values()}) > 1):
-            raise _inside(above, splits)
 
 
 def _inside(above: Path, splits: Iterable[str]) -> SourceError:
@@ -415,7 +406,8 @@ def read_folder(
     chosen = PicturePath.parse(text)
     tree = read_tree(chosen.path, chosen.tree)
     taken = tree.take(wanted, beside=beside)
-    if beside is not None and taken.labels is None and tree.has_classes:
+    classes = {name for of_split in tree.parts.values() for name in of_split} - {_FLAT}
+    if beside is not None and taken.labels is None and classes:
         raise SourceError(
             f"{chosen.path} has class folders in one split, but none for {wanted!r}; sort its "
             "pictures into the same class folders"
