@@ -175,7 +175,6 @@ def test_cells_cost_what_their_recipes_ask_for(tmp_path: Path) -> None:
     n_parameters = 256 * 32 + 32 * 32 + 32
     assert released.disk_bytes == 4 * 2 * 4 * n_parameters
     assert base.disk_bytes == released.disk_bytes + 4 * 2 * 16 * 256  # and pictures of two attacks
-    assert all(cost.memory_bytes and cost.memory_bytes > 0 for cost in costs)
     assert not list(tmp_path.iterdir())  # and nothing is kept
 
 
