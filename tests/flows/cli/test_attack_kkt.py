@@ -166,7 +166,7 @@ def test_plans_fit_the_network() -> None:
 def test_preflight_loads_neither_prefect_nor_a_cluster() -> None:
     """They and what scipy has of statistics took half of the time of a preflight."""
     modules = "flows.families.weights.attack_plan, flows.attack_methods"
-    for used in ("weights.preflight", "autoencoder.material", "inversion.inputs"):
+    for used in ("weights.preflight", "autoencoder.inputs", "inversion.inputs"):
         modules += f", tasks.families.{used}"
     modules += ", tasks.families.instahide.inputs"
     heavy = {"prefect", "distributed", "scipy.optimize", "scipy.stats", "matplotlib", "torchvision"}
