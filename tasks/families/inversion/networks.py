@@ -157,8 +157,8 @@ def _torchvision(file: WeightFile, name: str) -> Network:
             channels = module.in_channels
             break
     state, wanted = {}, net.state_dict()
-    for key, tensor in wanted.items():
-        found = file.tensors.get(key)
+    for key in dict.fromkeys((heads[-1], *wanted)):  # the last layer's name is the most telling
+        found, tensor = file.tensors.get(key), wanted[key]
         if found is None and key.endswith(".num_batches_tracked"):
             state[key] = torch.zeros((), dtype=torch.int64)  # it only counts steps of training
             continue

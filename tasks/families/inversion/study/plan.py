@@ -277,10 +277,9 @@ def _inverting_seconds(plan: InversionPlan, victim: VictimId) -> float:
     x = pictures(job.inverted, device)
     z, drawn = own.sent(x), victim.generators(len(x), "cost")
     share, seconds = study.n_tuning / len(x), 0.0
-    tunings = share * len(study.zetas) / len(study.strong.starts)
     for method, whitening, times in (
         (victim.source.attack, None, 2 + share * len(study.rates)),
-        (study.strong, whiten(z), 1 + tunings),
+        (study.strong, whiten(z), 1 + share * len(study.zetas) / len(study.strong.starts)),
     ):
         short = replace(method, n_steps=TIMED_STEPS)
         run = partial(run_attack, (short, whitening), own, z, x, drawn)

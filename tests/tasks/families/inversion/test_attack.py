@@ -245,7 +245,7 @@ def test_tensors_under_other_names_are_named_with_the_renaming_that_helps(tmp_pa
     state = torchvision_net("resnet18", num_classes=5).state_dict()
     torch.save({f"backbone.{name}": value for name, value in state.items()}, tmp_path / "a.pt")
     with pytest.raises(
-        WeightsError, match=r"if backbone\.conv1\.weight is meant, rename it to conv1\.weight"
+        WeightsError, match=r"if backbone\.fc\.bias is meant, rename it to fc\.bias"
     ):
         read_network(tmp_path / "a.pt", "torchvision:resnet18")
     mlp = nn.Sequential(nn.Linear(12, 6), nn.ReLU(), nn.Linear(6, 2))
