@@ -113,7 +113,13 @@ class FullyConnectedModel:
         for i in range(self.network.depth):
             if i:
                 a = activate(self.network, a, weights.get(f"{i - 1}.slope"))
-            a = _dense(weights[f"{i}.weight"], weights[f"{i}.bias"], a)
+            weight, bias = weights[f"{i}.weight"], weights[f"{i}.bias"]
+            if has_onednn(a) and a.shape[1] >= ROWS_FOR_ONEDNN:
+                rows = zip(a, weight, bias, strict=True)
+                own = [F.linear(one.to_mkldnn(), w, b).to_dense() for one, w, b in rows]
+                a = own[0].unsqueeze(0) if len(own) == 1 else torch.stack(own)
+            else:
+                a = torch.baddbmm(bias.unsqueeze(1), a, weight.mT)
         return a.view_as(x)
 
 
@@ -188,7 +194,10 @@ class UNetModel:
         for k in range(self.network.convolutions):
             z = _convolve(weights, f"{name}.{k}", a)
             slope = weights.get(f"{name}.{k}.slope")
-            a = activate(self.network, z, None if slope is None else _of_channels(slope, z))
+            if slope is not None:  # one per network, for all its channels
+                channels = z.shape[1] // len(slope)
+                slope = slope.repeat_interleave(channels).view(1, -1, 1, 1)
+            a = activate(self.network, z, slope)
         return a
 
 
@@ -212,7 +221,22 @@ def initial_weights(
 ) -> Weights:
     """Starts of R trainings, one generator each: uniform in +-1/sqrt(fan in), or as a fully
     connected network's `init` says; PReLUs at .25. Drawn on the CPU in float32, layer by layer."""
-    return stacked([_initial(model, generator) for generator in generators], dtype)
+    kaiming = isinstance(model, FullyConnectedModel) and model.network.init == "kaiming"
+    networks = []
+    for generator in generators:
+        weights: Weights = {}
+        fan_in = 1
+        for name, shape in model.tensor_shapes.items():
+            if name.endswith(".slope"):
+                weights[name] = torch.tensor(PRELU_START)
+                continue
+            if name.endswith(".weight"):
+                fan_in = math.prod(shape[1:])
+            weights[name] = (torch.rand(shape, generator=generator) * 2 - 1) / math.sqrt(fan_in)
+            if kaiming:
+                weights[name] *= math.sqrt(6) if name.endswith(".weight") else 0.0
+        networks.append(weights)
+    return stacked(networks, dtype)
 
 
 def stacked(networks: Sequence[Weights], dtype: torch.dtype) -> Weights:
@@ -243,32 +267,6 @@ def n_parameters(model: Model) -> int:
     return sum(math.prod(shape) for shape in model.tensor_shapes.values())
 
 
-def _initial(model: Model, generator: torch.Generator) -> Weights:
-    weights: Weights = {}
-    fan_in = 1
-    for name, shape in model.tensor_shapes.items():
-        if name.endswith(".slope"):
-            weights[name] = torch.tensor(PRELU_START)
-            continue
-        if name.endswith(".weight"):
-            fan_in = math.prod(shape[1:])
-        weights[name] = (torch.rand(shape, generator=generator) * 2 - 1) / math.sqrt(fan_in)
-        if isinstance(model, FullyConnectedModel) and model.network.init == "kaiming":
-            weights[name] *= math.sqrt(6) if name.endswith(".weight") else 0.0
-    return weights
-
-
-def _dense(
-    weight: Float[Tensor, "r o i"], bias: Float[Tensor, "r o"], a: Float[Tensor, "r n i"]
-) -> Float[Tensor, "r n o"]:
-    if not (has_onednn(a) and a.shape[1] >= ROWS_FOR_ONEDNN):
-        return torch.baddbmm(bias.unsqueeze(1), a, weight.mT)
-    rows = [
-        F.linear(x.to_mkldnn(), w, b).to_dense() for x, w, b in zip(a, weight, bias, strict=True)
-    ]
-    return rows[0].unsqueeze(0) if len(rows) == 1 else torch.stack(rows)
-
-
 def _laid_out(a: Float[Tensor, "n k h w"]) -> Float[Tensor, "n k h w"]:
     """The same numbers, for oneDNN channels last: its convolutions are then twice as fast, and the
     layers between them keep that."""
@@ -285,7 +283,3 @@ def has_onednn(x: Tensor) -> bool:
 def _convolve(weights: Mapping[str, Tensor], name: str, a: Tensor) -> Tensor:
     weight, bias = weights[f"{name}.weight"], weights[f"{name}.bias"]
     return F.conv2d(a, weight.flatten(0, 1), bias.flatten(), padding=1, groups=len(weight))
-
-
-def _of_channels(slope: Float[Tensor, " r"], z: Float[Tensor, "n k h w"]) -> Tensor:
-    return slope.repeat_interleave(z.shape[1] // len(slope)).view(1, -1, 1, 1)

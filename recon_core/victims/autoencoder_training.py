@@ -79,6 +79,19 @@ class Checkpoint:
     loss: float
     epoch: int
 
+    def named(self, start: str) -> dict[str, Tensor]:
+        """As named tensors."""
+        named = {f"{start}/weights/{name}": tensor for name, tensor in self.weights.items()}
+        named[f"{start}/loss"] = torch.tensor(self.loss, dtype=torch.float64)
+        return named | {f"{start}/epoch": torch.tensor(self.epoch)}
+
+    @classmethod
+    def of_named(cls, named: Mapping[str, Tensor], start: str) -> Checkpoint:
+        """The inverse of `named`."""
+        before = f"{start}/weights/"
+        own = {n.removeprefix(before): t for n, t in named.items() if n.startswith(before)}
+        return cls(own, float(named[f"{start}/loss"]), int(named[f"{start}/epoch"]))
+
 
 @dataclass(frozen=True)
 class Overfitted:
@@ -88,10 +101,6 @@ class Overfitted:
     levels: dict[float, Checkpoint]
     last: Checkpoint
     diverged: bool
-
-    def at(self, level: float) -> Checkpoint | None:
-        """The checkpoint of a level; None if the training did not get there."""
-        return self.levels.get(level)
 
 
 def train_autoencoders(
@@ -169,7 +178,12 @@ class _Course:
         rate = self.training.rate(self.epoch)
         for stepper in self.steppers.values():
             stepper.set_rate(rate)
-        for x in self._batches():
+        size, batches = self.training.batch_size, [self.x]
+        if size is not None and self.shuffle is not None:
+            order = torch.stack([self.shuffle(run, self.epoch) for run in self.running])
+            rows = torch.arange(len(self.running)).unsqueeze(1)
+            batches = [self.x[rows, part] for part in order.split(size, dim=1)]
+        for x in batches:
             self.steps(x)
         self.epoch += 1
 
@@ -178,14 +192,6 @@ class _Course:
         gradients = torch.autograd.grad(loss, list(self.weights.values()))
         for stepper, gradient in zip(self.steppers.values(), gradients, strict=True):
             stepper.step_(gradient.reshape(len(self.running), -1))
-
-    def _batches(self) -> list[Tensor]:
-        size = self.training.batch_size
-        if size is None or self.shuffle is None:
-            return [self.x]
-        order = torch.stack([self.shuffle(run, self.epoch) for run in self.running])
-        rows = torch.arange(len(self.running)).unsqueeze(1)
-        return [self.x[rows, part] for part in order.split(size, dim=1)]
 
     @torch.no_grad()
     def losses(self) -> Float64[Tensor, " k"]:
@@ -239,14 +245,24 @@ class _Course:
         for run, kept in enumerate(self.kept):
             for i, level in enumerate(self.training.levels):
                 if level in kept:
-                    named |= _named(f"levels/{run}/{i}", kept[level])
+                    named |= kept[level].named(f"levels/{run}/{i}")
         for run, (checkpoint, diverged) in self.ended.items():
-            named |= _named(f"ended/{run}/{int(diverged)}", checkpoint)
+            named |= checkpoint.named(f"ended/{run}/{int(diverged)}")
         return {name: tensor.cpu().clone() for name, tensor in named.items()}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         device = self.x.device
-        self._check_state(state)
+        shapes = {f"weights/{name}": t.shape[1:] for name, t in self.weights.items()}
+        for name, stepper in self.steppers.items():
+            numbered = enumerate(stepper.tensors())
+            shapes |= {f"averages/{i}/{name}": t.shape[1:] for i, t in numbered}
+        bad = [n for n in shapes if n not in state or state[n].shape[1:] != shapes[n]]
+        bad += [name for name in ("epoch", "running") if name not in state]
+        if bad or int(state["running"].max()) >= len(self.all_x):
+            raise ValueError(
+                f"not the state of this training: {bad[:3] or 'some of its runs'} missing or of "
+                "another shape; resume with the settings and the runs that it was saved with"
+            )
         here = {name: t.to(device).clone() for name, t in state.items()}
         weights = {name: here[f"weights/{name}"] for name in self.weights}
         averages = {
@@ -258,35 +274,8 @@ class _Course:
         for run, kept in enumerate(self.kept):
             for i, level in enumerate(self.training.levels):
                 if f"levels/{run}/{i}/loss" in here:
-                    kept[level] = _checkpoint_of(here, f"levels/{run}/{i}", self.weights)
+                    kept[level] = Checkpoint.of_named(here, f"levels/{run}/{i}")
             for diverged in (0, 1):
                 if f"ended/{run}/{diverged}/loss" in here:
-                    checkpoint = _checkpoint_of(here, f"ended/{run}/{diverged}", self.weights)
+                    checkpoint = Checkpoint.of_named(here, f"ended/{run}/{diverged}")
                     self.ended[run] = (checkpoint, bool(diverged))
-
-    def _check_state(self, state: Mapping[str, Tensor]) -> None:
-        shapes = {f"weights/{name}": t.shape[1:] for name, t in self.weights.items()}
-        for name, stepper in self.steppers.items():
-            averages = enumerate(stepper.tensors())
-            shapes |= {f"averages/{i}/{name}": t.shape[1:] for i, t in averages}
-        bad = [n for n in shapes if n not in state or state[n].shape[1:] != shapes[n]]
-        bad += [name for name in ("epoch", "running") if name not in state]
-        if bad or int(state["running"].max()) >= len(self.all_x):
-            raise ValueError(
-                f"not the state of this training: {bad[:3] or 'some of its runs'} missing or of "
-                "another shape; resume with the settings and the runs that it was saved with"
-            )
-
-
-def _named(start: str, checkpoint: Checkpoint) -> dict[str, Tensor]:
-    named = {f"{start}/weights/{name}": tensor for name, tensor in checkpoint.weights.items()}
-    named[f"{start}/loss"] = torch.tensor(checkpoint.loss, dtype=torch.float64)
-    named[f"{start}/epoch"] = torch.tensor(checkpoint.epoch)
-    return named
-
-
-def _checkpoint_of(
-    named: Mapping[str, Tensor], start: str, names: Mapping[str, Tensor]
-) -> Checkpoint:
-    weights = {name: named[f"{start}/weights/{name}"] for name in names}
-    return Checkpoint(weights, float(named[f"{start}/loss"]), int(named[f"{start}/epoch"]))

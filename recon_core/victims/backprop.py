@@ -162,14 +162,6 @@ class Backprop:
             aten.gelu_backward.grad_input(d, z, grad_input=d)
 
 
-def first_layer(
-    architecture: Architecture, parameters: Parameters, gradients: Parameters
-) -> FirstLayer:
-    if architecture.network.conv is None:
-        return Dense(parameters, gradients, 0)
-    return Convolution(parameters, gradients)
-
-
 SpanSwitch = Literal["auto"] | bool
 
 

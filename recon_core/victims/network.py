@@ -182,19 +182,21 @@ class Architecture:
 
     def initial(self, generators: Sequence[torch.Generator], *, dtype: torch.dtype) -> Parameters:
         """Initial weights, one generator per run; drawn on the CPU in float32, layer by layer."""
-        stacks: list[list[Tensor]] = []
-        for generator in generators:
-            tensors: list[Tensor] = []
-            for layer in range(self.n_layers):
-                tensors += self._initial_layer(layer, generator)
-            stacks.append(tensors)
-        stacked = [torch.stack(tensors).to(dtype) for tensors in zip(*stacks, strict=True)]
-        skeleton = tuple(torch.empty(0) if self.has_bias(i) else None for i in range(self.n_layers))
-        return Parameters(tuple(torch.empty(0) for _ in skeleton), skeleton).like(stacked)
+        drawn = [
+            [self._initial_layer(layer, generator) for layer in range(self.n_layers)]
+            for generator in generators
+        ]
+        weights, biases = [], []
+        for layers in zip(*drawn, strict=True):
+            weights.append(torch.stack([weight for weight, _bias in layers]).to(dtype))
+            own = [bias for _weight, bias in layers if bias is not None]
+            biases.append(torch.stack(own).to(dtype) if own else None)
+        return Parameters(tuple(weights), tuple(biases))
 
-    def _initial_layer(self, layer: int, generator: torch.Generator) -> list[Tensor]:
-        network = self.network
-        fan_in, fan_out = self.layer_sizes[layer]
+    def _initial_layer(
+        self, layer: int, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor | None]:
+        network, (fan_in, fan_out) = self.network, self.layer_sizes[layer]
 
         def normal(*shape: int) -> Tensor:
             return torch.randn(*shape, generator=generator)
@@ -212,7 +214,7 @@ class Architecture:
             leak = network.leak if network.activation == "leaky_relu" else 0.0
             weight = normal(fan_out, fan_in) * math.sqrt(2 / (1 + leak**2) / fan_in)
             bias = torch.zeros(fan_out) if self.has_bias(layer) else None
-        return [weight] if bias is None else [weight, bias]
+        return weight, bias
 
     def patches(self, x: Float[Tensor, "r n d"]) -> Float[Tensor, "r n k p"]:
         """Patches that the kernel sees, by position."""
@@ -243,8 +245,11 @@ class Architecture:
             return (z > 0).to(z.dtype).mul_(1 - self.network.leak).add_(self.network.leak)
         return gelu_slope(z)
 
-    def forward(self, parameters: Parameters, x: Float[Tensor, "r n d"]) -> Pass:
-        """The outputs of R networks on their own n images, and what `backward` needs."""
+    def forward(
+        self, parameters: Parameters, x: Float[Tensor, "r n d"], masks: Sequence[Tensor] = ()
+    ) -> Pass:
+        """The outputs of R networks on their own n images, and what `backward` needs. `masks`:
+        factors (R, n, width) of the units of every hidden layer, if any."""
         inputs: list[Tensor] = []
         pre: list[Tensor] = []
         a = x
@@ -253,7 +258,7 @@ class Architecture:
             inputs.append(seen)
             if layer < self.n_layers - 1:
                 pre.append(z)
-                a = self.activate(z)
+                a = self.activate(z) * masks[layer] if masks else self.activate(z)
         return Pass(tuple(inputs), tuple(pre), z)
 
     def features(
@@ -284,17 +289,27 @@ class Architecture:
             return a, (z if b is None else z + b[:, None, :, None]).flatten(2)
         return a, torch.bmm(a, w.mT) if b is None else torch.baddbmm(b.unsqueeze(1), a, w.mT)
 
-    def backward(
-        self, parameters: Parameters, passed: Pass, output_gradient: Float[Tensor, "r n o"]
-    ) -> Parameters:
-        """Gradients of sum(output * output_gradient) with respect to weights and biases."""
-        d = output_gradient
+    def errors(
+        self,
+        parameters: Parameters,
+        passed: Pass,
+        output_gradient: Float[Tensor, "r n o"],
+        masks: Sequence[Tensor] = (),
+    ) -> tuple[Tensor, ...]:
+        """Derivatives of sum(output * output_gradient) with respect to the outputs of every layer,
+        before the activation: d_1 .. d_L, each (R, n, width)."""
+        errors = [output_gradient]
+        for layer in range(self.n_layers - 2, -1, -1):
+            d = torch.bmm(errors[-1], parameters.weights[layer + 1])
+            d = d.mul_(self.slope(passed.pre[layer]))
+            errors.append(d.mul_(masks[layer]) if masks else d)
+        return tuple(reversed(errors))
+
+    def summed(self, passed: Pass, errors: Sequence[Tensor]) -> Parameters:
+        """Gradients with respect to weights and biases from `errors`, summed over the images."""
         weights: list[Tensor] = []
         biases: list[Tensor | None] = []
-        for layer in range(self.n_layers - 1, -1, -1):
-            if layer < self.n_layers - 1:
-                d = torch.bmm(d, parameters.weights[layer + 1]) * self.slope(passed.pre[layer])
-            a = passed.inputs[layer]
+        for layer, (a, d) in enumerate(zip(passed.inputs, errors, strict=True)):
             if layer == 0 and self.network.conv is not None:
                 maps = d.unflatten(2, (-1, self.n_positions))
                 weights.append(torch.einsum("rncp,rnkp->rck", maps, a))
@@ -302,7 +317,13 @@ class Architecture:
             else:
                 weights.append(torch.bmm(d.mT, a))
                 biases.append(d.sum(1) if self.has_bias(layer) else None)
-        return Parameters(tuple(reversed(weights)), tuple(reversed(biases)))
+        return Parameters(tuple(weights), tuple(biases))
+
+    def backward(
+        self, parameters: Parameters, passed: Pass, output_gradient: Float[Tensor, "r n o"]
+    ) -> Parameters:
+        """Gradients of sum(output * output_gradient) with respect to weights and biases."""
+        return self.summed(passed, self.errors(parameters, passed, output_gradient))
 
     def to_state_dict(self, parameters: Parameters, run: int = 0) -> dict[str, Tensor]:
         """One network's weights as torch's layers hold them: `0.weight`, `0.bias`, `1.weight`..."""
@@ -423,20 +444,21 @@ class Released(Strict):
         on the CPU, which is advanced. The weights themselves where nothing is changed."""
         given = parameters
         if self.noise:
-            given = given.map(lambda tensor: self._noisy(tensor, generators))
+
+            def noisy(tensor: Tensor) -> Tensor:
+                size = tensor.flatten(1).square().mean(1).sqrt()
+                drawn = [torch.randn(tensor.shape[1:], generator=g) for g in generators]
+                wide = size.view(-1, *[1] * (tensor.dim() - 1))
+                return tensor + self.noise * wide * torch.stack(drawn).to(tensor)
+
+            given = given.map(noisy)
         if self.precision == "float16":
-            given = given.map(lambda tensor: tensor.half().to(tensor))
-        elif self.precision == "int8":
-            given = given.map(_in_steps)
+            return given.map(lambda tensor: tensor.half().to(tensor))
+        if self.precision == "int8":
+
+            def in_steps(tensor: Tensor) -> Tensor:
+                step = tensor.abs().amax(-1, keepdim=True) / INT8_MAX
+                return torch.where(step > 0, (tensor / step).round() * step, tensor)  # 0 stays 0
+
+            return given.map(in_steps)
         return given
-
-    def _noisy(self, tensor: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
-        size = tensor.flatten(1).square().mean(1).sqrt()
-        drawn = torch.stack([torch.randn(tensor.shape[1:], generator=g) for g in generators])
-        return tensor + self.noise * size.view(-1, *[1] * (tensor.dim() - 1)) * drawn.to(tensor)
-
-
-def _in_steps(tensor: Tensor) -> Tensor:
-    """The last dimension in whole steps of its largest size over 127; 0 stays 0."""
-    step = tensor.abs().amax(-1, keepdim=True) / INT8_MAX
-    return torch.where(step > 0, (tensor / step).round() * step, tensor)

@@ -32,16 +32,10 @@ import torch
 from jaxtyping import Bool, Float, Int64, Shaped
 from torch import Tensor
 
-from recon_core.optimisers import Stepper
 from recon_core.strict import Strict, Within
 from recon_core.types import Progress, no_progress
-from recon_core.victims.losses import Loss
 from recon_core.victims.network import Architecture, Parameters, Pass
-from recon_core.victims.stack import inputs_of
-from recon_core.victims.training import REPORTS, Trained, Training, check_victims
-
-Masks = tuple[Tensor, ...]
-"""Factors (R, n, width) of the units of every hidden layer: 0 or 1 / (1 - p); empty: all 1."""
+from recon_core.victims.training import REPORTS, Looks, Trained, Training, check_victims
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,41 +97,35 @@ def train_with_noise(
             "images, masks and noise from"
         )
     training.loss.check(y, architecture.n_outputs)
-    _check_privacy(training, noise)
-    everyone = torch.arange(len(x), device=x.device)
-    (inputs,) = inputs_of(architecture, x, None)
-    values = [value.clone(memory_format=torch.contiguous_format) for value in parameters.tensors()]
-    steppers = [training.optimiser.stepper(value) for value in values]
-    rules = _Rules(architecture, training, noise, parameters)
-    course = _Course(rules, _Stack(everyone, inputs, y, values, steppers, tuple(generators)))
+    if training.span is True:
+        raise ValueError(
+            "span=True, but steps with noise are not made in the span of the images; use "
+            "span=False or 'auto'"
+        )
+    for name in ("stop_loss", "diverged_above"):
+        if noise.clip is not None and getattr(training, name) is not None:
+            raise ValueError(
+                f"{name}={getattr(training, name)} with clip={noise.clip}: an end that depends on "
+                f"the training loss spends privacy that nobody counts; use {name}=None"
+            )
+    course = _Course(
+        architecture, parameters, x, y, training=training, noise=noise, generators=generators
+    )
     report_every = max(1, training.epochs // REPORTS)
     for epoch in range(1, training.epochs + 1):
-        _run_epoch(rules, course.stack)
+        course.run_epoch()
         looks = noise.clip is None and epoch % training.stop_every == 0
         if looks or epoch == training.epochs:
             course.look(epoch)
-        if not len(course.stack.runs):
+        if not len(course.runs):
             break
         if epoch % report_every == 0:
             progress(epoch / training.epochs)
     progress(1.0)
-    return course.trained()
-
-
-def gradient_norms(
-    architecture: Architecture,
-    parameters: Parameters,
-    x: Float[Tensor, "r n d"],
-    y: Shaped[Tensor, "r n"],
-    loss: Loss,
-) -> Float[Tensor, "r n"]:
-    """Norm of the gradient of every image's own loss over all parameters, without dropout: what
-    `Noise.clip` is held against. Raises ValueError for labels that do not go with the loss."""
-    loss.check(y, architecture.n_outputs)
-    (inputs,) = inputs_of(architecture, x, None)
-    passed = _forward(architecture, parameters, inputs, ())
-    errors = _errors(architecture, parameters, passed, (), _own_gradients(loss, passed.output, y))
-    return _squared_norms(architecture, passed, errors).sqrt()
+    n_values = len(course.values)
+    return course.looks.trained(
+        parameters.like(course.final[:n_values]), tuple(course.final[n_values:])
+    )
 
 
 def poisson_sample(
@@ -157,260 +145,126 @@ def poisson_sample(
     return index, meant
 
 
-@dataclass(frozen=True)
-class _Rules:
-    """All that is the same for every victim, in every step."""
-
-    architecture: Architecture
-    training: Training
-    noise: Noise
-    layout: Parameters
-
-
-@dataclass(frozen=True)
-class _Stack:
-    """The victims that go on: their numbers, what their first layer reads, and what moves."""
-
-    runs: Int64[Tensor, " k"]
-    inputs: Tensor
-    y: Shaped[Tensor, "k n"]
-    values: list[Tensor]
-    steppers: list[Stepper]
-    generators: tuple[torch.Generator, ...]
-
-    def averages(self, layout: Parameters) -> list[Tensor]:
-        """What the optimiser remembers of the first layer's gradients, if anything."""
-        if not self.steppers[0].optimiser.averages_gradients:
-            return []
-        first = self.steppers[: 1 + (layout.biases[0] is not None)]
-        return [stepper.tensors()[0] for stepper in first]
-
-    def without(self, ended: Bool[Tensor, " k"]) -> _Stack:
-        keep = (~ended).nonzero().squeeze(1)
-        values = [value[keep] for value in self.values]
-        steppers = [
-            old.optimiser.stepper(value, state=old.rows(keep))
-            for old, value in zip(self.steppers, values, strict=True)
-        ]
-        generators = tuple(self.generators[place] for place in keep.tolist())
-        return _Stack(
-            self.runs[keep], self.inputs[keep], self.y[keep], values, steppers, generators
-        )
-
-
 class _Course:
-    """The victims' way, and how each of them ended."""
+    """The victims that go on, by their numbers `runs`, and how each of the others ended."""
 
-    def __init__(self, rules: _Rules, stack: _Stack) -> None:
-        self.rules, self.stack = rules, stack
-        like, n_runs = stack.values[0], len(stack.runs)
-        self.final = [v.clone() for v in (*stack.values, *stack.averages(rules.layout))]
-        self.loss = like.new_full((n_runs,), torch.nan)
-        self.margins = like.new_full(stack.y.shape, torch.nan)
-        self.epochs_done = torch.zeros(n_runs, dtype=torch.int64, device=like.device)
-        self.diverged = torch.zeros(n_runs, dtype=torch.bool, device=like.device)
+    def __init__(
+        self,
+        architecture: Architecture,
+        parameters: Parameters,
+        x: Float[Tensor, "r n d"],
+        y: Shaped[Tensor, "r n"],
+        *,
+        training: Training,
+        noise: Noise,
+        generators: Sequence[torch.Generator],
+    ) -> None:
+        self.architecture, self.layout = architecture, parameters
+        self.training, self.noise = training, noise
+        self.runs = torch.arange(len(x), device=x.device)
+        self.x, self.y, self.generators = x, y, list(generators)
+        copy = torch.contiguous_format
+        self.values = [value.clone(memory_format=copy) for value in parameters.tensors()]
+        self.steppers = [training.optimiser.stepper(value) for value in self.values]
+        self.looks = Looks(training, x)
+        self.final = [v.clone() for v in (*self.values, *self._averages())]
+
+    def _averages(self) -> list[Tensor]:
+        """What the optimiser remembers of the first layer's gradients, if anything."""
+        if not self.training.optimiser.averages_gradients:
+            return []
+        first = self.steppers[: 1 + (self.layout.biases[0] is not None)]
+        return [stepper.tensors()[0] for stepper in first]
 
     def look(self, epoch: int) -> None:
         """Notes where everyone is, and goes on without those who are done."""
-        stack, training = self.stack, self.rules.training
-        parameters = self.rules.layout.like(stack.values)
-        phi = _forward(self.rules.architecture, parameters, stack.inputs, ()).output
-        loss = training.loss.value(phi, stack.y)
-        diverged = ~(loss.isfinite() & phi.isfinite().flatten(1).all(1))
-        if training.diverged_above is not None:
-            diverged |= loss > training.diverged_above
-        self.loss[stack.runs] = loss
-        self.margins[stack.runs] = training.loss.margins(phi, stack.y)
-        self.epochs_done[stack.runs] = epoch
-        self.diverged[stack.runs] = diverged
-        now = (*stack.values, *stack.averages(self.rules.layout))
-        for final, value in zip(self.final, now, strict=True):
-            final[stack.runs] = value
-        ended = diverged
-        if training.stop_loss is not None:
-            ended = ended | (loss < training.stop_loss)
+        parameters = self.layout.like(self.values)
+        phi = self.architecture.forward(parameters, self.x).output
+        ended = self.looks.at(self.runs, phi, self.y, epoch)
+        for final, value in zip(self.final, (*self.values, *self._averages()), strict=True):
+            final[self.runs] = value
         if bool(ended.any()):
-            self.stack = stack.without(ended)
+            keep = (~ended).nonzero().squeeze(1)
+            self.runs, self.x, self.y = self.runs[keep], self.x[keep], self.y[keep]
+            self.values = [value[keep] for value in self.values]
+            self.steppers = [
+                old.optimiser.stepper(value, state=old.rows(keep))
+                for old, value in zip(self.steppers, self.values, strict=True)
+            ]
+            self.generators = [self.generators[place] for place in keep.tolist()]
 
-    def trained(self) -> Trained:
-        return Trained.ended(
-            self.rules.layout.like(self.final[: len(self.stack.values)]),
-            averages=tuple(self.final[len(self.stack.values) :]),
-            loss=self.loss,
-            margins=self.margins,
-            epochs_done=self.epochs_done,
-            diverged=self.diverged,
-        )
+    def run_epoch(self) -> None:
+        n = self.y.shape[1]
+        batch_size = min(self.training.batch_size or n, n)
+        for _ in range(math.ceil(n / batch_size)):
+            x, y, meant = self.x, self.y, torch.ones_like(self.y, dtype=torch.bool)
+            if batch_size < n:
+                index, taken = poisson_sample(n, batch_size / n, self.generators)
+                rows = torch.arange(len(index)).unsqueeze(1).to(y.device)
+                index, meant = index.to(y.device), taken.to(y.device)
+                x, y = x[rows, index], y[rows, index]
+            sums = self._summed_gradients(x, y, meant)
+            decay = self.training.weight_decay
+            for value, gradient, stepper in zip(self.values, sums, self.steppers, strict=True):
+                gradient.div_(batch_size)
+                if decay:
+                    gradient.add_(value, alpha=decay)
+                stepper.step_(gradient)
 
+    def _summed_gradients(
+        self, x: Float[Tensor, "k m d"], y: Shaped[Tensor, "k m"], meant: Bool[Tensor, "k m"]
+    ) -> tuple[Tensor, ...]:
+        """Sums over the images that are meant, clipped and with noise, of the gradients."""
+        architecture, noise = self.architecture, self.noise
+        parameters = self.layout.like(self.values)
+        masks = self._dropout(meant)
+        passed = architecture.forward(parameters, x, masks)
+        # `Loss.gradient` has the derivatives of the mean over m images
+        gradient = self.training.loss.gradient(passed.output, y) * y.shape[1]
+        gradient = gradient.masked_fill(~meant.unsqueeze(2), 0.0)
+        errors = architecture.errors(parameters, passed, gradient, masks)
+        if noise.clip is not None:
+            norms = squared_norms(architecture, passed, errors).sqrt()
+            factors = (noise.clip / norms).clamp_max(1.0).unsqueeze(2)
+            errors = tuple(d * factors for d in errors)
+        sums = architecture.summed(passed, errors).tensors()
+        if noise.noise_multiplier and noise.clip is not None:
+            for total in sums:  # every victim's own, tensor by tensor from its generator
+                drawn = torch.empty(total.shape, dtype=torch.float32)
+                for own, generator in zip(drawn, self.generators, strict=True):
+                    own.normal_(generator=generator)
+                total.add_(drawn.to(total), alpha=noise.noise_multiplier * noise.clip)
+        return sums
 
-def _run_epoch(rules: _Rules, stack: _Stack) -> None:
-    n = stack.y.shape[1]
-    batch_size = min(rules.training.batch_size or n, n)
-    for _ in range(math.ceil(n / batch_size)):
-        inputs, y, meant = stack.inputs, stack.y, torch.ones_like(stack.y, dtype=torch.bool)
-        if batch_size < n:
-            index, taken = poisson_sample(n, batch_size / n, stack.generators)
-            rows = torch.arange(len(index)).unsqueeze(1).to(y.device)
-            index, meant = index.to(y.device), taken.to(y.device)
-            inputs, y = inputs[rows, index], y[rows, index]
-        sums = _summed_gradients(rules, stack, inputs, y, meant)
-        decay = rules.training.weight_decay
-        for value, gradient, stepper in zip(stack.values, sums, stack.steppers, strict=True):
-            gradient.div_(batch_size)
-            if decay:
-                gradient.add_(value, alpha=decay)
-            stepper.step_(gradient)
-
-
-def _summed_gradients(
-    rules: _Rules,
-    stack: _Stack,
-    inputs: Tensor,
-    y: Shaped[Tensor, "k m"],
-    meant: Bool[Tensor, "k m"],
-) -> tuple[Tensor, ...]:
-    """Sums over the images that are meant, clipped and with noise, of the gradients."""
-    architecture, noise = rules.architecture, rules.noise
-    parameters = rules.layout.like(stack.values)
-    masks = _dropout(architecture, noise.dropout, meant, stack.generators, stack.values[0])
-    passed = _forward(architecture, parameters, inputs, masks)
-    gradient = _own_gradients(rules.training.loss, passed.output, y)
-    gradient = gradient.masked_fill(~meant.unsqueeze(2), 0.0)
-    errors = _errors(architecture, parameters, passed, masks, gradient)
-    if noise.clip is not None:
-        norms = _squared_norms(architecture, passed, errors).sqrt()
-        factors = (noise.clip / norms).clamp_max(1.0).unsqueeze(2)
-        errors = tuple(d * factors for d in errors)
-    sums = _products(architecture, rules.layout, passed, errors).tensors()
-    if noise.noise_multiplier and noise.clip is not None:
-        _add_noise_(sums, noise.noise_multiplier * noise.clip, stack.generators)
-    return sums
-
-
-def _own_gradients(
-    loss: Loss, phi: Float[Tensor, "r n c"], y: Shaped[Tensor, "r n"]
-) -> Float[Tensor, "r n c"]:
-    """Derivatives of every image's own loss; `Loss.gradient` has those of their mean."""
-    return loss.gradient(phi, y) * phi.shape[1]
-
-
-def _dropout(
-    architecture: Architecture,
-    share: float,
-    meant: Bool[Tensor, "k m"],
-    generators: Sequence[torch.Generator],
-    like: Tensor,
-) -> Masks:
-    """Masks of a step, layer by layer, of the images that are meant; nothing without dropout."""
-    if not share:
-        return ()
-    widths = [fan_in for fan_in, _fan_out in architecture.layer_sizes[1:]]
-    masks = [torch.zeros(*meant.shape, width, dtype=torch.bool) for width in widths]
-    for run, (n, generator) in enumerate(zip(meant.sum(1).tolist(), generators, strict=True)):
-        for mask in masks:
-            kept = torch.rand(n, mask.shape[2], generator=generator) >= share
-            mask[run, :n] = kept
-    return tuple(mask.to(like.device).to(like.dtype).div_(1 - share) for mask in masks)
+    def _dropout(self, meant: Bool[Tensor, "k m"]) -> tuple[Tensor, ...]:
+        """Factors (k, m, width) of the units of every hidden layer, 0 or 1 / (1 - p), for the
+        images that are meant; nothing without dropout."""
+        share, like = self.noise.dropout, self.values[0]
+        if not share:
+            return ()
+        widths = [fan_in for fan_in, _fan_out in self.architecture.layer_sizes[1:]]
+        masks = [torch.zeros(*meant.shape, width, dtype=torch.bool) for width in widths]
+        counts = meant.sum(1).tolist()
+        for run, (n, generator) in enumerate(zip(counts, self.generators, strict=True)):
+            for mask in masks:
+                mask[run, :n] = torch.rand(n, mask.shape[2], generator=generator) >= share
+        return tuple(mask.to(like.device).to(like.dtype).div_(1 - share) for mask in masks)
 
 
-def _add_noise_(
-    sums: Sequence[Tensor], deviation: float, generators: Sequence[torch.Generator]
-) -> None:
-    """Normal noise on every victim's sums, tensor by tensor from its generator."""
-    for total in sums:
-        drawn = torch.empty(total.shape, dtype=torch.float32)
-        for own, generator in zip(drawn, generators, strict=True):
-            own.normal_(generator=generator)
-        total.add_(drawn.to(total), alpha=deviation)
-
-
-def _forward(
-    architecture: Architecture, parameters: Parameters, inputs: Tensor, masks: Masks
-) -> Pass:
-    """`Architecture.forward` from what the first layer reads (pixels, or a convolution's patches),
-    with masks on the hidden units."""
-    read, pre, a = [], [], inputs
-    convolves = architecture.network.conv is not None
-    for layer, (w, b) in enumerate(zip(parameters.weights, parameters.biases, strict=True)):
-        read.append(a)
-        if layer == 0 and convolves:
-            z = w.unsqueeze(1) @ a
-            z = (z if b is None else z + b[:, None, :, None]).flatten(2)
-        else:
-            z = torch.bmm(a, w.mT) if b is None else torch.baddbmm(b.unsqueeze(1), a, w.mT)
-        if layer < architecture.n_layers - 1:
-            pre.append(z)
-            a = architecture.activate(z)
-            a = a * masks[layer] if masks else a
-    return Pass(tuple(read), tuple(pre), z)
-
-
-def _errors(
-    architecture: Architecture,
-    parameters: Parameters,
-    passed: Pass,
-    masks: Masks,
-    output_gradient: Float[Tensor, "r n o"],
-) -> tuple[Tensor, ...]:
-    """Derivatives of every image's loss with respect to the outputs of every layer, before the
-    activation: d_1 .. d_L, each (R, n, width)."""
-    errors = [output_gradient]
-    for layer in range(architecture.n_layers - 2, -1, -1):
-        d = torch.bmm(errors[-1], parameters.weights[layer + 1])
-        d = d.mul_(architecture.slope(passed.pre[layer]))
-        errors.append(d.mul_(masks[layer]) if masks else d)
-    return tuple(reversed(errors))
-
-
-def _squared_norms(
+def squared_norms(
     architecture: Architecture, passed: Pass, errors: Sequence[Tensor]
 ) -> Float[Tensor, "r n"]:
-    """Squared norms of every image's gradient (Goodfellow 2015), over all parameters."""
+    """Squared norms of every image's gradient (Goodfellow 2015), over all parameters, from
+    `Architecture.errors`."""
     total = torch.zeros_like(errors[-1][..., 0])
     for layer, (a, d) in enumerate(zip(passed.inputs, errors, strict=True)):
         if layer == 0 and architecture.network.conv is not None:
             maps = d.unflatten(2, (-1, architecture.n_positions))
-            total = total + _kernel_gradients(maps, a).square().sum((2, 3))
+            kernels = torch.einsum("rncp,rnkp->rnck", maps, a)
+            total = total + kernels.square().sum((2, 3))
             if architecture.has_bias(0):
                 total = total + maps.sum(3).square().sum(2)
         else:
             size = a.square().sum(2) + (1 if architecture.has_bias(layer) else 0)
             total = total + size * d.square().sum(2)
     return total
-
-
-def _products(
-    architecture: Architecture, layout: Parameters, passed: Pass, errors: Sequence[Tensor]
-) -> Parameters:
-    """Gradients of all parameters, summed over the images."""
-    sums: list[Tensor] = []
-    for layer, (a, d) in enumerate(zip(passed.inputs, errors, strict=True)):
-        if layer == 0 and architecture.network.conv is not None:
-            maps = d.unflatten(2, (-1, architecture.n_positions))
-            sums.append(_kernel_gradients(maps, a).sum(1))
-            sums += [maps.sum((1, 3))] if architecture.has_bias(0) else []
-        else:
-            sums.append(torch.bmm(d.mT, a))
-            sums += [d.sum(1)] if architecture.has_bias(layer) else []
-    return layout.like(sums)
-
-
-def _kernel_gradients(
-    maps: Float[Tensor, "r n c p"], patches: Float[Tensor, "r n k p"]
-) -> Float[Tensor, "r n c k"]:
-    """Every image's gradient of a convolution's kernels."""
-    return torch.einsum("rncp,rnkp->rnck", maps, patches)
-
-
-def _check_privacy(training: Training, noise: Noise) -> None:
-    if training.span is True:
-        raise ValueError(
-            "span=True, but steps with noise are not made in the span of the images; use "
-            "span=False or 'auto'"
-        )
-    for name in ("stop_loss", "diverged_above"):
-        if noise.clip is not None and getattr(training, name) is not None:
-            raise ValueError(
-                f"{name}={getattr(training, name)} with clip={noise.clip}: an end that depends on "
-                f"the training loss spends privacy that nobody counts; use {name}=None"
-            )

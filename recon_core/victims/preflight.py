@@ -43,6 +43,16 @@ BALANCED = 2.0
 ROUNDING = 1e-6
 MIN_WIDTH = 16
 
+Level = Literal["ok", "warning", "stop"]
+Condition = Literal["binary", "multiclass", "regression"]
+
+FIRST_GOOD, FIRST_POOR = 0.35, 0.6
+"""Unexplained share of the first layer: below the first most images came back when measured, above
+the second nearly none."""
+MAX_ROWS = 2000
+NEAR_MARGIN = 1.1
+FITS_REGRESSION = 0.1
+
 UNKNOWN = {
     "normalisation": (
         "normalisation layers",
@@ -61,6 +71,15 @@ UNKNOWN = {
         "this engine; if not, save the network without it.",
     ),
 }
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at: fine, a reservation, or a reason not to attack."""
+
+    level: Level
+    subject: str
+    text: str
 
 
 @dataclass(frozen=True)
@@ -112,19 +131,20 @@ def preflight(
     """
     if parameters.n_runs != 1:
         raise ValueError(f"preflight looks at one network at a time, got {parameters.n_runs}")
-    check = _Weights(architecture, parameters)
-    stops = list(broken_weights(parameters))
-    findings = [*check.unknown(unknown_layers), *stops]
-    if not stops:
-        findings += [*check.homogeneity(), *check.kind(), *check.first_layer(), *check.balance()]
-    if images is not None and not stops:
-        by_outputs: Condition = "binary" if architecture.n_outputs == 1 else "multiclass"
-        evidence = Evidence(architecture, parameters, condition or by_outputs)
-        findings += evidence.findings(images, labels)
-        check.numbers |= evidence.numbers
+    by_outputs: Condition = "binary" if architecture.n_outputs == 1 else "multiclass"
+    check = _Check(architecture, parameters, condition or by_outputs)
+    findings: list[Finding] = []
+    for name, kind in unknown_layers:
+        subject, text = UNKNOWN.get(kind, UNKNOWN["other"])
+        findings.append(Finding("stop", subject, f"{name} is {text}"))
+    if stops := list(broken_weights(parameters)):
+        findings += stops
+    else:
+        findings += [*check.homogeneity(), *check.first_layer(), *check.balance()]
+        if images is not None:
+            findings += check.images(images, labels)
     stopped = any(f.level == "stop" for f in findings)
-    outlook = "none" if stopped else _outlook(check.numbers, hard=check.is_hard)
-    return Preflight(tuple(findings), outlook, check.numbers)
+    return Preflight(tuple(findings), "none" if stopped else check.outlook(), check.numbers)
 
 
 def broken_weights(parameters: Parameters) -> Iterator[Finding]:
@@ -142,29 +162,27 @@ def broken_weights(parameters: Parameters) -> Iterator[Finding]:
             yield Finding("stop", "a dead layer", text)
 
 
-def _outlook(numbers: dict[str, float], *, hard: bool) -> Outlook:
-    if "first_layer_unexplained" in numbers:
-        unexplained = numbers["first_layer_unexplained"]
-        good, possible = unexplained <= FIRST_GOOD, unexplained <= FIRST_POOR
-    else:
-        signal = numbers.get("signal_share", SIGNAL_POOR)
-        good, possible = signal >= SIGNAL_GOOD, signal >= SIGNAL_POOR
-    if good and not hard and numbers.get("train_accuracy", 1.0) == 1:
-        return "good"
-    return "open" if possible else "poor"
+@dataclass
+class _Check:
+    """Findings about one network (R = 1), and the numbers behind them."""
 
+    architecture: Architecture
+    parameters: Parameters
+    condition: Condition
+    numbers: dict[str, float] = field(default_factory=dict)
 
-class _Weights:
-    def __init__(self, architecture: Architecture, parameters: Parameters) -> None:
-        self.architecture, self.parameters = architecture, parameters
-        self.numbers: dict[str, float] = {}
-        network = architecture.network
-        self.is_hard = network.activation == "gelu" or network.conv is not None
-
-    def unknown(self, unknown_layers: Sequence[tuple[str, str]]) -> Iterator[Finding]:
-        for name, kind in unknown_layers:
-            subject, text = UNKNOWN.get(kind, UNKNOWN["other"])
-            yield Finding("stop", subject, f"{name} is {text}")
+    def outlook(self) -> Outlook:
+        numbers, network = self.numbers, self.architecture.network
+        if "first_layer_unexplained" in numbers:
+            unexplained = numbers["first_layer_unexplained"]
+            good, possible = unexplained <= FIRST_GOOD, unexplained <= FIRST_POOR
+        else:
+            signal = numbers.get("signal_share", SIGNAL_POOR)
+            good, possible = signal >= SIGNAL_GOOD, signal >= SIGNAL_POOR
+        easy = network.activation != "gelu" and network.conv is None
+        if good and easy and numbers.get("train_accuracy", 1.0) == 1:
+            return "good"
+        return "open" if possible else "poor"
 
     def homogeneity(self) -> Iterator[Finding]:
         gap = homogeneity_gap(self.architecture, self.parameters)
@@ -187,17 +205,16 @@ class _Weights:
         )
         yield Finding("warning", "homogeneity", text)
 
-    def kind(self) -> Iterator[Finding]:
-        if self.architecture.network.conv is not None:
+    def first_layer(self) -> Iterator[Finding]:
+        """The first dense layer: how much of it is signal."""
+        index = 0 if self.architecture.network.conv is None else 1
+        if index:
             text = (
                 "images come back through a convolution only if the network was trained with "
                 "weight decay (002, section 6.1), and slowly: after 2,000 iterations 1 of 20 did. "
                 "Use many attacks with random hyperparameters."
             )
             yield Finding("warning", "a convolution", text)
-
-    def first_layer(self) -> Iterator[Finding]:
-        index = 0 if self.architecture.network.conv is None else 1
         weight = self.parameters.weights[index][0]
         if min(weight.shape) < MIN_WIDTH:
             return
@@ -244,7 +261,10 @@ class _Weights:
 
     def balance(self) -> Iterator[Finding]:
         """At a KKT point of a homogeneous network ||theta_l||^2 = sum_i lam_i y_i phi(x_i)."""
-        squares = self._squares()
+        pairs = zip(self.parameters.weights, self.parameters.biases, strict=True)
+        squares = [
+            float(sum(t.double().square().sum() for t in pair if t is not None)) for pair in pairs
+        ]
         for layer, square in enumerate(squares, start=1):
             self.numbers[f"squared_norm_{layer}"] = square
         ratio = max(squares) / min(squares)
@@ -272,43 +292,7 @@ class _Weights:
         harmless = heaviest > 0 and self.numbers.get("signal_share", 0.0) >= SIGNAL_GOOD
         yield Finding("ok" if harmless else "warning", "balance of the layers", text)
 
-    def _squares(self) -> list[float]:
-        pairs = zip(self.parameters.weights, self.parameters.biases, strict=True)
-        return [
-            float(sum(t.double().square().sum() for t in pair if t is not None)) for pair in pairs
-        ]
-
-
-Level = Literal["ok", "warning", "stop"]
-Condition = Literal["binary", "multiclass", "regression"]
-
-FIRST_GOOD, FIRST_POOR = 0.35, 0.6
-"""Unexplained share of the first layer: below the first most images came back when measured, above
-the second nearly none."""
-MAX_ROWS = 2000
-NEAR_MARGIN = 1.1
-FITS_REGRESSION = 0.1
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was looked at: fine, a reservation, or a reason not to attack."""
-
-    level: Level
-    subject: str
-    text: str
-
-
-@dataclass
-class Evidence:
-    """Findings about one network (R = 1) and images, and the numbers behind them."""
-
-    architecture: Architecture
-    parameters: Parameters
-    condition: Condition
-    numbers: dict[str, float] = field(default_factory=dict)
-
-    def findings(self, images: Float[Tensor, "n d"], labels: Tensor | None) -> Iterator[Finding]:
+    def images(self, images: Float[Tensor, "n d"], labels: Tensor | None) -> Iterator[Finding]:
         """Fit, margins and stationarity for images with the mean subtracted. `labels`: -1 and +1
         for one output (default: what the network says), classes for several, targets under
         regression. Raises ValueError if they do not fit or are missing."""

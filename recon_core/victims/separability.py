@@ -53,6 +53,7 @@ from recon_core.victims.network import Architecture, Network
 EPS = 1e-8
 """The paper names no value; its smallest beta, 1e-8, balances at a dist of 1e-4."""
 ROWS_AT_ONCE = 1024
+LARGER = "this loss needs at least {}: give larger batches, the same number of every class"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,11 +105,20 @@ def mixcon(
     """Eq. 1 of R networks; image i of class c is features[:, i, c]. ValueError for fewer than two
     classes, or no images."""
     _, n_images, n_classes, _ = features.shape
-    _check_batch(n_images, n_classes)
+    if n_classes < 2:
+        raise ValueError(f"{n_classes} classes have no pairs of different ones; give at least 2")
+    if n_images < 1:
+        raise ValueError(f"p={n_images} images of each class; {LARGER.format(1)}")
     h = features.double()
     first, second = torch.triu_indices(n_classes, n_classes, 1, device=h.device)
-    dist = _squared_distances(h @ h.mT, normalise=normalise)[..., first, second]
-    dist = dist.clamp(eps, 1 / eps)
+    gram = h @ h.mT
+    norms = gram.diagonal(dim1=-2, dim2=-1)
+    if normalise:  # ||u_a - u_b||^2 from <h_a, h_b>, with u = h / ||h||; 0 stays 0
+        scale = torch.where(norms > 0, norms, 1).rsqrt()
+        gram = gram * scale.unsqueeze(-1) * scale.unsqueeze(-2)
+        norms = (norms > 0).to(gram.dtype)
+    dist = norms.unsqueeze(-1) + norms.unsqueeze(-2) - 2 * gram
+    dist = dist[..., first, second].clamp(eps, 1 / eps)
     cost = dist + beta.double().view(-1, 1, 1) / dist
     return cost.mean((1, 2)).to(features.dtype)
 
@@ -117,7 +127,8 @@ def unicon(features: Float[Tensor, "r p k m"], *, normalise: bool = True) -> Flo
     """1/|C| sum_c 1/(|C_c| (|C_c| - 1)) sum_{i, j in C_c} ||h(x_i) - h(x_j)||^2 (D.1), R networks.
     ValueError for fewer than two images of a class."""
     n_images = features.shape[1]
-    _check_batch(n_images, features.shape[2], least_images=2, least_classes=1)
+    if n_images < 2:
+        raise ValueError(f"p={n_images} images of each class; {LARGER.format(2)}")
     u = _unit(features) if normalise else features
     spread = (u - u.mean(1, keepdim=True)).square().sum((1, 3)) / (n_images - 1)
     return 2 * spread.mean(1)
@@ -160,7 +171,9 @@ def _pairs(h: Float64[Tensor, "n m"], *, normalise: bool) -> Float64[Tensor, " 2
     least, closest = u.new_full((), math.inf), torch.zeros(2, dtype=torch.int64, device=u.device)
     for i in range(0, n, ROWS_AT_ONCE):
         for j in range(i, n, ROWS_AT_ONCE):
-            dist = _between(u[i : i + ROWS_AT_ONCE], u[j : j + ROWS_AT_ONCE])
+            a, b = u[i : i + ROWS_AT_ONCE], u[j : j + ROWS_AT_ONCE]
+            norms = a.square().sum(1, keepdim=True) + b.square().sum(1)
+            dist = (norms - 2 * a @ b.T).clamp_min(0)
             later = torch.ones_like(dist, dtype=torch.bool).triu(1 if i == j else -n)
             total += torch.where(later, dist.sqrt(), 0).sum()
             value, where = torch.where(later, dist, math.inf).flatten().min(0)
@@ -172,41 +185,10 @@ def _pairs(h: Float64[Tensor, "n m"], *, normalise: bool) -> Float64[Tensor, " 2
     return torch.stack([total / (n * (n - 1) / 2), gap])
 
 
-def _between(a: Float64[Tensor, "i m"], b: Float64[Tensor, "j m"]) -> Float64[Tensor, "i j"]:
-    norms = a.square().sum(1, keepdim=True) + b.square().sum(1)
-    return (norms - 2 * a @ b.T).clamp_min(0)
-
-
-def _squared_distances(
-    gram: Float64[Tensor, "r p k k"], *, normalise: bool
-) -> Float64[Tensor, "r p k k"]:
-    """||u_a - u_b||^2 from <h_a, h_b>, where u is h, or h at norm 1 (0 stays 0)."""
-    norms = gram.diagonal(dim1=-2, dim2=-1)
-    if normalise:
-        scale = torch.where(norms > 0, norms, 1).rsqrt()
-        gram = gram * scale.unsqueeze(-1) * scale.unsqueeze(-2)
-        norms = (norms > 0).to(gram.dtype)
-    return norms.unsqueeze(-1) + norms.unsqueeze(-2) - 2 * gram
-
-
 def _unit(h: Float[Tensor, "*rows m"]) -> Float[Tensor, "*rows m"]:
     """h at norm 1; 0 stays 0, with the gradient of h itself."""
     norms = h.square().sum(-1, keepdim=True)
     return h * torch.where(norms > 0, norms, 1).rsqrt()
-
-
-def _check_batch(
-    n_images: int, n_classes: int, *, least_images: int = 1, least_classes: int = 2
-) -> None:
-    if n_classes < least_classes:
-        raise ValueError(
-            f"{n_classes} classes have no pairs of different ones; give at least {least_classes}"
-        )
-    if n_images < least_images:
-        raise ValueError(
-            f"p={n_images} images of each class; this loss needs at least {least_images}: give "
-            "larger batches, the same number of every class"
-        )
 
 
 Defence = MixCon | UniCon
@@ -272,32 +254,30 @@ def defence_gradient(
 ) -> Float64[Tensor, "r p k m"]:
     """dL/dh, not yet times lam, of every victim's own L; image i of class c is h[:, i, c], or with
     `across`, the pairs that MixCon compares, image c is h[:, 0, c]."""
-    if not defence.normalise:
-        return _gradient(defence, h, across)
-    square = h.square().sum(-1, keepdim=True)
-    scale = torch.where(square > 0, square, 1).rsqrt()  # features of 0 stay 0
-    u = h * scale
-    d = _gradient(defence, u, across)
-    return d.sub_((d * u).sum(-1, keepdim=True) * u).mul_(scale)
-
-
-def _gradient(
-    defence: Defence, u: Float64[Tensor, "r p k m"], across: Bool[Tensor, "r 1 k k"] | None
-) -> Float64[Tensor, "r p k m"]:
+    scale, u = torch.ones_like(h[..., :1]), h
+    if defence.normalise:
+        square = h.square().sum(-1, keepdim=True)
+        scale = torch.where(square > 0, square, 1).rsqrt()  # features of 0 stay 0
+        u = h * scale
     _, p, k, _ = u.shape
     if isinstance(defence, UniCon):
-        return (u - u.mean(1, keepdim=True)).mul_(4 / (k * (p - 1)))
-    gram = u @ u.mT
-    norms = gram.diagonal(dim1=-2, dim2=-1)
-    dist = norms.unsqueeze(-1) + norms.unsqueeze(-2) - 2 * gram
-    within = (dist >= defence.eps) & (dist <= 1 / defence.eps)
-    if across is not None:
-        within &= across
-    w = torch.where(within, 1 - defence.beta / dist.square(), 0)  # 0 on the diagonal, too
-    gradient = (w.sum(-1, keepdim=True) * u).sub_(w @ u)
-    if across is None:
-        return gradient.mul_(4 / (p * k * (k - 1)))
-    return gradient.mul_(4 / across.sum((-2, -1), keepdim=True).double())
+        gradient = (u - u.mean(1, keepdim=True)).mul_(4 / (k * (p - 1)))
+    else:
+        gram = u @ u.mT
+        norms = gram.diagonal(dim1=-2, dim2=-1)
+        dist = norms.unsqueeze(-1) + norms.unsqueeze(-2) - 2 * gram
+        within = (dist >= defence.eps) & (dist <= 1 / defence.eps)
+        if across is not None:
+            within &= across
+        w = torch.where(within, 1 - defence.beta / dist.square(), 0)  # 0 on the diagonal, too
+        gradient = (w.sum(-1, keepdim=True) * u).sub_(w @ u)
+        if across is None:
+            gradient.mul_(4 / (p * k * (k - 1)))
+        else:
+            gradient.mul_(4 / across.sum((-2, -1), keepdim=True).double())
+    if not defence.normalise:
+        return gradient
+    return gradient.sub_((gradient * u).sum(-1, keepdim=True) * u).mul_(scale)
 
 
 def hidden_layer(network: Network, layer: int | None, name: str = "defence_layer") -> int:

@@ -7,6 +7,7 @@ come with a leading dimension of 1. `CutClassifier` cuts any one classifier of t
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,8 +44,8 @@ class LeNet5(Strict):
         super().__post_init__()
         _check_cut(self.cut, LENET_CUTS)
 
-    def on(self, shape: Shape, n_classes: int) -> LeNet5Model:
-        return LeNet5Model(self, shape, n_classes)
+    def on(self, shape: Shape, n_classes: int) -> SplitModel:
+        return SplitModel(self, shape, n_classes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,24 +73,26 @@ class SplitMLP(Strict):
             )
         _check_cut(self.cut, len(self.widths))
 
-    def on(self, shape: Shape, n_classes: int) -> SplitMLPModel:
-        return SplitMLPModel(self, shape, n_classes)
+    def on(self, shape: Shape, n_classes: int) -> SplitModel:
+        return SplitModel(self, shape, n_classes)
 
 
 SplitNetwork = LeNet5 | SplitMLP
 
 
 @dataclass(frozen=True)
-class LeNet5Model:
-    """Tensors `conv1`, `conv2`, `fc1`, `fc2`, `fc3`, with `.weight` and `.bias`."""
+class SplitModel:
+    """Convolution blocks `conv1`, ... and dense layers `fc1`, ..., with `.weight` and `.bias`, on
+    images of one shape; the last one gives the logits."""
 
-    network: LeNet5
+    network: SplitNetwork
     shape: Shape
     n_classes: int
 
     def __post_init__(self) -> None:
-        _check_classes(self.n_classes)
-        if min(self._maps[1][1:]) < 1:
+        if self.n_classes < 2:
+            raise ValueError(f"n_classes={self.n_classes}; a classifier needs at least 2")
+        if self.maps and min(self.maps[1][1:]) < 1:
             raise ValueError(
                 f"images of {self.shape[1]}x{self.shape[2]} are too small for two convolutions of "
                 f"{KERNEL}x{KERNEL} and two poolings; give 16x16 or larger (the paper's are 28x28 "
@@ -101,82 +104,75 @@ class LeNet5Model:
         return 2 if self.shape[1:] == (28, 28) else 0
 
     @cached_property
-    def _maps(self) -> tuple[Shape, Shape]:
+    def maps(self) -> tuple[Shape, ...]:
+        """Shapes of what the convolution blocks give."""
+        if isinstance(self.network, SplitMLP):
+            return ()
         first = [(side + 2 * self._padding - KERNEL + 1) // 2 for side in self.shape[1:]]
         second = [(side - KERNEL + 1) // 2 for side in first]
         return (6, first[0], first[1]), (16, second[0], second[1])
 
-    @property
-    def n_features(self) -> int:
-        return (math.prod(self._maps[0]), math.prod(self._maps[1]), 120, 84)[self.network.cut - 1]
-
     @cached_property
-    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
-        shapes: dict[str, tuple[int, ...]] = {
-            "conv1.weight": (6, self.shape[0], KERNEL, KERNEL),
-            "conv1.bias": (6,),
-            "conv2.weight": (16, 6, KERNEL, KERNEL),
-            "conv2.bias": (16,),
-        }
-        return shapes | _dense_shapes((math.prod(self._maps[1]), 120, 84, self.n_classes))
-
-    def features(
-        self, weights: Mapping[str, Tensor], x: Float[Tensor, "q n c h w"]
-    ) -> Float[Tensor, "r n m"]:
-        """h(x) of R networks on their own n images (q = r), or on the same (q = 1)."""
-        _check_images(self, len(weights["conv1.weight"]), x)
-        a = _block(weights, "conv1", x, padding=self._padding)
-        if self.network.cut > 1:
-            a = _block(weights, "conv2", a)
-        return _dense_layers(weights, a.flatten(2), 1, self.network.cut - 1)
-
-    def classify(
-        self, weights: Mapping[str, Tensor], features: Float[Tensor, "r n m"]
-    ) -> Float[Tensor, "r n k"]:
-        _check_features(self, features)
-        a = features
-        if self.network.cut == 1:
-            a = _block(weights, "conv2", a.unflatten(2, self._maps[0])).flatten(2)
-        return _dense_layers(weights, a, max(self.network.cut - 1, 1), 4, linear=3)
-
-
-@dataclass(frozen=True)
-class SplitMLPModel:
-    """Tensors `fc1`, `fc2`, ..., with `.weight` and `.bias`."""
-
-    network: SplitMLP
-    shape: Shape
-    n_classes: int
-
-    def __post_init__(self) -> None:
-        _check_classes(self.n_classes)
+    def widths(self) -> tuple[int, ...]:
+        """What the first dense layer takes, and what each gives."""
+        hidden = self.network.widths if isinstance(self.network, SplitMLP) else (120, 84)
+        return math.prod((self.shape, *self.maps)[-1]), *hidden, self.n_classes
 
     @property
     def n_features(self) -> int:
-        return self.network.widths[self.network.cut - 1]
+        return (*map(math.prod, self.maps), *self.widths[1:])[self.network.cut - 1]
 
     @cached_property
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
-        return _dense_shapes((math.prod(self.shape), *self.network.widths, self.n_classes))
+        shapes: dict[str, tuple[int, ...]] = {}
+        for i, (seen, made) in enumerate(itertools.pairwise((self.shape, *self.maps)), start=1):
+            shapes[f"conv{i}.weight"] = (made[0], seen[0], KERNEL, KERNEL)
+            shapes[f"conv{i}.bias"] = (made[0],)
+        for i, (fan_in, fan_out) in enumerate(itertools.pairwise(self.widths), start=1):
+            shapes |= {f"fc{i}.weight": (fan_out, fan_in), f"fc{i}.bias": (fan_out,)}
+        return shapes
 
     def features(
         self, weights: Mapping[str, Tensor], x: Float[Tensor, "q n c h w"]
     ) -> Float[Tensor, "r n m"]:
         """h(x) of R networks on their own n images (q = r), or on the same (q = 1)."""
         n_networks = len(weights["fc1.weight"])
-        _check_images(self, n_networks, x)
-        a = x.flatten(2).expand(n_networks, -1, -1)
-        return _dense_layers(weights, a, 1, self.network.cut + 1)
+        if x.shape[2:] != self.shape:
+            raise ValueError(f"images of {tuple(x.shape[2:])} for a network of {self.shape}")
+        if len(x) not in (1, n_networks):
+            raise ValueError(
+                f"images of {len(x)} networks for {n_networks}; give every network its own, or a "
+                "leading dimension of 1 for images that all share"
+            )
+        return self._layers(weights, x, 0, self.network.cut).flatten(2)
 
     def classify(
         self, weights: Mapping[str, Tensor], features: Float[Tensor, "r n m"]
     ) -> Float[Tensor, "r n k"]:
-        _check_features(self, features)
-        last = len(self.network.widths) + 1
-        return _dense_layers(weights, features, self.network.cut + 1, last + 1, linear=last)
+        cut, a = self.network.cut, features
+        if features.shape[2] != self.n_features:
+            raise ValueError(
+                f"{features.shape[2]} features an image, the network is cut where it has "
+                f"{self.n_features}"
+            )
+        if cut < len(self.maps):
+            a = features.unflatten(2, self.maps[cut - 1])
+        return self._layers(weights, a, cut, len(self.maps) + len(self.widths) - 1)
 
-
-SplitModel = LeNet5Model | SplitMLPModel
+    def _layers(self, weights: Mapping[str, Tensor], a: Tensor, start: int, stop: int) -> Tensor:
+        """Layers from number `start`, each with its ReLU but the last of all."""
+        last = len(self.maps) + len(self.widths) - 2
+        for i in range(start, stop):
+            is_block = i < len(self.maps)
+            name = f"conv{i + 1}" if is_block else f"fc{i + 1 - len(self.maps)}"
+            weight, bias = weights[f"{name}.weight"], weights[f"{name}.bias"]
+            if is_block:
+                a = _block(weight, bias, a, padding=0 if i else self._padding)
+                continue
+            a = a.flatten(2).expand(len(weight), -1, -1)
+            z = torch.baddbmm(bias.unsqueeze(1), a, weight.mT)
+            a = z if i == last else z.relu()
+        return a
 
 
 @dataclass(frozen=True)
@@ -234,32 +230,29 @@ def initial_weights(
     """Starts of R trainings, one generator each: as torch's own layers do, uniform in
     +-1/sqrt(fan in), or as the settings of a `SplitMLP` say. Drawn on the CPU in float32, layer by
     layer."""
-    return stacked([_initial(model, generator) for generator in generators], dtype)
-
-
-def _initial(model: SplitModel, generator: torch.Generator) -> Weights:
-    network = model.network if isinstance(model, SplitMLPModel) else None
-    shift, scale = 0.0, 1.0
-    weights: Weights = {}
-    for name, shape in model.tensor_shapes.items():
-        starts_layer = name.endswith(".weight")
-        if network is not None and network.init == "paper":
+    network, networks = model.network, []
+    for generator in generators:
+        shift, scale = 0.0, 1.0
+        weights: Weights = {}
+        for name, shape in model.tensor_shapes.items():
+            starts_layer = name.endswith(".weight")
+            if isinstance(network, SplitMLP) and network.init == "paper":
+                if starts_layer:
+                    u = torch.randn((), generator=generator)
+                    shift = math.sqrt(network.alpha) * float(u)
+                weights[name] = shift + torch.randn(shape, generator=generator)
+                continue
             if starts_layer:
-                u = torch.randn((), generator=generator)
-                shift = math.sqrt(network.alpha) * float(u)
-            weights[name] = shift + torch.randn(shape, generator=generator)
-            continue
-        if starts_layer:
-            scale = 1 / math.sqrt(math.prod(shape[1:]))
-        weights[name] = (torch.rand(shape, generator=generator) * 2 - 1) * scale
-    return weights
+                scale = 1 / math.sqrt(math.prod(shape[1:]))
+            weights[name] = (torch.rand(shape, generator=generator) * 2 - 1) * scale
+        networks.append(weights)
+    return stacked(networks, dtype)
 
 
 def _block(
-    weights: Mapping[str, Tensor], name: str, x: Float[Tensor, "q n c h w"], *, padding: int = 0
+    weight: Tensor, bias: Tensor, x: Float[Tensor, "q n c h w"], *, padding: int
 ) -> Float[Tensor, "r n o y x"]:
     """ReLU of the pooled convolutions of R networks, of their own images or of the same (q = 1)."""
-    weight, bias = weights[f"{name}.weight"], weights[f"{name}.bias"]
     if has_onednn(x):
         return pooled_convolution(weight, bias, x, padding)
     a = x.transpose(0, 1).flatten(1, 2)
@@ -268,50 +261,9 @@ def _block(
     return pooled.transpose(0, 1)
 
 
-def _dense_shapes(sizes: Sequence[int]) -> dict[str, tuple[int, ...]]:
-    shapes: dict[str, tuple[int, ...]] = {}
-    for i in range(1, len(sizes)):
-        shapes |= {f"fc{i}.weight": (sizes[i], sizes[i - 1]), f"fc{i}.bias": (sizes[i],)}
-    return shapes
-
-
-def _dense_layers(
-    weights: Mapping[str, Tensor], a: Tensor, start: int, stop: int, *, linear: int = 0
-) -> Tensor:
-    """Layers `start`, ..., `stop` - 1, each but the one numbered `linear` with its ReLU."""
-    for i in range(start, stop):
-        weight, bias = weights[f"fc{i}.weight"], weights[f"fc{i}.bias"]
-        z = torch.baddbmm(bias.unsqueeze(1), a, weight.mT)
-        a = z if i == linear else z.relu()
-    return a
-
-
 def _check_cut(cut: int, n_cuts: int) -> None:
     if not 1 <= cut <= n_cuts:
         raise ValueError(f"cut={cut} is no hidden layer of this network; give 1 to {n_cuts}")
-
-
-def _check_classes(n_classes: int) -> None:
-    if n_classes < 2:
-        raise ValueError(f"n_classes={n_classes}; a classifier needs at least 2")
-
-
-def _check_images(model: SplitModel, n_networks: int, x: Tensor) -> None:
-    if x.shape[2:] != model.shape:
-        raise ValueError(f"images of {tuple(x.shape[2:])} for a network of {model.shape}")
-    if len(x) not in (1, n_networks):
-        raise ValueError(
-            f"images of {len(x)} networks for {n_networks}; give every network its own, or a "
-            "leading dimension of 1 for images that all share"
-        )
-
-
-def _check_features(model: SplitModel, features: Tensor) -> None:
-    if features.shape[2] != model.n_features:
-        raise ValueError(
-            f"{features.shape[2]} features an image, the network is cut where it has "
-            f"{model.n_features}"
-        )
 
 
 IMAGES_AT_ONCE = 512
@@ -387,7 +339,16 @@ def check_fits(
     model: SplitModel, weights: Mapping[str, Tensor], x: Tensor, labels: Tensor | None = None
 ) -> int:
     """The number of networks; ValueError if weights, images and labels do not fit together."""
-    n_networks = _n_networks(model, weights)
+    shapes = {name: tuple(tensor.shape[1:]) for name, tensor in weights.items()}
+    if shapes != model.tensor_shapes:
+        raise ValueError(
+            f"weights of {shapes} for a network of {model.tensor_shapes}; give those that "
+            "initial_weights or a training of this network gave"
+        )
+    sizes = sorted({len(tensor) for tensor in weights.values()})
+    if len(sizes) != 1 or 0 in sizes:
+        raise ValueError(f"weights of {sizes} networks; all need the same number, 1 or more")
+    n_networks = sizes[0]
     if x.dim() not in (4, 5) or tuple(x.shape[-3:]) != tuple(model.shape):
         raise ValueError(
             f"images {tuple(x.shape)} for a network of {tuple(model.shape)}; give (n, c, h, w), or "
@@ -397,28 +358,9 @@ def check_fits(
         raise ValueError(
             f"images of {len(x)} networks for {n_networks}; give (n, c, h, w) to share them"
         )
-    if labels is not None:
-        _check_labels(labels, n_networks, x.shape[-4], model.n_classes)
-    return n_networks
-
-
-def _n_networks(model: SplitModel, weights: Mapping[str, Tensor]) -> int:
-    shapes = {name: tuple(tensor.shape[1:]) for name, tensor in weights.items()}
-    if shapes != model.tensor_shapes:
-        raise ValueError(
-            f"weights of {shapes} for a network of {model.tensor_shapes}; give those that "
-            "initial_weights or a training of this network gave"
-        )
-    sizes = {len(tensor) for tensor in weights.values()}
-    if len(sizes) != 1 or 0 in sizes:
-        raise ValueError(
-            f"weights of {sorted(sizes)} networks; all need the same number, 1 or more"
-        )
-    return sizes.pop()
-
-
-def _check_labels(labels: Tensor, n_networks: int, n_images: int, n_classes: int) -> None:
-    shape = tuple(labels.shape)
+    if labels is None:
+        return n_networks
+    shape, n_images, n_classes = tuple(labels.shape), x.shape[-4], model.n_classes
     if shape not in {(n_images,), (n_networks, n_images)}:
         raise ValueError(
             f"labels of {shape} for {n_images} images of each of {n_networks} networks; give "
@@ -430,3 +372,4 @@ def _check_labels(labels: Tensor, n_networks: int, n_images: int, n_classes: int
             f"label {int(outside[0])} is not one of the network's {n_classes} classes, 0 to "
             f"{n_classes - 1}"
         )
+    return n_networks

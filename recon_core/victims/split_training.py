@@ -104,18 +104,6 @@ def train_split(
         shuffle=shuffle,
         streams=(0,) * n_networks if streams is None else tuple(streams),
     )
-    _check(n_networks, defences, batches, networks_at_once)
-    at_once = networks_at_once or (NETWORKS_ON_CPU if x.device.type == "cpu" else n_networks)
-    course = _Course(model, weights, batches, defences, training=training, at_once=at_once)
-    while course.epoch < training.epochs and not bool(course.diverged.all()):
-        course.run_epoch(progress)
-    progress(1.0)
-    return course.trained(labels)
-
-
-def _check(
-    n_networks: int, defences: Sequence[Defence], batches: ClassBatches, at_once: int | None
-) -> None:
     if len(defences) != n_networks:
         raise ValueError(
             f"{len(defences)} defences for {n_networks} networks; give one each, None for none"
@@ -124,14 +112,20 @@ def _check(
         raise ValueError(
             f"{batches.n_networks} streams for {n_networks} networks; give one each, or None"
         )
-    if at_once is not None and at_once < 1:
-        raise ValueError(f"networks_at_once={at_once} must be at least 1, or None")
+    if networks_at_once is not None and networks_at_once < 1:
+        raise ValueError(f"networks_at_once={networks_at_once} must be at least 1, or None")
     if batches.last == 1 and any(isinstance(d, UniCon) and d.lam for d in defences):
         raise ValueError(
             f"UniCon compares images of a class, but with per_class={batches.per_class} and "
             f"{batches.smallest} images in the smallest class the last batch of an epoch has 1 of "
             "each; choose another per_class"
         )
+    at_once = networks_at_once or (NETWORKS_ON_CPU if x.device.type == "cpu" else n_networks)
+    course = _Course(model, weights, batches, defences, training=training, at_once=at_once)
+    while course.epoch < training.epochs and not bool(course.diverged.all()):
+        course.run_epoch(progress)
+    progress(1.0)
+    return course.trained(labels)
 
 
 @dataclass(frozen=True)
@@ -141,11 +135,6 @@ class _Penalty:
     rows: Int64[Tensor, " k"]
     lam: Float[Tensor, " k"]
     loss: Callable[[Tensor], Tensor]
-
-    def of(self, features: Float[Tensor, "r p c m"]) -> Float[Tensor, " k"]:
-        """Not yet times lambda. Networks without it are not in the graph of its gradient."""
-        everyone = len(self.rows) == len(features)
-        return self.loss(features if everyone else features.index_select(0, self.rows))
 
 
 class _Part:
@@ -180,7 +169,10 @@ class _Part:
         sums[0, self.networks] += loss.detach() * part.shape[1]
         total = loss.sum()
         for penalty in self.penalties:
-            values = penalty.of(features.unflatten(1, (-1, k)))
+            h = features.unflatten(1, (-1, k))
+            if len(penalty.rows) < len(h):  # the others are not in the graph of its gradient
+                h = h.index_select(0, penalty.rows)
+            values = penalty.loss(h)  # not yet times lambda
             total = total + (penalty.lam * values).sum()
             sums[1, self.networks].index_add_(
                 0, penalty.rows, values.detach().double() * part.shape[1]
@@ -230,15 +222,6 @@ class _Course:
         self.history[self.epoch] = self.sums / (self.batches.smallest * self.model.n_classes)
         self.history[self.epoch, 1, self.undefended] = torch.nan
         self.epoch += 1
-        self._keep()
-
-    def _move(self, x: Tensor) -> None:
-        decay = self.training.weight_decay
-        side_by_side(
-            [partial(part.move, self.model, x, self.sums, decay) for part in self.parts], x.device
-        )
-
-    def _keep(self) -> None:
         self.diverged |= ~self.sums[0].isfinite()
         for tensor in self.weights.values():
             self.diverged |= ~tensor.flatten(1).isfinite().all(1)
@@ -246,6 +229,12 @@ class _Course:
             lost = self.diverged.view(-1, *[1] * (tensor.dim() - 1))
             self.kept[name] = torch.where(lost, self.kept[name], tensor)
         self.epochs_done += ~self.diverged
+
+    def _move(self, x: Tensor) -> None:
+        decay = self.training.weight_decay
+        side_by_side(
+            [partial(part.move, self.model, x, self.sums, decay) for part in self.parts], x.device
+        )
 
     def trained(self, labels: Tensor) -> TrainedSplit:
         found = evaluate_split(self.model, self.kept, self.batches.x, labels)
@@ -268,19 +257,17 @@ def _penalties(defences: Sequence[Defence], like: Tensor) -> list[_Penalty]:
         if defence is not None and defence.lam:
             eps = defence.eps if isinstance(defence, MixCon) else 0.0
             groups.setdefault((defence.kind, defence.normalise, eps), {})[row] = defence
-    return [_penalty(members, like) for members in groups.values()]
-
-
-def _penalty(members: Mapping[int, MixCon | UniCon], like: Tensor) -> _Penalty:
-    def numbers(name: str) -> Tensor:
-        values = [getattr(member, name) for member in members.values()]
-        return torch.tensor(values, dtype=torch.float64).to(like)
-
-    first = next(iter(members.values()))
-    loss = partial(unicon, normalise=first.normalise)
-    if isinstance(first, MixCon):
-        loss = partial(mixcon, beta=numbers("beta"), normalise=first.normalise, eps=first.eps)
-    return _Penalty(torch.tensor(list(members), device=like.device), numbers("lam"), loss)
+    penalties = []
+    for (_kind, normalise, eps), members in groups.items():
+        rows = torch.tensor(list(members), device=like.device)
+        lam = torch.tensor([d.lam for d in members.values()], dtype=torch.float64).to(like)
+        loss = partial(unicon, normalise=normalise)
+        betas = [d.beta for d in members.values() if isinstance(d, MixCon)]
+        if betas:
+            beta = torch.tensor(betas, dtype=torch.float64).to(like)
+            loss = partial(mixcon, beta=beta, normalise=normalise, eps=eps)
+        penalties.append(_Penalty(rows, lam, loss))
+    return penalties
 
 
 Shuffle = Callable[[int, int], torch.Generator]
@@ -347,7 +334,15 @@ class ClassBatches:
         keys = list(zip(self.streams, range(self.n_networks), strict=True))
         if len(self.members) == 1:
             keys = [(stream, 0) for stream in self.streams]
-        orders = {key: self._order(epoch, *key) for key in dict.fromkeys(keys)}
+        orders = {}
+        for stream, row in dict.fromkeys(keys):
+            generator = self.shuffle(stream, epoch)
+            drawn = [
+                images[torch.randperm(len(images), generator=generator)]
+                for images in self.members[row]
+            ]
+            chosen = [images[: self.smallest] for images in drawn]
+            orders[stream, row] = torch.stack(chosen, dim=1)
         if len(orders) == 1:
             keys = keys[:1]
         order = torch.stack([orders[key] for key in keys]).to(self.x.device)
@@ -356,10 +351,3 @@ class ClassBatches:
             images = part.flatten(1)
             rows = images if self.x.dim() == 4 else (networks, images)
             yield self.x[rows]
-
-    def _order(self, epoch: int, stream: int, row: int) -> Int64[Tensor, "n k"]:
-        generator = self.shuffle(stream, epoch)
-        drawn = [
-            images[torch.randperm(len(images), generator=generator)] for images in self.members[row]
-        ]
-        return torch.stack([images[: self.smallest] for images in drawn], dim=1)

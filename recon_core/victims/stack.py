@@ -15,7 +15,15 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from recon_core.optimisers import Optimiser
-from recon_core.victims.backprop import Backprop, Inputs, Span, SpanLayer, first_layer
+from recon_core.victims.backprop import (
+    Backprop,
+    Convolution,
+    Dense,
+    FirstLayer,
+    Inputs,
+    Span,
+    SpanLayer,
+)
 from recon_core.victims.losses import Loss
 from recon_core.victims.network import Architecture, Parameters
 from recon_core.victims.separability import FeatureDefence
@@ -58,15 +66,6 @@ class Problem:
         return self.layout.like([self.span.layer(coordinates, scale), *others])
 
 
-def inputs_of(
-    architecture: Architecture, x: Float[Tensor, "r n d"], span: Span | None
-) -> tuple[Tensor, ...]:
-    if span is not None:
-        return span.inputs()
-    x = x.contiguous()
-    return (x,) if architecture.network.conv is None else (architecture.patches(x),)
-
-
 class Stack:
     """Some of the victims of a problem, which train at once and know nothing of each other."""
 
@@ -101,10 +100,13 @@ class Stack:
         n_weights = len(problem.layout.tensors())
         parameters = problem.layout.like(self.values[:n_weights])
         gradients = problem.layout.like(self.gradients[:n_weights])
-        if problem.span is None:
-            first = first_layer(problem.architecture, parameters, gradients)
-        else:
+        first: FirstLayer
+        if problem.span is not None:
             first = SpanLayer(parameters, gradients, self.values[-1])
+        elif problem.architecture.network.conv is None:
+            first = Dense(parameters, gradients, 0)
+        else:
+            first = Convolution(parameters, gradients)
         backprop = Backprop(
             problem.architecture, first, parameters, gradients, n, defence=self.defence
         )
@@ -131,18 +133,13 @@ class Stack:
                     torch.index_select(source.flatten(0, 1), 0, images, out=target.flatten(0, 1))
             phi = backprop.forward(inputs)
             backprop.backward(inputs, self.problem.loss.gradient(phi, y), images)
-            self._update()
-
-    def _update(self) -> None:
-        decay = self.problem.weight_decay
-        if self.problem.span is not None:
-            self.gradients[-1].zero_()
-        for value, gradient, stepper in zip(
-            self.values, self.gradients, self.steppers, strict=True
-        ):
-            if decay:
-                gradient.add_(value, alpha=decay)
-            stepper.step_(gradient)
+            if self.problem.span is not None:
+                self.gradients[-1].zero_()
+            moved = zip(self.values, self.gradients, self.steppers, strict=True)
+            for value, gradient, stepper in moved:
+                if self.problem.weight_decay:
+                    gradient.add_(value, alpha=self.problem.weight_decay)
+                stepper.step_(gradient)
 
     def averages(self) -> tuple[Tensor, ...]:
         """What the optimiser remembers of the gradients of the first layer's weights (k, h, d) and

@@ -20,11 +20,11 @@ from recon_core.cuda_graphs import repeated
 from recon_core.optimisers import Optimiser
 from recon_core.strict import Count, Strict, Within
 from recon_core.types import Progress, no_progress
-from recon_core.victims.backprop import Span, SpanSwitch, uses_span
+from recon_core.victims.backprop import Inputs, Span, SpanSwitch, uses_span
 from recon_core.victims.losses import Loss
 from recon_core.victims.network import Architecture, Parameters
 from recon_core.victims.separability import Defence, feature_defence
-from recon_core.victims.stack import Problem, Stack, inputs_of
+from recon_core.victims.stack import Problem, Stack
 
 REPORTS = 50
 
@@ -75,29 +75,6 @@ class Trained:
     diverged: Bool[Tensor, " r"]
     averages: tuple[Tensor, ...] = ()
 
-    @classmethod
-    def ended(
-        cls,
-        parameters: Parameters,
-        *,
-        loss: Float[Tensor, " r"],
-        margins: Float[Tensor, "r n"],
-        epochs_done: Int64[Tensor, " r"],
-        diverged: Bool[Tensor, " r"],
-        averages: tuple[Tensor, ...] = (),
-    ) -> Trained:
-        """Victims of which loss and margins are known."""
-        return cls(
-            parameters=parameters,
-            loss=loss,
-            accuracy=(margins > 0).to(margins.dtype).mean(1),
-            margin_min=margins.amin(1),
-            margins=margins,
-            epochs_done=epochs_done,
-            diverged=diverged,
-            averages=averages,
-        )
-
     def tensors(self) -> dict[str, Tensor]:
         """As named tensors on the CPU, which safetensors can hold."""
         named = {f"parameters.{i}": t for i, t in enumerate(self.parameters.tensors())}
@@ -144,10 +121,15 @@ def train(
     training.loss.check(y, architecture.n_outputs)
     in_span = uses_span(training.span, architecture, training.optimiser, x.shape[1])
     span = Span(parameters.weights[0], x) if in_span else None
+    inputs: Inputs = (x.contiguous(),)
+    if span is not None:
+        inputs = span.inputs()
+    elif architecture.network.conv is not None:
+        inputs = (architecture.patches(x.contiguous()),)
     problem = Problem(
         architecture=architecture,
         layout=parameters,
-        inputs=inputs_of(architecture, x, span),
+        inputs=inputs,
         y=y,
         span=span,
         loss=training.loss,
@@ -174,6 +156,46 @@ def train(
     return course.trained()
 
 
+class Looks:
+    """Loss and margins of every victim when it was last looked at, and whether it diverged."""
+
+    def __init__(self, training: Training, x: Float[Tensor, "r n d"]) -> None:
+        self.training = training
+        self.loss = x.new_full((len(x),), torch.nan)
+        self.margins = x.new_full(x.shape[:2], torch.nan)
+        self.epochs_done = torch.zeros(len(x), dtype=torch.int64, device=x.device)
+        self.diverged = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+
+    def at(
+        self,
+        runs: Int64[Tensor, " k"],
+        phi: Float[Tensor, "k n c"],
+        y: Shaped[Tensor, "k n"],
+        epoch: int,
+    ) -> Bool[Tensor, " k"]:
+        """Notes the outputs of these victims after an epoch; those that are done."""
+        training = self.training
+        loss = training.loss.value(phi, y)
+        diverged = ~(loss.isfinite() & phi.isfinite().flatten(1).all(1))
+        if training.diverged_above is not None:
+            diverged |= loss > training.diverged_above
+        self.loss[runs], self.margins[runs] = loss, training.loss.margins(phi, y)
+        self.epochs_done[runs], self.diverged[runs] = epoch, diverged
+        return diverged if training.stop_loss is None else diverged | (loss < training.stop_loss)
+
+    def trained(self, parameters: Parameters, averages: tuple[Tensor, ...]) -> Trained:
+        return Trained(
+            parameters=parameters,
+            loss=self.loss,
+            accuracy=(self.margins > 0).to(self.margins.dtype).mean(1),
+            margin_min=self.margins.amin(1),
+            margins=self.margins,
+            epochs_done=self.epochs_done,
+            diverged=self.diverged,
+            averages=averages,
+        )
+
+
 class _Course:
     def __init__(
         self,
@@ -185,25 +207,19 @@ class _Course:
         graphs: bool,
     ) -> None:
         self.problem, self.training, self.graphs = problem, training, graphs
-        n_runs = len(x)
-        if problem.shuffled and len(generators) != n_runs:
+        if problem.shuffled and len(generators) != len(x):
             raise ValueError(
-                f"batch_size={training.batch_size} needs a generator for each of {n_runs} "
+                f"batch_size={training.batch_size} needs a generator for each of {len(x)} "
                 f"victims, to shuffle their images with; got {len(generators)}"
             )
-        self.generators = generators
-        self.epoch = 0
-        self.loss = x.new_full((n_runs,), torch.nan)
-        self.margins = x.new_full(x.shape[:2], torch.nan)
-        self.epochs_done = torch.zeros(n_runs, dtype=torch.int64, device=x.device)
-        self.diverged = torch.zeros(n_runs, dtype=torch.bool, device=x.device)
+        self.generators, self.epoch, self.looks = generators, 0, Looks(training, x)
         self.ended: dict[int, tuple[Tensor, ...]] = {}
-        everyone = torch.arange(n_runs, device=x.device)
+        everyone = torch.arange(len(x), device=x.device)
         self._go_on(Stack(problem, everyone, problem.start(problem.layout), None))
 
     def _go_on(self, stack: Stack) -> None:
         self.stack = stack
-        self.repeat = repeated(stack.epoch, self.loss.device, graphs=self.graphs)
+        self.repeat = repeated(stack.epoch, stack.y.device, graphs=self.graphs)
 
     def advance(self, to: int) -> None:
         if self.problem.shuffled:
@@ -216,19 +232,8 @@ class _Course:
         self.epoch = to
 
     def look(self) -> None:
-        stack, limit = self.stack, self.training.diverged_above
-        phi = stack.outputs()
-        loss = self.training.loss.value(phi, stack.y)
-        diverged = ~(loss.isfinite() & phi.isfinite().flatten(1).all(1))
-        if limit is not None:
-            diverged |= loss > limit
-        self.loss[stack.runs] = loss
-        self.margins[stack.runs] = self.training.loss.margins(phi, stack.y)
-        self.epochs_done[stack.runs] = self.epoch
-        self.diverged[stack.runs] = diverged
-        ended = diverged
-        if self.training.stop_loss is not None:
-            ended = ended | (loss < self.training.stop_loss)
+        stack = self.stack
+        ended = self.looks.at(stack.runs, stack.outputs(), stack.y, self.epoch)
         if bool(ended.any()):
             for place in ended.nonzero().squeeze(1).tolist():
                 own = (*stack.values, *stack.averages())
@@ -238,19 +243,14 @@ class _Course:
     def trained(self) -> Trained:
         values = []
         for i, running in enumerate((*self.stack.values, *self.stack.averages())):
-            value = running.new_empty(len(self.loss), *running.shape[1:])
+            value = running.new_empty(len(self.looks.loss), *running.shape[1:])
             value[self.stack.runs] = running
             for run, ended in self.ended.items():
                 value[run] = ended[i]
             values.append(value)
-        return Trained.ended(
-            self.problem.parameters(values[: len(self.stack.values)]),
-            averages=tuple(values[len(self.stack.values) :]),
-            loss=self.loss,
-            margins=self.margins,
-            epochs_done=self.epochs_done,
-            diverged=self.diverged,
-        )
+        n_values = len(self.stack.values)
+        parameters = self.problem.parameters(values[:n_values])
+        return self.looks.trained(parameters, tuple(values[n_values:]))
 
 
 def first_gradient(
@@ -261,13 +261,10 @@ def first_gradient(
     loss: Loss,
 ) -> Parameters:
     """Gradients of the loss of all images in the first layer alone, of R networks."""
-    layer = Parameters(parameters.weights[:1], parameters.biases[:1])
-    with torch.enable_grad():
-        own = layer.map(lambda t: t.detach().requires_grad_())
-        weights, biases = own.weights + parameters.weights[1:], own.biases + parameters.biases[1:]
-        phi = architecture.forward(Parameters(weights, biases), x).output
-        flow = loss.gradient(phi.detach(), y)
-        return own.like(torch.autograd.grad(phi, own.tensors(), flow))
+    passed = architecture.forward(parameters, x)
+    flow = loss.gradient(passed.output, y)
+    whole = architecture.backward(parameters, passed, flow)
+    return Parameters(whole.weights[:1], whole.biases[:1])
 
 
 def check_victims(

@@ -27,11 +27,13 @@ from recon_core.victims.autoencoder import UNet
 from recon_core.victims.autoencoder_training import AutoencoderTraining
 from recon_core.victims.losses import Loss
 from recon_core.victims.network import Network
+from recon_core.victims.noisy_training import Noise
 from recon_core.victims.separability import MixCon
 from recon_core.victims.training import Training
 
 INF, NAN = math.inf, math.nan
 REFUSED: list[tuple[type[Any], dict[str, Any], str]] = [
+    (Noise, {"noise_multiplier": 1.0}, "noise_multiplier=1.0 with clip=None"),
     (AutoencoderRecovery, {"level": 0.123}, r"level=0.123 is not one of training.levels=\("),
     (
         AutoencoderRecovery,

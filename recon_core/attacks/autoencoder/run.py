@@ -61,7 +61,7 @@ class KnownAutoencoder:
 
     @classmethod
     def of(cls, model: Model, trained: Overfitted, level: float) -> KnownAutoencoder:
-        reached = trained.at(level)
+        reached = trained.levels.get(level)
         return cls(model, reached or trained.last, reached is not None, trained.diverged)
 
     def f(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
@@ -283,7 +283,7 @@ def autoencoder_bytes(experiment: AutoencoderRecovery, n_images: int, shape: Sha
     an image, 4 for each degraded pixel of all masks, and 3 P.
     """
     model = experiment.victim.on(shape)
-    d, units = math.prod(shape), activations(experiment, shape)
+    d, units = math.prod(shape), activations(experiment.victim, shape)
     n_degraded = n_images * len(experiment.masks)
     n_trained = min(n_images, experiment.training.batch_size or n_images)
     n_at_once = min(n_degraded, SAMPLES_AT_ONCE)
@@ -301,9 +301,8 @@ def autoencoder_bytes(experiment: AutoencoderRecovery, n_images: int, shape: Sha
     return int(DTYPES[experiment.dtype].itemsize * max(training, kept + attack))
 
 
-def activations(experiment: AutoencoderRecovery, shape: Shape) -> list[int]:
+def activations(victim: Autoencoder, shape: Shape) -> list[int]:
     """Numbers that each layer gives for one image."""
-    victim = experiment.victim
     if not isinstance(victim, UNet):
         return [victim.width] * (victim.depth - 1) + [math.prod(shape)]
     units = []

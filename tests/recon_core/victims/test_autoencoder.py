@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recon_core import cuda_graphs
 from recon_core.types import seeded_generator
 from recon_core.victims import autoencoder
 from recon_core.victims.autoencoder import (
@@ -22,7 +21,6 @@ from recon_core.victims.autoencoder import (
     n_parameters,
     single,
 )
-from recon_core.victims.autoencoder_training import AutoencoderTraining, train_autoencoders
 from tests.recon_core.drawing import generator
 from tests.recon_core.victims.torch_autoencoders import torch_autoencoder
 
@@ -111,6 +109,8 @@ def test_a_state_dict_becomes_a_stack_of_one() -> None:
     one = single(model, state)
     assert list(one) == list(model.tensor_shapes)
     torch.testing.assert_close(model.forward(one, x[1:2])[0], model.forward(weights, x)[1])
+    theirs = {n: t.reshape(1) if n.endswith("slope") else t for n, t in state.items()}
+    assert all(torch.equal(t, one[n]) for n, t in single(model, theirs).items())
 
 
 def test_kaimings_start_keeps_a_signal_through_twenty_layers_where_torchs_loses_it() -> None:
@@ -134,14 +134,6 @@ def test_kaimings_start_keeps_a_signal_through_twenty_layers_where_torchs_loses_
     assert all(bool((t == 0).all()) for name, t in one.items() if name.endswith("bias"))
     bound = math.sqrt(6 / 5)
     assert 0.8 * bound < float(one["1.weight"].abs().max()) <= bound
-
-
-def test_a_slope_may_have_the_shape_of_torchs_prelu() -> None:
-    model = FullyConnected(depth=2, width=6, activation="prelu").on(SHAPE)
-    state = {name: torch.rand(shape) for name, shape in model.tensor_shapes.items()}
-    one = single(model, {**state, "0.slope": state["0.slope"].reshape(1)})
-    assert one["0.slope"].shape == (1,)  # R = 1 and nothing more
-    assert torch.equal(one["0.slope"][0], state["0.slope"])
 
 
 def test_weights_of_another_network_are_refused() -> None:
@@ -226,26 +218,3 @@ def test_parts_of_a_unet_are_the_whole(n_runs: int, monkeypatch: pytest.MonkeyPa
     assert apart(parts[0], whole[0]) < 1e-14
     for a, b in zip(parts[1], whole[1], strict=True):
         assert apart(a, b) < 1e-12
-
-
-def test_a_step_is_made_once_per_size_of_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with CUDA graphs; rates and batches are then copied in."""
-    made: list[int] = []
-    real = cuda_graphs.repeated
-
-    def counted(step, device, *, graphs):  # type: ignore[no-untyped-def]
-        made.append(1)
-        assert graphs
-        return real(step, device, graphs=graphs)
-
-    monkeypatch.setattr(cuda_graphs, "repeated", counted)
-    network = FullyConnected(depth=2, width=8)
-    settings = AutoencoderTraining(epochs=6, batch_size=4, levels=(1e-30,))
-    train_autoencoders(
-        network.on(SHAPE),
-        started(network, 1, torch.float64),
-        pictures(1, 10),
-        training=settings,
-        shuffle=lambda _run, epoch: torch.arange(10),
-    )
-    assert len(made) == 2  # batches of four, and of the two that are left
