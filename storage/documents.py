@@ -98,7 +98,8 @@ def read_sealed(place: Place, name: str, seal: str, fix: str) -> dict[str, Any]:
     except DocumentError as error:
         raise CorruptPartError(str(error)) from error
     if missing := {"schema", seal} - body.keys():
-        raise CorruptPartError(f"{where} is no document of a store (no {min(missing)}); {fix}")
+        kind = seal.removesuffix("_sha256")
+        raise CorruptPartError(f"{where} is not a {kind} (it has no {min(missing)}); {fix}")
     expected = body.pop(seal)
     try:
         intact = expected == seal_of(body)
