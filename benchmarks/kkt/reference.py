@@ -17,7 +17,7 @@ in their formula.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -226,7 +226,7 @@ def train(
         rule = torch.optim.Adadelta(
             net.parameters(), lr=lr, weight_decay=weight_decay, foreach=True
         )
-    losses = {
+    losses: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
         "bce": F.binary_cross_entropy_with_logits, "ce": F.cross_entropy, "mse": F.mse_loss
     }  # fmt: skip
     for _epoch in range(epochs):

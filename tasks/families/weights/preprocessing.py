@@ -332,7 +332,7 @@ def choose_mean(
     if given is not None:
         source = "the file's own constant" if text is None else f"--mean {text}"
         of_images = not bool((given == given[:, :1, :1]).all())  # not one number per channel
-        shown = given
+        shown: Tensor | None = given
         is_own = own is not None and float((given - own).abs().max()) <= SAME_MEAN
         if text is not None and decoys is not None and of_images and is_own:
             shown, source = both, f"{FAIR} ({source} is that of the training images alone)"

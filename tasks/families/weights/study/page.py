@@ -210,7 +210,7 @@ def lines_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
     (title, show), axis, cells = VALUES[value], record["axes"][x], _cells(record, figure)
     category, wanted = axis["scale"] == "category", figure["baselines"]
     levels = [record["cells"][k] for k in wanted]
-    placed = []
+    placed: list[Record] = []
     for cell in cells:
         at = cell["at"].get(x)
         is_number = isinstance(at, int | float) and not isinstance(at, bool)

@@ -382,7 +382,9 @@ def markdown(record: Record) -> str:
     return "\n\n".join([*head, "\n".join(lines)]) + "\n"
 
 
-def words(record: Record, pictures: Arrays, _tables: Tables) -> dict[str, Any]:
+def words(
+    record: Record, pictures: Mapping[str, npt.NDArray[Any]], _tables: Tables
+) -> dict[str, Any]:
     """Values that only this page shows."""
     names = [row["name"] for row in record["rows"] if f"{row['name']}/found" in pictures]
     both = [pictures[f"{name}/{side}"] for name in names for side in ("original", "found")]
