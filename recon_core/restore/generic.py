@@ -101,7 +101,9 @@ class TotalVariation(Denoiser):
         from skimage.restoration import denoise_tv_chambolle
 
         weight, most = self.strength * sigma, self.n_iterations
-        return denoise_tv_chambolle(picture, weight=weight, max_num_iter=most, channel_axis=-1)
+        return denoise_tv_chambolle(  # type: ignore[no-untyped-call]
+            picture, weight=weight, max_num_iter=most, channel_axis=-1
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +141,7 @@ def estimate_noise(picture: Picture) -> float:
     with warnings.catch_warnings():
         # Of a channel without any detail scikit-image takes the median of nothing, which is NaN.
         warnings.simplefilter("ignore", RuntimeWarning)
-        estimates = estimate_sigma(picture, channel_axis=-1)
+        estimates = estimate_sigma(picture, channel_axis=-1)  # type: ignore[no-untyped-call]
     return float(np.mean(np.nan_to_num(estimates)))
 
 

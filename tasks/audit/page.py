@@ -349,7 +349,7 @@ def _letters(panel: Panel, rows: Sequence[Record]) -> list[str]:
     taken = np.hstack([marks - MARKER_BOX / 2, marks + MARKER_BOX / 2])
     parts = []
     for first in np.unique(group):
-        own = np.flatnonzero(group == first)
+        own: list[int] = np.flatnonzero(group == first).tolist()
         numbers = [rows[k]["cell"] for k in own]
         runs = [[n for _k, n in run] for _step, run in
                 groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]  # fmt: skip
