@@ -67,7 +67,7 @@ def inversion_methods(
     from recon_core.attacks.inversion.feature_matching import MNIST, SVHN
     from recon_core.attacks.inversion.strong_inversion import StrongInversion
 
-    both = {"paper": SVHN if channels == 3 else MNIST, "strong": StrongInversion()}
+    both: dict[str, Any] = {"paper": SVHN if channels == 3 else MNIST, "strong": StrongInversion()}
     methods = [method for name, method in both.items() if attack in (name, "both")]
     if n_steps is not None:
         methods = [replace(m, n_steps=n_steps) for m in methods]

@@ -188,7 +188,7 @@ def portable(value: Any) -> Any:
 def replace_setting(tree: dict[str, Any], name: str, value: Any) -> None:
     """Sets one value of a tree of settings; ValueError with the nearest name if there is none."""
     path, _, last = name.rpartition(".")
-    node = value_at(tree, path) if path else tree
+    node: Any = value_at(tree, path) if path else tree
     there = value_at(node, last, ...)
     if there is not ... and not isinstance(there, dict):
         node[int(last) if isinstance(node, list) else last] = _parsed(value, there)

@@ -109,12 +109,12 @@ def campaign_status(
             out.print(table)
         curve = phases_curve(status, receipts)
         if len(curve.n_runs) > 1:
-            for name, values, form in (
+            for name, series, form in (
                 ("confident pairs per run", curve.pairs_per_run, "{:,.1f}"),
                 ("images covered", curve.n_covered, "{:,.0f}"),
             ):
-                low, high = form.format(min(values)), form.format(max(values))
-                say(out, f"  {name:25}{sparkline(values)}  {low} to {high}")
+                low, high = form.format(min(series)), form.format(max(series))
+                say(out, f"  {name:25}{sparkline(series)}  {low} to {high}")
         for line in status_notes(status, is_quiet=is_quiet):
             say(err, line)
     if plot is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -99,7 +98,7 @@ def run_kind(
     made: Any,
     store: Path,
     preset: str | None,
-    chosen: Mapping[str, Any],
+    chosen: dict[str, Any],
     *,
     only: str,
     computed: Computed,

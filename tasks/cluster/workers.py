@@ -107,8 +107,9 @@ def device_of(workers: Workers) -> str:
 
 def site_of(workers: Workers) -> SlurmSite | KubernetesSite:
     """The site's settings of a batch system; ValueError if they are not what they should be."""
-    kind: Any = SlurmSite if workers.kind == "slurm" else KubernetesSite
-    return read_site(kind, workers.site_file)
+    if workers.kind == "slurm":
+        return read_site(SlurmSite, workers.site_file)
+    return read_site(KubernetesSite, workers.site_file)
 
 
 def check_workers(workers: Workers) -> None:
