@@ -199,8 +199,7 @@ def restore(
     _quiet()
     from flows import restore as flow
     from flows.cli.options import store_location
-    from tasks.restoring.folder import SHEET
-    from tasks.restoring.job import Restoration
+    from tasks.restoring.job import SHEET, Restoration
 
     folder, config = Path(out), Restoration(n_samples=n_samples, seed=seed)
     source = store_location(str(pictures), "train")

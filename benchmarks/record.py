@@ -90,6 +90,12 @@ class Claim:
     hardware: Hardware
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
+    def __str__(self) -> str:
+        return (
+            f"{self.outcome.upper()}: {self.claim} ({self.where})\n"
+            f"  theirs: {self.theirs}\n  ours:   {self.ours}\n  rule:   {self.rule}"
+        )
+
 
 def compared(
     benchmark: str,

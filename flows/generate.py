@@ -19,7 +19,7 @@ from tasks.campaign.status import runs_by_outcome
 from tasks.campaign.victim_files import VICTIMS
 from tasks.campaign.watch import CampaignError, log_notice
 from tasks.cluster.workers import Workers, dask_client, device_of
-from tasks.dataset.heldout import exclude_near_duplicates
+from tasks.dataset.curate import exclude_near_duplicates
 from tasks.orchestration import flow, task
 from tasks.progress import stage_progress
 from tasks.workspace import Workspace
@@ -118,7 +118,7 @@ generate_part = flow(name="generate", flow_run_name="{store}, {split}")(_generat
 
 def images_of(recipe: Recipe, split: Split, store: Path) -> ImageSet:
     """The images of one split of the job at `store`; held-out ones without near copies of training
-    images if the recipe says so (`tasks.dataset.heldout`)."""
+    images if the recipe says so (`tasks.dataset.curate`)."""
     images = recipe.images(split)
     if split == "train" or recipe.near_duplicates is None:
         return images

@@ -53,7 +53,7 @@ class Recipe(Strict):
     `threads`: CPU threads per part (part of the result, see `tasks.campaign.plan`). `pairs_at`: a
     folder or s3://bucket/prefix for the stores of pairs, if not in the job's folder. `encoding`:
     how they keep reconstructions. `near_duplicates`: held-out images that are so much like a
-    training image (`tasks.dataset.heldout`) are left out; None keeps all.
+    training image (`tasks.dataset.curate`) are left out; None keeps all.
     """
 
     name: str = "custom"

@@ -10,12 +10,10 @@ from tasks.artifacts import publish_facts, publish_picture
 from tasks.devices import Device
 from tasks.orchestration import flow, task
 from tasks.progress import stage_progress
-from tasks.restoring.folder import SHEET
-from tasks.restoring.in_span import Span, open_span
 from tasks.restoring.inputs import Size, open_inputs
-from tasks.restoring.job import Restoration, restore_pictures
+from tasks.restoring.job import SHEET, Restoration, restore_pictures
 from tasks.restoring.onnx_restorer import OnnxRange
-from tasks.restoring.restore import open_restorer
+from tasks.restoring.restore import Span, open_restorer, open_span
 
 restore_all = task(name="restore pictures")(restore_pictures)
 

@@ -180,7 +180,9 @@ def measurements(found: Found, paper: Paper, *, tuned: bool) -> Iterator[Measure
         (f"{law} covers", goal, "images", paper.covered),
         (f"{law} gives", theirs.pairs_per_run[-1], "pairs a run", paper.pairs_per_run),
     ):
-        yield _line(case, value, unit, reference="paper 001", reference_value=expected)
+        yield _line(
+            case, value, unit, reference="image restoration paper", reference_value=expected
+        )
     yield _line(f"{where}: the paper's campaign, Gini of pairs", theirs.gini[-1], "")
     beside = partial(_line, reference=f"the paper's sampler after {n} runs", reference_value=goal)
     if found.ceiling_at_half is not None:
@@ -208,7 +210,7 @@ def draw_plot(worlds: Sequence[Found], path: Path) -> None:
     from matplotlib.figure import Figure
 
     styles = {
-        "paper": ("#333333", "-", "paper 001: uniform, then least seen"),
+        "paper": ("#333333", "-", "image restoration paper: uniform, then least seen"),
         "uniform": ("#8c8c8c", ":", "uniform"),
         "least seen": ("#d98e04", "--", "least seen from the start"),
         "adaptive": ("#0b6fb8", "-", "adaptive"),

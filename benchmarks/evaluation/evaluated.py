@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -194,10 +194,6 @@ def read_evaluation(path: Path) -> Evaluated:
     if not record["targets"]["victim"]:
         raise ValueError(f"{file} has no target; evaluate a store with runs")
     return Evaluated(record)
-
-
-def quoted(names: Iterable[str]) -> str:
-    return ", ".join(names) or "none"
 
 
 def _share_below(values: Values, thresholds: Values) -> Values:

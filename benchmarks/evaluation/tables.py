@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.evaluation.evaluated import PLAIN, Evaluated
-from tasks.evaluation.criteria import describe_hallucination
+from tasks.evaluation.sweep import describe_hallucination
 
 TABLES = ("before-after.csv", "methods.csv", "runs.csv", "context.json")
 """`split-halves.csv` and `hallucination.csv` are read as well where they are there."""

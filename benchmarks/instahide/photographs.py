@@ -263,7 +263,7 @@ def _similarity(run: Run) -> Iterator[Finding]:
     yield Finding(
         claim="Carlini et al.: with a learned similarity private images can be made out, public "
         "images unknown",
-        where="Carlini et al. 2020, section 4; 004, appendix B",
+        where="Carlini et al. 2020, section 4; InstaHide paper, appendix B",
         theirs="all 100 private images of the challenge, to the eye",
         ours=f"{setting}, network trained on {len(case.others)} other photographs in "
         f"{trained_s:.0f} s: "

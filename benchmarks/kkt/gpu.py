@@ -186,7 +186,7 @@ def speed(n_runs: int, precision: Precision, repeats: int) -> Iterator[Measureme
         f"GPU hours of {RUNS} runs, projected, {name}",
         RUNS * per_run / 3600,
         "h",
-        reference="paper 001, A100 hours",
+        reference="image restoration paper, A100 hours",
         reference_value=PAPER_HOURS,
     )
 

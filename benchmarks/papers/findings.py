@@ -100,8 +100,7 @@ def main(
     for name in options.only:
         new = claims_of(script, name, parts[name], run)
         for claim in new:
-            print(f"{claim.outcome.upper()}: {claim.claim} ({claim.where})")
-            print(f"  theirs: {claim.theirs}\n  ours:   {claim.ours}\n  rule:   {claim.rule}")
+            print(claim)
         print(f"[{name}: {new[0].seconds} s]", flush=True)
         old = merged(old, new, tuple(parts))
         if path is not None:

@@ -287,8 +287,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"{path}: {len(claims) - n} claims recomputed; of {n} the data were not kept")
         return
     for claim in claims:
-        print(f"{claim.outcome.upper()}: {claim.claim} ({claim.where})")
-        print(f"  theirs: {claim.theirs}\n  ours:   {claim.ours}\n  rule:   {claim.rule}")
+        print(claim)
     if path is not None:
         path.write_text(json.dumps([asdict(claim) for claim in claims], indent=1) + "\n")
 

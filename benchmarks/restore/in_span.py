@@ -118,39 +118,38 @@ def restored(
     start = architecture.initial([generator], dtype=torch.float32).map(lambda t: t.to(device))
     labels = torch.tensor([1.0, -1.0], device=device).repeat_interleave(n // 2)
     scored = partial(_scored, mean=mean, seen=seen, decoys=decoys)
-    methods, clock = {}, _Clock()
+    methods, laps = {}, [time.perf_counter()]
+
+    def lap() -> float:
+        """Seconds since the last one."""
+        laps.append(time.perf_counter())
+        return laps[-1] - laps[-2]
+
     trained = train(architecture, start, x[None], labels[None], training=TRAINING).parameters
-    training = clock.lap()
+    training = lap()
 
     def attacked(attack: SpanAttack) -> Separated:
         generators = [seeded_generator(seed, 0, "attack")]
         rows = [weight_rows(trained, start)]
         return separate(attack, architecture, trained, generators, rows=rows)[0]
 
-    found = attacked(sparse_attack(quick))
-    methods["before"] = scored(found.sources.x, clock.lap())
+    sparse = SpanAttack(start="known", sources="independent")  # without a model of images
+    found = attacked(replace(sparse, n_independent=20) if quick else sparse)
+    methods["before"] = scored(found.sources.x, lap())
     vectors, given = found.subspace.vectors, found.sources.x
     for name, kind in GENERIC_RESTORERS.items():
         both = torch.cat([given, -given]).unflatten(1, shape)
         pictures, seeds = fit_to_range(both, mean), torch.zeros(len(both), dtype=torch.int64)
         (clean,) = kind().restore(nn.Identity(), pictures, n_samples=1, seeds=seeds)
         inside = ((clean - mean).flatten(1) @ vectors.mT) @ vectors
-        methods[f"{name}, projected"] = scored(inside, clock.lap())
+        methods[f"{name}, projected"] = scored(inside, lap())
     chosen = sources_for(attack, found.subspace, shape)
     after = attacked(chosen).sources.x if chosen.sources == "network" else given
-    methods["after"] = scored(after, clock.lap())
+    methods["after"] = scored(after, lap())
     if sheet is not None:
         write_file(sheet, _sheet({"before": given, "after": after}, mean, seen))
     methods["oracle"] = scored((x @ vectors.mT) @ vectors, training)
     return Restored(n=n, seed=seed, methods=methods)
-
-
-def sparse_attack(quick: bool) -> SpanAttack:
-    """The attack without a model of images."""
-    attack = SpanAttack(start="known", sources="independent")
-    if quick:
-        attack = replace(attack, n_independent=20)
-    return attack
 
 
 def lines(found: Sequence[Restored]) -> Iterator[Measurement]:
@@ -201,13 +200,8 @@ Lines = Mapping[str, float]
 """Values by unit, of one size."""
 
 
-def good_count_rises(found: Lines) -> Verdict:
-    return f"good after over before {_interval(found, RISES)}", _above_one(found, RISES)
-
-
-def good_count_rises_beyond_decoys(found: Lines) -> Verdict:
-    told = f"good less good decoys, after over before {_interval(found, BEYOND)}"
-    return told, _above_one(found, BEYOND)
+def rises(found: Lines, unit: str, said: str) -> Verdict:
+    return f"{said} {_interval(found, unit)}", _above_one(found, unit)
 
 
 def model_beats_generic(found: Lines) -> Verdict:
@@ -233,12 +227,12 @@ STATEMENTS: tuple[Statement[Lines], ...] = (
         claim="Inside a known span, a network that learned from public images gives back more good "
         "images than sparse derivatives alone",
         rule=MORE.format("good after over good before"),
-        check=good_count_rises,
+        check=partial(rises, unit=RISES, said="good after over before"),
     ),
     _of_ours(
         claim="... and more than among images that were not trained on",
         rule=MORE.format("good less good decoys, after over before,"),
-        check=good_count_rises_beyond_decoys,
+        check=partial(rises, unit=BEYOND, said=BEYOND),
     ),
     _of_ours(
         claim="... and a higher SSIM than classical denoisers inside the span",
@@ -333,16 +327,6 @@ def _scored(x: Tensor, seconds: float, *, mean: Tensor, seen: Tensor, decoys: Te
         [round(float(s), 4) for s in ssim_matrix(pictures, some).amax(0)] for some in (seen, decoys)
     )
     return Scored(images=best, decoys=lucky, seconds=round(seconds, 1))
-
-
-class _Clock:
-    def __init__(self) -> None:
-        self.at = time.perf_counter()
-
-    def lap(self) -> float:
-        """Seconds since the last one."""
-        before, self.at = self.at, time.perf_counter()
-        return self.at - before
 
 
 def main(argv: Sequence[str] | None = None) -> None:

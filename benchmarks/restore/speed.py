@@ -2,13 +2,12 @@
 
     python -m benchmarks.restore.speed [--quick] [--json FILE]
 
-The reference (`restore_reference`) is what one would write from the papers: channels first, eager,
+The reference (`restore.reference`) is what one would write from the papers: channels first, eager,
 float32, Adam as a loop over the parameters. It gets our weights, has to give our losses, gradients
 and restorations, and is timed in turns with ours, in one process and with the same threads. A ratio
-of 1 or more means that we are not slower. The effect of each thing that we do differently, and of
-torch.compile, which we do not use, follows on lines of its own (`restore_parts`). Memory is the
-peak of a process of its own; waiting for data is that of a trainer reading the balanced stream.
-Batches are small, since the paper's (512 and 128) take minutes a step on a CPU.
+of 1 or more means that we are not slower. Memory is the peak of a process of its own; waiting for
+data is that of a trainer reading the balanced stream. Batches are small, since the paper's (512 and
+128) take minutes a step on a CPU.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.record import Measurement, compared, main, measured
-from benchmarks.restore.parts import parts
 from benchmarks.restore.reference import (
     ReferenceFit,
     reference_loss,
@@ -71,15 +69,13 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Sizes of the measurement. `edm_steps` sampler steps are timed of `EDM_STEPS`; with
-    `compiled`, torch.compile is tried too, which takes minutes."""
+    """Sizes of the measurement. `edm_steps` sampler steps are timed of `EDM_STEPS`."""
 
     cases: tuple[Case, ...]
     repeats: int
     edm_steps: int
     n_waits: int
     n_noise_images: int
-    compiled: bool
     store: store_sample.Sizes
 
 
@@ -92,7 +88,6 @@ FULL = Sizes(
     edm_steps=3,
     n_waits=10,
     n_noise_images=50_000,
-    compiled=True,
     store=store_sample.Sizes(),
 )
 QUICK = Sizes(
@@ -104,7 +99,6 @@ QUICK = Sizes(
     edm_steps=3,
     n_waits=3,
     n_noise_images=500,
-    compiled=False,
     store=store_sample.QUICK,
 )
 
@@ -333,7 +327,7 @@ def waiting(case: Case, sizes: Sizes, dataset: Dataset) -> Iterator[Measurement]
         100 * sum(waits) / whole,
         "%",
         sizes.n_waits,
-        reference="paper 001, of its own training",
+        reference="image restoration paper, of its own training",
         reference_value=20.0,
     )
 
@@ -361,7 +355,6 @@ def measure(quick: bool) -> Iterator[Measurement]:
         yield from training(case, sizes)
         yield from sampling(case, sizes)
         yield from peak_memory(case)
-        yield from parts(case.restorer, case.batch, sizes.repeats, compiled=sizes.compiled)
     with tempfile.TemporaryDirectory(prefix="palimpsest-restore-") as folder:
         dataset = store_sample.sample_store(Path(folder), sizes.store)
         for case in sizes.cases:

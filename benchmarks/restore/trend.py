@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.record import Measurement, measured, said
-from flows.recipe import Recipe, RestorerPlan
+from flows.recipe import RestorerPlan
 from flows.settings import from_json
-from recon_core.balance import Curation
 from recon_core.restore import EDM, BFDnCNN, RegressionUNet, Restorer
 from storage.pairs.dataset import Dataset
 from tasks.devices import resolve_device
@@ -74,14 +73,16 @@ def measure(workspace: Path, *, only: str | None, n_steps: int) -> Iterator[Meas
     device = resolve_device("auto")
     mixtures = recipe.curation.mixture_fraction > 0
     for case in cases(names, mixtures=mixtures, n_steps=n_steps):
-        plan = planned(recipe.restorers[case.name], case)
+        plan, mixed = planned(recipe.restorers[case.name], case), recipe.curation
+        parts = "all" if case.share == 1 else f"{case.share:g}"
+        kinds = ("-mixtures" if case.mixtures else "") + ("-smaller" if case.smaller else "")
         card = train_restorer(
             plan.restorer,
             plan.training,
             dataset=chosen(dataset, plan, case.share),
-            curation=curation(recipe, case),
+            curation=mixed if case.mixtures else replace(mixed, mixture_fraction=0.0),
             images_for_noise=images,
-            out=workspace / "trend" / folder(case),
+            out=workspace / "trend" / f"{case.name}-{case.n_steps}-of-{parts}{kinds}",
             device=device,
             validation=plan.validation,
         )
@@ -116,18 +117,6 @@ def chosen(dataset: Dataset, plan: RestorerPlan, share: float) -> Dataset:
     held_out = held_out_parts(dataset, plan.validation.n_parts)
     others = [r.part for r in dataset.receipts if r.part not in held_out and r.n_pairs]
     return dataset.subset([*held_out, *others[: max(1, round(share * len(others)))]])
-
-
-def curation(recipe: Recipe, case: Case) -> Curation:
-    """The recipe's, without mixtures if the case has none."""
-    return recipe.curation if case.mixtures else replace(recipe.curation, mixture_fraction=0.0)
-
-
-def folder(case: Case) -> str:
-    """A name of its own for each case."""
-    parts = "all" if case.share == 1 else f"{case.share:g}"
-    kinds = ("-mixtures" if case.mixtures else "") + ("-smaller" if case.smaller else "")
-    return f"{case.name}-{case.n_steps}-of-{parts}{kinds}"
 
 
 def measurement(case: Case, card: dict[str, Any]) -> Measurement:

@@ -20,9 +20,9 @@ from pathlib import Path
 from benchmarks.record import Claim, Hardware, Measurement, parse_claims, parse_lines
 from benchmarks.restore.gains import Interval
 from benchmarks.results.notes import CLAIMS, DATA_NOTE, INTRODUCTION, NOTES, QUESTIONS
-from benchmarks.results.run_summary import RunSummary, Scores, parse_run
+from benchmarks.results.run_summary import RunSummary, parse_run
 from benchmarks.results.studies import KINDS, study_table, with_data
-from tasks.page.formats import is_ours, with_names
+from tasks.page.formats import is_ours
 from tasks.study.statements import Outcome
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -63,13 +63,14 @@ def build_pages(files: Mapping[str, str]) -> dict[str, str]:
         folder, _slash, rest = name.partition("/")
         stem = rest.removesuffix(".json")
         if folder == "runs":
-            page, heading, part = (
-                "image-restoration",
-                RUNS_HEADING,
-                with_data(_run(parse_run(text, name=name))),
-            )
+            page, heading = "image-restoration", RUNS_HEADING
+            part = with_data(_run(parse_run(text, name=name)))
         elif folder == "studies":
-            page, heading = _page_of_study(stem), STUDIES_HEADING
+            study, _slash, kind = stem.partition("/")
+            page = {"recovery": "autoencoder", "inversion": "mixcon", "audit": AUDIT}.get(
+                kind, "kkt"
+            )
+            page, heading = "span" if study == "span-networks" else page, STUDIES_HEADING
             lines, header, rows = study_table(text, name=name)
             part = with_data("\n".join([*lines, _table(header, rows)]))
         elif folder == "claims" and stem in PAGES:
@@ -96,7 +97,7 @@ def build_pages(files: Mapping[str, str]) -> dict[str, str]:
             lines += [*([NOTES[name]] if name in NOTES else []), DATA_NOTE]
         for heading in sorted(sections, key=ORDER.index):
             lines += [heading, *sections[heading]] if heading else sections[heading]
-        pages[f"{name}.md"] = with_names("\n".join(lines))
+        pages[f"{name}.md"] = "\n".join(lines)
     return pages
 
 
@@ -121,24 +122,18 @@ def _index(
     return "\n".join([INTRODUCTION, DATA_NOTE, *tables, appendix])
 
 
-def _page_of_study(stem: str) -> str:
-    study, _slash, kind = stem.partition("/")
-    page = {"recovery": "autoencoder", "inversion": "mixcon", "audit": AUDIT}.get(kind, "kkt")
-    return "span" if study == "span-networks" else page
-
-
 def _run(run: RunSummary) -> str:
     images = " or ".join(str(n) for n in run.images_per_run)
     rows = [
         (
             f"`{name}`",
-            _good(method.targets),
-            _good(method.decoys),
+            *(f"{side.n_good} of {side.n}" for side in (method.targets, method.decoys)),
             f"{method.n_targets_above_every_decoy}",
-            _mean(method.targets.mean_ssim, method.targets.mean_ssim_interval),
-            _mean(method.decoys.mean_ssim, method.decoys.mean_ssim_interval),
-            _mean(method.targets.mean_haarpsi, method.targets.mean_haarpsi_interval),
-            _mean(method.decoys.mean_haarpsi, method.decoys.mean_haarpsi_interval),
+            *(
+                _mean(getattr(side, name), getattr(side, f"{name}_interval"))
+                for name in ("mean_ssim", "mean_haarpsi")
+                for side in (method.targets, method.decoys)
+            ),
         )
         for name, method in run.methods.items()
     ]
@@ -193,30 +188,25 @@ def _gains(run: RunSummary) -> list[str]:
     rows = []
     for name, method in run.methods.items():
         gain, spread = method.gain, method.disagreement
-        found = method.found_at or {}
+        cells = [""] * 6
+        if gain is not None:
+            of_victims = gain.ssim_interval_of_victims
+            cells = [
+                _difference(gain.ssim, gain.ssim_interval),
+                "" if of_victims is None else _bounds(of_victims, "+.3f"),
+                _difference(gain.ssim_of_good, gain.ssim_of_good_interval),
+                _difference(gain.ssim_at_all, gain.ssim_at_all_interval),
+                _difference(gain.haarpsi, gain.haarpsi_interval),
+                f"{gain.n_better}, {gain.n_worse}",
+            ]
+        apart = () if spread is None else (spread.good, spread.others, spread.decoys)
         rows.append(
             (
                 f"`{name}`",
-                "" if gain is None else _difference(gain.ssim, gain.ssim_interval),
-                ""
-                if gain is None or gain.ssim_interval_of_victims is None
-                else _bounds(gain.ssim_interval_of_victims, "+.3f"),
-                ""
-                if gain is None or gain.ssim_of_good is None
-                else _difference(gain.ssim_of_good, gain.ssim_of_good_interval),
-                ""
-                if gain is None or gain.ssim_at_all is None
-                else _difference(gain.ssim_at_all, gain.ssim_at_all_interval),
-                "" if gain is None else _difference(gain.haarpsi, gain.haarpsi_interval),
-                "" if gain is None else f"{gain.n_better}, {gain.n_worse}",
+                *cells,
                 "" if method.auc is None else f"{method.auc:.3f}",
-                ", ".join(f"{100 * share:.1f} %" for share in found.values()),
-                ""
-                if spread is None
-                else ", ".join(
-                    "-" if value is None else f"{value:.3f}"
-                    for value in (spread.good, spread.others, spread.decoys)
-                ),
+                ", ".join(f"{100 * share:.1f} %" for share in (method.found_at or {}).values()),
+                ", ".join("-" if value is None else f"{value:.3f}" for value in apart),
             )
         )
     rates = next((list(m.found_at) for m in run.methods.values() if m.found_at), [])
@@ -277,7 +267,9 @@ def _mean(value: float, interval: Interval | None) -> str:
     return f"{value:.3f}" if interval is None else f"{value:.3f} {_bounds(interval, '.3f')}"
 
 
-def _difference(value: float, interval: Interval | None) -> str:
+def _difference(value: float | None, interval: Interval | None) -> str:
+    if value is None:
+        return ""
     return f"{value:+.3f}" + ("" if interval is None else f" {_bounds(interval, '+.3f')}")
 
 
@@ -294,9 +286,12 @@ def _claims(claims: Iterable[Claim]) -> str:
             with_data(claim.ours),
             OUTCOMES[claim.outcome],
             claim.rule or "",
-            f"`{claim.command}`, {_seconds(claim.seconds)}, {_hardware(claim.hardware)}",
+            f"`{claim.command}`, {seconds}, {_hardware(claim.hardware)}",
         )
         for claim in claims
+        for seconds in (
+            "seconds not recorded" if claim.seconds is None else f"{_number(claim.seconds)} s",
+        )
     ]
     return _table(("claim", "where", "theirs", "ours", "outcome", "rule", "how"), rows)
 
@@ -324,23 +319,12 @@ def _benchmark(name: str, measurements: Sequence[Measurement]) -> str:
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(_cell(c) for c in line) + " |" for line in lines) + "\n"
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
-
-
-def _good(scores: Scores) -> str:
-    return f"{scores.n_good} of {scores.n}"
+    cells = ([c.replace("|", "\\|").replace("\n", " ") for c in line] for line in lines)
+    return "\n".join("| " + " | ".join(line) + " |" for line in cells) + "\n"
 
 
 def _number(value: float) -> str:
     return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
-
-
-def _seconds(seconds: float | None) -> str:
-    return "seconds not recorded" if seconds is None else f"{_number(seconds)} s"
 
 
 def _hardware(hardware: Hardware) -> str:

@@ -139,9 +139,13 @@ def summarise_run(
         | {key: body["detection"][key] for key in ("auc", "found_at")}
         | {
             "gain": None if method.startswith("plain") else asdict(gain(evaluation, method)),
-            "disagreement": _as_dict(disagreement(evaluation, method)),
+            "disagreement": (d := disagreement(evaluation, method)) and asdict(d),
         }
         for method, body in evaluation["methods"].items()
+    }
+    ranking = evaluation["ranking"] and {
+        name: {field.name: body[field.name] for field in fields(Ranked)}
+        for name, body in evaluation["ranking"].items()
     }
     return TypeAdapter(RunSummary).validate_python(
         {
@@ -151,7 +155,7 @@ def summarise_run(
             "n_runs": evaluation["dataset"]["n_runs"],
             "n_victims": evaluation["dataset"]["n_victims"],
             "outcomes": evaluation["dataset"]["outcomes"],
-            "ranking": _ranking(evaluation["ranking"]),
+            "ranking": ranking,
             "images_per_run": tuple(evaluation["dataset"]["images_per_victim"]),
             "good_threshold": evaluation["settings"]["good_threshold"],
             "methods": methods,
@@ -164,17 +168,6 @@ def summarise_run(
             "versions": versions(),
         }
     )
-
-
-def _ranking(ranking: dict[str, Any] | None) -> dict[str, Any] | None:
-    if ranking is None:
-        return None
-    kept = [field.name for field in fields(Ranked)]
-    return {name: {key: body[key] for key in kept} for name, body in ranking.items()}
-
-
-def _as_dict(value: Disagreement | None) -> dict[str, Any] | None:
-    return None if value is None else asdict(value)
 
 
 def parse_run(text: str, *, name: str) -> RunSummary:

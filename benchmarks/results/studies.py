@@ -14,8 +14,8 @@ from tasks.families.autoencoder.study.figure_specs import at_lowest
 from tasks.families.autoencoder.study.page import RECOVERY_PAGE
 from tasks.families.inversion.study.page import INVERSION_PAGE
 from tasks.families.weights.study.page import STUDY_PAGE
+from tasks.page.files import claim_counts
 from tasks.page.study_page import StudyPage
-from tasks.page.tables import claim_counts
 
 DATA = "CIFAR-10 (JPEG copy)"
 """The name of the images that results are of (docs/images.md)."""

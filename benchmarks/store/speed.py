@@ -279,7 +279,7 @@ def training(dataset: Dataset, sizes: Sizes) -> Iterator[Measurement]:
             100 * waited / whole,
             "%",
             repeats=1,
-            reference="paper 001, of its own training",
+            reference="image restoration paper, of its own training",
             reference_value=20.0,
         )
         yield _line(f"the first batch, before a trainer that {what}", first, "s", repeats=1)

@@ -281,7 +281,7 @@ def compare(
     Examples: `palimpsest compare runs/a runs/b` · `palimpsest compare runs/plain runs/defended
     runs/larger --out pages/defence.html`
     """
-    from tasks.report.compare_page import compare_runs, difference_rows
+    from tasks.report.compare import compare_runs, difference_rows
 
     comparison, written = compare_runs(runs, page)
     if rows := difference_rows(comparison):

@@ -25,7 +25,7 @@ from flows.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from tasks.restoring.in_span import Span
+    from tasks.restoring.restore import Span
 
 restore_app = typer.Typer()
 BLURRED = (
@@ -96,11 +96,9 @@ def restore(
     epoch0.pt --input attack --out restored`
     """
     from storage.sources.pictures import facts_of
-    from tasks.restoring.folder import SHEET
-    from tasks.restoring.in_span import open_span
     from tasks.restoring.inputs import open_inputs, parse_size
-    from tasks.restoring.job import Restoration, check_restoration
-    from tasks.restoring.restore import open_restorer
+    from tasks.restoring.job import SHEET, Restoration, check_restoration
+    from tasks.restoring.restore import open_restorer, open_span
 
     config = Restoration(
         n_samples=n_samples, seed=seed, keep_samples=keep_samples, batch_size=batch_size
@@ -136,7 +134,7 @@ def restore(
 
 def _span_of(given: InSpan) -> Span | None:
     """The network of the options; None without one. ValueError for options of none."""
-    from tasks.restoring.in_span import Span
+    from tasks.restoring.restore import Span
 
     if given.span is not None:
         return Span(

@@ -37,16 +37,22 @@ from tasks.audit.tables import (
     with_ends,
 )
 from tasks.audit.verdict import does
-from tasks.page.axes import BOTTOM, LEFT, TOP, Axis, category_axis, round_axis, values_axis
 from tasks.page.charts import (
+    BOTTOM,
+    LEFT,
+    TOP,
+    Axis,
     Estimate,
     Panel,
     Style,
+    category_axis,
     estimates,
     letter,
     marker,
+    round_axis,
     rule,
     styles_of,
+    values_axis,
     words,
 )
 from tasks.page.files import Arrays, Record

@@ -9,9 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tasks.page.charts import letter
-from tasks.page.files import Record
+from tasks.page.files import Cell, Record, Table, cells_of, claims_table, estimate, table_of
 from tasks.page.formats import NOTHING, brackets, fixed
-from tasks.page.tables import Cell, Table, cells_of, claims_table, estimate, table_of
 
 SIDES = (("good", "good_at"), ("found", "found_at"))
 """Shares of an attack: images that come back good, and those that are told from others."""

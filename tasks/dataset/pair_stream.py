@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -200,25 +201,29 @@ class PairExamples(IterableDataset[Batch]):
         )
         if at.stream is not None:
             stream.load_state_dict(at.stream)
-        made_up = _MadeUp(
+        made_up = _made_up(
             curation or Curation(),
             self._images,
             n_images=self._n_averaged,
             seed=self._seed,
             purpose=f"noise of {at.epoch} for {share}",
         )
-        first = at.n_given
+        first, made_up_share = at.n_given, self._made_up_share
         sizes = (
             piece
             for start in itertools.count(first, size)
-            for piece in _pieces(pairs_within(start, start + size, self._made_up_share))
+            for end in (start + size,)
+            for n in (made_up_before(end, made_up_share) - made_up_before(start, made_up_share),)
+            for piece in _pieces(size - n)
         )
         with closing(stream.batches(sizes, scaled=False)) as pieces:
             while batch := self._next_batch(first, pieces, made_up):
                 first += len(batch["target"])
                 yield replace(at, n_given=first, stream=stream.state_dict()), batch
 
-    def _next_batch(self, first: int, pieces: Iterator[Arrays], made_up: _MadeUp) -> Batch:
+    def _next_batch(
+        self, first: int, pieces: Iterator[Arrays], made_up: Callable[[int], Examples]
+    ) -> Batch:
         """Examples `first` and on of an epoch: a batch; fewer at its end, and after it none."""
         share, last = self._made_up_share, first + self._batch_size
         before = [made_up_before(k, share) for k in range(first, last + 1)]
@@ -237,7 +242,12 @@ class PairExamples(IterableDataset[Batch]):
             if n_read < size:  # the epoch's last pairs: what comes next may still be made up
                 last = first + int(places[n_pairs])
                 break
-        made_up.put(batch, np.flatnonzero(is_made_up[: last - first]), before[0])
+        rows, number = np.flatnonzero(is_made_up[: last - first]), before[0]
+        while len(rows):
+            block, start = divmod(number, MADE_UP_BLOCK)
+            here = rows[: MADE_UP_BLOCK - start]
+            _put(batch, here, made_up(block), start)
+            rows, number = rows[len(here) :], number + len(here)
         n_given = last - first
         return {name: in_rgb(torch.from_numpy(a[:n_given])) for name, a in batch.items() if n_given}
 
@@ -290,74 +300,50 @@ class _Repeats:
         return times
 
 
-class _MadeUp:
-    """The sequence of made-up examples of one reader and epoch."""
+def _made_up(
+    curation: Curation, images: Tensor, *, n_images: int, seed: int, purpose: str
+) -> Callable[[int], Examples]:
+    """Function that gives block `number` of the made-up examples of one reader and epoch, in which
+    mixtures are as evenly spread as they can be; `n_images` of `images` are averaged for noise, and
+    mixed. The block given last is kept."""
+    fraction = curation.noise_fraction + curation.mixture_fraction
+    share = curation.mixture_fraction / fraction if fraction else 0.0
 
-    def __init__(
-        self, curation: Curation, images: Tensor, *, n_images: int, seed: int, purpose: str
-    ) -> None:
-        """`n_images` of `images` are averaged for noise, and mixed."""
-        self._curation, self._images, self._n_images = curation, images, n_images
-        self._seed, self._purpose = seed, purpose
-        fraction = curation.noise_fraction + curation.mixture_fraction
-        self._mixed_share = curation.mixture_fraction / fraction if fraction else 0.0
-        self._block: tuple[int, Examples | None] = (-1, None)
-
-    def put(self, batch: Columns, rows: npt.NDArray[np.int64], first: int) -> None:
-        """Made-up examples number `first` and on into `rows` of the batch."""
-        while len(rows):
-            number, start = divmod(first, MADE_UP_BLOCK)
-            here = rows[: MADE_UP_BLOCK - start]
-            _put(batch, here, self._examples(number), start)
-            rows, first = rows[len(here) :], first + len(here)
-
-    def _examples(self, number: int) -> Examples:
-        kept, block = self._block
-        if block is None or number != kept:
-            block = self._drawn(number)
-            self._block = number, block
-        return block
-
-    def _drawn(self, number: int) -> Examples:
-        """Block `number`, in which mixtures are as evenly spread as they can be."""
+    @lru_cache(maxsize=1)
+    def block(number: int) -> Examples:
         first = number * MADE_UP_BLOCK
-        before = [
-            made_up_before(k, self._mixed_share) for k in range(first, first + MADE_UP_BLOCK + 1)
-        ]
+        before = [made_up_before(k, share) for k in range(first, first + MADE_UP_BLOCK + 1)]
         is_mixed = torch.from_numpy(np.diff(before).astype(bool))
         n_mixed = int(is_mixed.sum())
-        generator = seeded_generator(self._seed, number, self._purpose)
+        generator = seeded_generator(seed, number, purpose)
         kinds = []
         if n_mixed < MADE_UP_BLOCK:
             noise = noise_examples(
-                self._images,
+                images,
                 n_examples=MADE_UP_BLOCK - n_mixed,
-                n_averaged=self._n_images,
+                n_averaged=n_images,
                 n_sharing=N_SHARING,
                 generator=generator,
             )
             kinds.append((~is_mixed, noise))
         if n_mixed:
             mixed = mixture_examples(
-                self._images,
+                images,
                 n_examples=n_mixed,
-                n_mixed=max(2, self._n_images),
-                strength=self._curation.mixture_strength,
+                n_mixed=max(2, n_images),
+                strength=curation.mixture_strength,
                 n_sharing=N_SHARING,
                 generator=generator,
             )
             kinds.append((is_mixed, mixed))
         return interleaved(*kinds)
 
+    return block
+
 
 def made_up_before(example: int, share: float) -> int:
     """Number of the first `example` examples that are of a kind that has this share."""
     return math.floor(example * share)
-
-
-def pairs_within(first: int, last: int, share: float) -> int:
-    """Number of the examples `first` to `last` that are pairs."""
-    return last - first - made_up_before(last, share) + made_up_before(first, share)
 
 
 def _pieces(n_pairs: int) -> list[int]:

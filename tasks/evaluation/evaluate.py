@@ -21,59 +21,36 @@ run and step, so that a killed evaluation goes on where it was.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from recon_core.experiments import KKT
 from recon_core.matching import CLIPPED
 from storage.documents import read_document, understood
 from storage.files import write_json
+from storage.object_store import LocalPlace
 from storage.pairs.dataset import Dataset
 from storage.sources.load import ImageSet
+from tasks.campaign.victim_files import VICTIMS
 from tasks.devices import Device
-from tasks.evaluation.criteria import (
-    describe_hallucination,
-    describe_ranking,
-    describe_runs,
-    describe_unlike,
+from tasks.evaluation import pictures, record, sweep
+from tasks.evaluation.pictures import KeptPictures
+from tasks.evaluation.record import Arrays, OnProgress, Work
+from tasks.evaluation.scores import (
+    SPAN,
+    Advance,
+    Bench,
+    LoadRestorer,
+    describe_span,
+    experiment_of,
+    find_span,
+    projection_on,
 )
-from tasks.evaluation.further import (
-    FurtherAttack,
-    choose_side_by_side,
-    describe_attacks,
-    find_further,
-)
-from tasks.evaluation.pictures import (
-    OF_VICTIMS,
-    KeptPictures,
-    choose_examples,
-    choose_rows,
-    restore_unlike,
-    run_file,
-    victim_file,
-    write_pictures,
-)
-from tasks.evaluation.record import (
-    CACHE_VERSION,
-    CONVENTIONS,
-    SCHEMA,
-    VERSION,
-    Arrays,
-    OnProgress,
-    Work,
-    describe_dataset,
-    describe_method,
-    describe_rows,
-    describe_source,
-    fingerprint_of,
-    joined,
-    read_finished,
-    weights_digest,
-)
-from tasks.evaluation.scores import Bench, LoadRestorer
 from tasks.evaluation.settings import (
     BASELINES,
     CONTROL,
@@ -83,15 +60,8 @@ from tasks.evaluation.settings import (
     Evaluation,
     check_names,
 )
-from tasks.evaluation.span import SPAN, describe_span, experiment_of, find_span, projection_on
-from tasks.evaluation.sweep import (
-    VictimScores,
-    control_of,
-    criteria_of_runs,
-    split_in_halves,
-    vote_of_runs,
-)
-from tasks.evaluation.victims import Victim, attacks_per_victim, find_victims
+from tasks.evaluation.sweep import VictimScores
+from tasks.evaluation.victims import EvaluatedRun, Victim, attacks_per_victim, find_victims
 from tasks.restoring.restore import OpenRestorer, open_restorer
 from tasks.training.train import load_restorer
 
@@ -131,13 +101,13 @@ def evaluate(
     check_names(restorers, taken=config.external)
     opened = open_elsewhere(config, heldout, device)
     digests = {name: restorer.fingerprint for name, restorer in opened.items()}
-    digests |= {name: weights_digest(path) for name, path in restorers.items()}
+    digests |= {name: record.weights_digest(path) for name, path in restorers.items()}
     n_attacks = attacks_per_victim(dataset)
     inputs = [dataset.content_hash, heldout.content_hash, n_attacks]
     others = {kind: store.content_hash for kind, store in (further or {}).items()}
-    own = [VERSION, CLIPPED, asdict(config), inputs, digests, excluded]
-    fingerprint = fingerprint_of(*own, *([others] if others else []))
-    finished = read_finished(out, fingerprint)
+    own = [record.VERSION, CLIPPED, asdict(config), inputs, digests, excluded]
+    fingerprint = record.fingerprint_of(*own, *([others] if others else []))
+    finished = record.read_finished(out, fingerprint)
     if finished is not None:
         return finished
     victims = find_victims(dataset, heldout, decoy_seed=config.decoy_seed)
@@ -149,7 +119,7 @@ def evaluate(
     steps[1:1] = attacks
     work = Work(
         folder=out / "cache",
-        key=[CACHE_VERSION, inputs, config.decoy_seed],
+        key=[record.CACHE_VERSION, inputs, config.decoy_seed],
         jobs=dict.fromkeys(steps, sum(len(victim.runs) for victim in victims))
         | dict.fromkeys(("vote", CONTROL, "criteria"), len(victims))
         | ({ORACLE: len(victims)} if config.span else {})
@@ -167,29 +137,34 @@ def evaluate(
         "nothing",
         "nothing",
         [config.restore_iterations, config.n_samples, digests, unlike],
-        lambda _advance: restore_unlike(bench, scores, unlike),
+        lambda _advance: pictures.restore_unlike(bench, scores, unlike),
     )["nothing"]
     on_progress(100 * work.n_jobs, 100 * work.n_jobs, "writing", 1.0)
-    record = {
-        "schema": SCHEMA,
-        "version": VERSION,
+    body = {
+        "schema": record.SCHEMA,
+        "version": record.VERSION,
         "fingerprint": fingerprint,
         "settings": asdict(config),
-        "conventions": CONVENTIONS,
-        "source": describe_source(heldout),
-        "dataset": describe_dataset(dataset, victims, n_attacks),
-        **describe_rows(victims, heldout),
+        "conventions": record.CONVENTIONS,
+        "source": record.describe_source(heldout),
+        "dataset": record.describe_dataset(dataset, victims, n_attacks),
+        **record.describe_rows(victims, heldout),
         **_scored(config, scores, n_attacks, attacks),
         "attacks": describe_attacks(dataset, attacks),
-        "nothing": describe_unlike(nothing, scores),
+        "nothing": sweep.describe_unlike(nothing, scores),
         "excluded": None if excluded is None else dict(excluded),
         "restorers": digests,
         "seconds": {step: round(spent, 3) for step, spent in work.seconds.items()},
     }
-    kept = KeptPictures(work.folder, victims, _steps_of(record["methods"], steps))
-    shown = {f"nothing/{name}": pictures for name, pictures in nothing.items()}
-    write_pictures(out / "pictures.npz", record, kept, heldout, shown)
-    write_json(out / "evaluation.json", record)
+    step_of = {}
+    for name in body["methods"]:
+        step = name.removesuffix(PROJECTED)
+        is_step = step in (*steps, *pictures.OF_VICTIMS)
+        step_of[name] = step if is_step else step.rpartition("_x")[0]
+    kept = KeptPictures(work.folder, victims, step_of)
+    shown = {f"nothing/{name}": made for name, made in nothing.items()}
+    pictures.write_pictures(out / "pictures.npz", body, kept, heldout, shown)
+    write_json(out / "evaluation.json", body)
     written: dict[str, Any] = json.loads((out / "evaluation.json").read_bytes())
     return written
 
@@ -223,6 +198,99 @@ def open_elsewhere(config: Evaluation, heldout: ImageSet, device: str) -> dict[s
     return opened
 
 
+@dataclass(frozen=True)
+class FurtherAttack:
+    """Another attack on the victims: `bench` has its store, `runs` its runs by number."""
+
+    method: str
+    bench: Bench
+    runs: Mapping[int, EvaluatedRun]
+
+    @property
+    def settings(self) -> tuple[Any, ...]:
+        """Settings that its scores depend on, beside the victims."""
+        return (self.bench.dataset.content_hash, self.bench.config.restore_iterations)
+
+    def score(self, victim: Victim, run: EvaluatedRun, advance: Advance) -> dict[str, Arrays]:
+        """The best match of each row among the pictures of its own run of this number."""
+        found = self.bench.score(victim, self.runs[run.number], "plain", advance)
+        return {self.method: found["plain"]}
+
+
+def find_further(
+    bench: Bench, victims: Sequence[Victim], stores: Mapping[str, Dataset]
+) -> dict[str, FurtherAttack]:
+    """By method, the attacks of `stores` (by kind) on `victims`, which are those of
+    `bench.dataset`, scored at the last saved iteration, or at all if `plain` is.
+
+    Each victim's images and margins are compared: no other weights have the same margins. Raises
+    ValueError as `find_victims`, or if a store's victims are others.
+    """
+    config = bench.config
+    if config.restore_iterations != "all":
+        config = replace(config, restore_iterations="last")
+    found = {}
+    for kind, store in stores.items():
+        others = find_victims(store, bench.heldout, decoy_seed=config.decoy_seed)
+        by_number = {other.number: other for other in others}
+        for victim in victims:
+            other = by_number.get(victim.number)
+            if other is None or not _is_same(victim, other):
+                raise ValueError(
+                    f"victim {victim.number} of {store.root} is not that of {bench.dataset.root}: "
+                    "they were trained by other code or on another device; remove both and "
+                    "evaluate again"
+                )
+        runs = {run.number: run for other in others for run in other.runs}
+        own = replace(bench, config=config, dataset=store)
+        found[f"plain_{kind}"] = FurtherAttack(f"plain_{kind}", own, runs)
+    return found
+
+
+def _is_same(one: Victim, other: Victim) -> bool:
+    numbers = [run.number for run in one.runs] == [run.number for run in other.runs]
+    images = all(
+        np.array_equal(getattr(one, name), getattr(other, name))
+        for name in ("image_ids", "targets", "decoy_ids")
+    )
+    return numbers and images and np.array_equal(one.margins, other.margins, equal_nan=True)
+
+
+def describe_attacks(
+    dataset: Dataset, further: Mapping[str, FurtherAttack]
+) -> list[dict[str, Any]]:
+    """The record's `attacks`: `plain` first; empty if it is the only one. `seconds` are known where
+    victims were kept, so that their training is not in the seconds of parts."""
+    if not further:
+        return []
+    stores = {"plain": dataset} | {name: attack.bench.dataset for name, attack in further.items()}
+    kept = {
+        method: isinstance(store.place, LocalPlace) and (Path(store.root) / VICTIMS).is_dir()
+        for method, store in stores.items()
+    }
+    described = []
+    for method, store in stores.items():
+        settings = store.manifest["campaign"]["experiment"].get("attack", {})
+        n_candidates = 0  # different ones, however often each was saved
+        for receipt in store.receipts:
+            read = store.read(receipt.part, ["pairs/run_row", "pairs/candidate"])
+            n_candidates += len(np.unique(np.stack(list(read.values())), axis=1).T)
+        seconds = round(sum(receipt.seconds for receipt in store.receipts), 3)
+        known = kept["plain"] if method == "plain" else any(kept.values())
+        described.append(
+            {
+                "method": method,
+                "kind": method.removeprefix("plain_") if method in further else settings["kind"],
+                "settings": settings,
+                "content_hash": store.content_hash,
+                "n_runs": store.n_runs,
+                "n_candidates": n_candidates,
+                "seconds": seconds if known else None,
+            }
+        )
+    return described
+
+
 def _score_victim(
     bench: Bench,
     victim: Victim,
@@ -236,43 +304,34 @@ def _score_victim(
     """All attacks on one victim after every step, and what takes all of them together. `spans_of`:
     the settings of victims whose span is asked for."""
     config = bench.config
-    half_of = split_in_halves(victim, seed=config.decoy_seed)
+    half_of = sweep.split_in_halves(victim, seed=config.decoy_seed)
     scores = VictimScores(victim, half_of, config.good_threshold)
+
+    def of_all(
+        step: str, settings: Sequence[Any], compute: Callable[[Advance], dict[str, Arrays]]
+    ) -> dict[str, Arrays]:
+        return work.do(pictures.victim_file(victim.number, step), step, settings, compute)
+
     if spans_of is not None:
-        found = work.do(
-            victim_file(victim.number, ORACLE),
-            ORACLE,
-            [SPAN],
-            lambda _advance: find_span(bench, spans_of, victim),
-        )
+        found = of_all(ORACLE, [SPAN], lambda _advance: find_span(bench, spans_of, victim))
         scores.oracle, scores.n_directions = found[ORACLE], len(found[SPAN]["directions"])
         bench = replace(bench, project=projection_on(found[SPAN]))
     for run in victim.runs:
         for step in steps:
             by = attacks.get(step)
             results = work.do(
-                run_file(run.number, step),
+                pictures.run_file(run.number, step),
                 step,
                 by.settings if by else bench.settings_of(step, digests),
                 partial(by.score, victim, run) if by else partial(bench.score, victim, run, step),
             )
             scores.take(run, results)
     members = [run.number for run in victim.runs]
-    scores.vote = work.do(
-        victim_file(victim.number, "vote"),
-        "vote",
-        [config.restore_iterations, config.vote_ratio, "nearest", members],
-        partial(vote_of_runs, bench, victim),
-    )["vote"]
-    scores.control = work.do(
-        victim_file(victim.number, CONTROL), CONTROL, [], lambda _advance: control_of(bench, victim)
-    )[CONTROL]
-    scores.criteria = work.do(
-        victim_file(victim.number, "criteria"),
-        "criteria",
-        [members],
-        lambda _advance: criteria_of_runs(bench, victim),
-    )["runs"]
+    settings = [config.restore_iterations, config.vote_ratio, "nearest", members]
+    scores.vote = of_all("vote", settings, partial(sweep.vote_of_runs, bench, victim))["vote"]
+    scores.control = of_all(CONTROL, [], lambda _advance: sweep.control_of(bench, victim))[CONTROL]
+    made = of_all("criteria", [members], lambda _advance: sweep.criteria_of_runs(bench, victim))
+    scores.criteria = made["runs"]
     return scores
 
 
@@ -293,21 +352,17 @@ def _scored(
                 parts.setdefault(CONTROL, []).append(of_victim.control)
         if config.span:
             parts.setdefault(ORACLE, []).append(of_victim.oracle)
-    arrays_of = joined(parts, [of_victim.victim for of_victim in scores])
+    arrays_of = record.joined(parts, [of_victim.victim for of_victim in scores])
     kinds = {
-        "plain": "attack",
-        "plain_all": "attack",
-        "vote": "vote",
-        CONTROL: "control",
-        ORACLE: ORACLE,
+        **dict.fromkeys(("plain", "plain_all"), "attack"),
+        **{"vote": "vote", CONTROL: "control", ORACLE: ORACLE},
+        **{name: PROJECTED[1:] for name in arrays_of if name.endswith(PROJECTED)},
+        **dict.fromkeys(config.baselines, "classical"),
+        **dict.fromkeys(config.external, "external"),
+        **dict.fromkeys(attacks, "further"),
     }
-    kinds |= {name: PROJECTED[1:] for name in arrays_of if name.endswith(PROJECTED)}
-    kinds |= dict.fromkeys(config.baselines, "classical") | dict.fromkeys(
-        config.external, "external"
-    )
-    kinds |= dict.fromkeys(attacks, "further")
     methods = {
-        name: describe_method(
+        name: record.describe_method(
             arrays,
             arrays_of["plain"],
             kind=kinds.get(name, "trained"),
@@ -316,9 +371,9 @@ def _scored(
         )
         for name, arrays in arrays_of.items()
     }
-    runs = describe_runs(scores)
+    runs = sweep.describe_runs(scores)
     of_rows = [s.victim.number for s in scores for _row in range(len(s.victim))]
-    grid, appendix = choose_rows(
+    grid, appendix = pictures.choose_rows(
         methods, grid_rows=config.grid_rows, appendix_rows=config.appendix_rows
     )
     spans = {SPAN: describe_span(methods, [s.n_directions for s in scores])} if config.span else {}
@@ -326,20 +381,10 @@ def _scored(
         "methods": methods,
         **spans,
         "runs": runs,
-        "ranking": describe_ranking(runs) if n_attacks > 1 else None,
-        "hallucination": describe_hallucination(methods, of_rows),
+        "ranking": sweep.describe_ranking(runs) if n_attacks > 1 else None,
+        "hallucination": sweep.describe_hallucination(methods, of_rows),
         "grid": grid,
         "appendix": appendix,
-        "examples": choose_examples(methods),
-        "side_by_side": choose_side_by_side(methods, [s.victim for s in scores], attacks),
+        "examples": pictures.choose_examples(methods),
+        "side_by_side": pictures.choose_side_by_side(methods, [s.victim for s in scores], attacks),
     }
-
-
-def _steps_of(methods: Mapping[str, Any], steps: Sequence[str]) -> dict[str, str]:
-    """The step that each method comes from."""
-    found = {}
-    for name in methods:
-        own = name.removesuffix(PROJECTED)
-        stem = own.rpartition("_x")[0]
-        found[name] = own if own in (*steps, *OF_VICTIMS) else stem
-    return found

@@ -45,20 +45,27 @@ def feature_maps(spec: str, device: str) -> MapsOf:
     layers = _vgg16(read_weights(Path(path).expanduser())).to(device)
     mean, std = (torch.tensor(v, device=device).view(1, 3, 1, 1) for v in (MEAN, STD))
 
-    def of_rows(images: Tensor) -> list[Tensor]:
-        a = (_enlarged(images).expand(-1, 3, -1, -1) - mean) / std
-        maps = []
-        for name, layer in layers.named_children():
-            a = layer(a)
-            if name in LPIPS_LAYERS:
-                maps.append(a)
-        return maps
-
     @torch.no_grad()
     def maps_of(images: Tensor) -> list[Tensor]:
-        _check(images)
-        rows = images.to(device, torch.float32).split(ROWS_AT_ONCE)
-        parts = [of_rows(some) for some in rows]
+        if images.dim() != 4 or images.shape[1] not in (1, 3) or not len(images):
+            raise ValueError(
+                f"images {tuple(images.shape)} have no maps; give (n, c, h, w), at least one "
+                "image, with 1 (grey) or 3 (RGB) channels"
+            )
+        if not bool(((images >= 0) & (images <= 1)).all()):  # false for NaN, too
+            raise ValueError("images for feature maps must be in [0, 1] and finite; clamp them")
+        height, width = images.shape[-2:]
+        scale = max(1.0, MIN_SIDE / min(height, width))
+        size = (round(height * scale), round(width * scale))
+        parts = []
+        for some in images.to(device, torch.float32).split(ROWS_AT_ONCE):
+            large = F.interpolate(some, size=size, mode="bilinear") if scale > 1 else some
+            a, maps = (large.expand(-1, 3, -1, -1) - mean) / std, []
+            for name, layer in layers.named_children():
+                a = layer(a)
+                if name in LPIPS_LAYERS:
+                    maps.append(a)
+            parts.append(maps)
         return [torch.cat(layer) for layer in zip(*parts, strict=True)]
 
     return maps_of
@@ -83,23 +90,3 @@ def _vgg16(file: WeightFile) -> nn.Sequential:
         state[name] = torch.from_numpy(found).float()
     features.load_state_dict(state, assign=True)
     return features.eval().requires_grad_(False)
-
-
-def _enlarged(images: Tensor) -> Tensor:
-    """Of at least 32 on the shorter side, in the same proportions."""
-    height, width = images.shape[-2:]
-    scale = MIN_SIDE / min(height, width)
-    if scale <= 1:
-        return images
-    size = (round(height * scale), round(width * scale))
-    return F.interpolate(images, size=size, mode="bilinear", align_corners=False)
-
-
-def _check(images: Tensor) -> None:
-    if images.dim() != 4 or images.shape[1] not in (1, 3) or not len(images):
-        raise ValueError(
-            f"images {tuple(images.shape)} have no maps; give (n, c, h, w), at least one image, "
-            "with 1 (grey) or 3 (RGB) channels"
-        )
-    if not bool(((images >= 0) & (images <= 1)).all()):  # false for NaN, too
-        raise ValueError("images for feature maps must be in [0, 1] and finite; clamp them first")

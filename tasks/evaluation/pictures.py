@@ -5,21 +5,20 @@ from __future__ import annotations
 
 import io
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from storage.checkpoints import load_checkpoint
 from storage.errors import StorageError
 from storage.files import write_file
 from storage.sources.load import ImageSet
-from tasks.evaluation.record import SIDES, Arrays
-from tasks.evaluation.scores import N_UNLIKE, Bench, read_candidates
+from tasks.evaluation.record import SIDES, Arrays, best_trained, sampled_means, trained
+from tasks.evaluation.scores import Bench, read_candidates
 from tasks.evaluation.settings import CONTROL, ORACLE, PROJECTED
 from tasks.evaluation.sweep import VictimScores, chosen_unlike
 from tasks.evaluation.victims import Victim
@@ -33,6 +32,8 @@ EXAMPLE_EDGES = (-1.0, 0.2, 0.3, 0.4, 0.5, 0.6, 1.0)
 """What a threshold of SSIM means is seen in pairs of every bin between these (KKT paper, figure
 8)."""
 N_EXAMPLES = {"targets": 8, "decoys": 4}
+N_SHOWN = {"targets": 20, "decoys": 5}
+"""Images of the victim that is shown with every attack."""
 OF_VICTIMS = ("vote", CONTROL, ORACLE)
 """Steps with one checkpoint for all runs of a victim."""
 
@@ -51,9 +52,9 @@ def choose_rows(
         for name in kinds
         if name not in ("plain_all", CONTROL) and sources[name] != "classical"
     ]
-    trained = [name for name in kinds if kinds[name] == "trained"]
-    means = [name for name in trained if "disagreement" in methods[name]["targets"]]
-    order = (means or trained or ["plain"])[0]
+    record = {"methods": methods}
+    learned = trained(record)
+    order = ([name for name in sampled_means(record) if name in learned] or learned or ["plain"])[0]
 
     def best(method: str, side: str, n_rows: int) -> list[int]:
         scores = np.array(methods[method][side]["ssim"], np.float64)
@@ -85,6 +86,29 @@ def choose_examples(methods: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
             n = min(N_EXAMPLES[side], len(found))
             spread = np.linspace(0, len(found) - 1, n).round().astype(np.int64)
             chosen[side].append(found[spread].tolist())
+    return chosen
+
+
+def choose_side_by_side(
+    methods: Mapping[str, Any], victims: Sequence[Victim], further: Iterable[str]
+) -> dict[str, Any] | None:
+    """The record's `side_by_side`: the first victim's rows, evenly spread from the one that an
+    attack brought back best to the one that every attack brought back worst; the decoys that an
+    attack came nearest to; and what is shown of them. None without a further attack."""
+    attacks = [*further, "plain"]
+    if len(attacks) == 1:
+        return None
+    restored = best_trained({"methods": methods})
+    n_rows = len(victims[0])
+    chosen: dict[str, Any] = {"victim": victims[0].number}
+    chosen["methods"] = [*attacks, *([restored] if restored else [])]
+    for side in SIDES:
+        scores = [np.array(methods[name][side]["ssim"][:n_rows], np.float64) for name in attacks]
+        best = np.max(scores, axis=0)
+        ranked = np.argsort(-best, kind="stable")
+        n = min(N_SHOWN[side], n_rows)
+        spread = np.linspace(0, n_rows - 1, n).round().astype(np.int64)
+        chosen[side] = (ranked[spread] if side == "targets" else ranked[:n]).tolist()
     return chosen
 
 
@@ -163,8 +187,11 @@ def write_pictures(
         places.append((f"examples_{side}", side, {side: rows, "methods": ["plain"]}))
     for place, side, shown in places:
         rows = shown[side]
-        ids = np.array(record[side]["image_id"], np.int64)[np.array(rows, np.int64)]
-        pictures[f"{place}/original"] = _originals(kept, heldout, side, rows, ids)
+        originals = heldout.images[[record[side]["image_id"][row] for row in rows] or slice(0)]
+        if side == "targets" and len(rows):  # as the victims saw them
+            seen = (kept.places[side][row] for row in rows)
+            originals = np.stack([victim.targets[k] for victim, k in seen])
+        pictures[f"{place}/original"] = originals
         for method in shown["methods"]:
             runs = record["methods"][method][side]["run"]
             wanted[f"{place}/{method}"] = (method, side, rows, [runs[row] for row in rows])
@@ -180,7 +207,7 @@ def restore_unlike(
     """Pictures of the attack that resemble no target, and what restorers make of them (image
     restoration paper, figure 4): `{"nothing": {name: (n, 3, h, w) uint8}}`, names as in
     pictures.npz."""
-    chosen = chosen_unlike(scores, N_UNLIKE)
+    chosen = chosen_unlike(scores)
     shape = bench.heldout.images.shape[1:]
     plain, seeds, closest = [], [], []
     for victim, run, which in chosen:
@@ -204,17 +231,3 @@ def restore_unlike(
                 spread = made.spread[:, None].expand_as(made.images) / SPREAD_LIMIT
                 arrays[f"disagreement_{step}"] = eight_bits(spread)
     return {"nothing": arrays}
-
-
-def _originals(
-    kept: KeptPictures,
-    heldout: ImageSet,
-    side: str,
-    rows: Sequence[int],
-    ids: npt.NDArray[np.int64],
-) -> npt.NDArray[np.uint8]:
-    """Targets as the victims saw them, decoys as the source has them."""
-    if side == "decoys" or not len(rows):
-        return heldout.images[ids]
-    places = [kept.places[side][row] for row in rows]
-    return np.stack([victim.targets[place] for victim, place in places])

@@ -24,12 +24,13 @@ from storage.pairs.layout import OUTCOMES
 from storage.sources.load import ImageSet
 from tasks.attack_file.record import with_floats
 from tasks.campaign.watch import log_notice
+from tasks.page.files import read_record
 
 if TYPE_CHECKING:
     from tasks.evaluation.victims import Victim
 
-SCHEMA = "palimpsest-evaluation"
-VERSION = 5
+SCHEMA, VERSION = "palimpsest-evaluation", 5
+COMMAND = "palimpsest evaluate"
 CACHE_VERSION = 6
 """Of the checkpoints that an evaluation goes on from; what is made of them may change alone."""
 CONVENTIONS = {
@@ -37,8 +38,8 @@ CONVENTIONS = {
     "clipped, around the victim's mean image",
     "ssim": "Wang et al. 2004: Gaussian window 11x11, sigma 1.5, K1 .01, K2 .03, data range 1, "
     "population covariance, mean over the valid region and the channels",
-    "ssim3": "of the same match with a Gaussian window 3x3, borders reflected, as papers 002 and "
-    "Haim et al. 2022 report; never to be mixed with ssim",
+    "ssim3": "of the same match with a Gaussian window 3x3, borders reflected, as the KKT paper "
+    "and Haim et al. 2022 report; never to be mixed with ssim",
     "haarpsi": "Reisenhofer et al. 2018: C 30, alpha 4.2, YIQ; of the match with the best SSIM",
     "rmse": "root of the mean square difference of the match with the best SSIM, in [0, 1]",
     "lead": "SSIM of the match less the highest SSIM of the same picture with any other image "
@@ -49,9 +50,9 @@ CONVENTIONS = {
     "attacks, which carries nothing of any one of them",
     "match": "per image, the picture with the best SSIM of all attacks on its victim; 0 where none "
     "of them left a picture",
-    "vote": "002, appendix A.1: per image, the mean of all candidates at most vote_ratio times as "
-    "far as the nearest, by normalised distance of half-size images; `nearest` has the scores of "
-    "the nearest alone, which is not chosen by SSIM as a match is",
+    "vote": "KKT paper, appendix A.1: per image, the mean of all candidates at most vote_ratio "
+    "times as far as the nearest, by normalised distance of half-size images; `nearest` has the "
+    "scores of the nearest alone, which is not chosen by SSIM as a match is",
     "decoys": "images of the same source that no run of the store was trained on, as many per "
     "victim as it has targets, matched in the same way with the pictures of that victim",
     "interval": "95 %: of a mean the percentile bootstrap over images, 2000 resamples; of a share "
@@ -91,6 +92,55 @@ def read_finished(out: Path, fingerprint: str) -> dict[str, Any] | None:
         return None
     record = read_document(path, "remove it, and it is evaluated again")
     return record if record.get("fingerprint") == fingerprint else None
+
+
+def evaluation_folder(run: Path) -> Path:
+    """The folder with evaluation.json: `run` itself, or `run`/evaluation of a job's folder.
+
+    Raises ValueError if there is no such folder, or no finished evaluation in it.
+    """
+    if not run.is_dir():
+        raise ValueError(f"{run} is not a folder; give a job's folder, or its evaluation folder")
+    for folder in (run, run / "evaluation"):
+        if (folder / "evaluation.json").is_file():
+            if not (folder / "pictures.npz").is_file():
+                raise ValueError(
+                    f"{folder} has evaluation.json but no pictures.npz, so its evaluation was not "
+                    "finished or not copied whole; copy both, or evaluate again"
+                )
+            return folder
+    raise ValueError(
+        f"{run} has no finished evaluation (no evaluation.json in it or in its folder "
+        f"evaluation); run `{COMMAND}` first"
+    )
+
+
+def read_evaluation(folder: Path) -> dict[str, Any]:
+    """The record of a finished evaluation. Raises ValueError if it is not JSON, not an
+    evaluation's, or of another version than this release writes."""
+    path = folder / "evaluation.json"
+    return read_record(path, schema=SCHEMA, version=VERSION, command=COMMAND)
+
+
+def trained(record: Mapping[str, Any]) -> list[str]:
+    """The methods that learned from pairs, in the record's order."""
+    return [name for name, method in record["methods"].items() if method["kind"] == "trained"]
+
+
+def sampled_means(record: Mapping[str, Any]) -> list[str]:
+    """The methods that average several samples: those with a disagreement."""
+    methods = record["methods"]
+    return [name for name in methods if "disagreement" in methods[name]["targets"]]
+
+
+def best_trained(record: Mapping[str, Any]) -> str | None:
+    """The trained method with most good targets, then with the highest mean SSIM; None if none."""
+
+    def merit(name: str) -> tuple[int, float]:
+        summary = record["methods"][name]["targets"]["summary"]
+        return summary["n_good"], summary["mean_ssim"] or 0.0
+
+    return max(trained(record), key=merit, default=None)
 
 
 def cached(
@@ -269,7 +319,15 @@ def describe_method(
     ssims = [scores[side]["ssim"] for side in SIDES]
     body["detection"] = {**detect(*ssims), "roc": roc(*ssims)}
     body["n_targets_above_every_decoy"] = n_above_every(*ssims)
-    body["halves"] = _halves(arrays) if is_sweep and "targets/half0_ssim" in arrays else None
+    body["halves"] = None
+    if is_sweep and "targets/half0_ssim" in arrays:
+        body["halves"] = {
+            side: {
+                metric: [arrays[f"{side}/half{k}_{metric}"].tolist() for k in range(2)]
+                for metric in ("ssim", "haarpsi")
+            }
+            for side in SIDES
+        }
     rounded_body: dict[str, Any] = rounded(body)
     return rounded_body
 
@@ -277,13 +335,3 @@ def describe_method(
 def rounded(value: Any, decimals: int = DECIMALS) -> Any:
     """`value` with all floats in it rounded, and None for what is not finite."""
     return with_floats(value, lambda number: round(number, decimals))
-
-
-def _halves(arrays: Arrays) -> dict[str, Any]:
-    return {
-        side: {
-            metric: [arrays[f"{side}/half{k}_{metric}"].tolist() for k in range(2)]
-            for metric in ("ssim", "haarpsi")
-        }
-        for side in SIDES
-    }

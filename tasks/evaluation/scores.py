@@ -1,7 +1,13 @@
 """Score one attack after one step: `plain`, `plain_all` or a restorer, which gives one method or,
 if generative, two, and where the victim's span is known as many whose pictures are projected on it.
 Rows are the victim's targets and then its decoys; each has its best match among the run's pictures
-by SSIM: its scores, where it came from (-1: there is none), and the picture as it is shown."""
+by SSIM: its scores, where it came from (-1: there is none), and the picture as it is shown.
+
+The span of a victim's first layer, in which its training images lie, is told from the weights as
+the attacker is given them; the images' own projections (`oracle`) are about the most that agrees
+with them. A victim is read where its campaign kept it, else trained again from its seed, which the
+margins in the store have to confirm.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +20,27 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
+from recon_core.attacks.kkt.results import KnownVictim
+from recon_core.attacks.span.restoration import InSpan
+from recon_core.attacks.span.subspace import NoSpanError
+from recon_core.experiments import KKT, Experiment
 from recon_core.matching import fit_to_range, runner_up
 from recon_core.metrics import ssim_matrix
 from recon_core.summary import BestMatches, best_matches
-from recon_core.types import Progress, no_progress, seeded_generator
+from recon_core.types import Progress, RunSpec, no_progress, seeded_generator
+from storage.object_store import LocalPlace
 from storage.pairs.dataset import Dataset
 from storage.sources.load import ImageSet
+from tasks.campaign.part import cpu_threads
+from tasks.campaign.plan import victims_key
+from tasks.campaign.victim_files import VICTIMS, VictimsOfStore
 from tasks.dataset.pair_stream import in_rgb
-from tasks.evaluation.record import SCORES, Arrays
-from tasks.evaluation.settings import PROJECTED, Evaluation
-from tasks.evaluation.victims import EvaluatedRun, Victim
+from tasks.evaluation.record import ORIGIN, SCORES, Arrays, rounded
+from tasks.evaluation.settings import ORACLE, PROJECTED, WITHOUT_SPAN, Evaluation, check_span
+from tasks.evaluation.victims import EvaluatedRun, Victim, attacks_per_victim
 from tasks.page.pictures import eight_bits
 from tasks.restoring.restore import Restores, summarised
 
@@ -40,6 +55,10 @@ LoadRestorer = Callable[[Path, str], tuple[Restores, nn.Module]]
 Opened = tuple[Restores, nn.Module]
 Project = Callable[[Tensor], Tensor]
 """Pictures (*n, c, h, w) to the nearest that one victim's weights allow."""
+SPAN = "span"
+MARGINS_AGREE = 1e-3
+"""Largest difference of a margin, relative to the largest margin, at which a victim that was
+trained again is the one that was attacked: other stacks on a GPU round differently."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +91,6 @@ class Restored:
     images: Tensor
     spread: Tensor | None = None
 
-    @classmethod
-    def joined(cls, parts: Sequence[Restored]) -> Restored:
-        spread = [part.spread for part in parts if part.spread is not None]
-        images = torch.cat([part.images for part in parts])
-        return cls(images, torch.cat(spread) if spread else None)
-
 
 @dataclass(frozen=True)
 class Bench:
@@ -104,19 +117,45 @@ class Bench:
     def restore(
         self, step: str, pictures: Tensor, seeds: Tensor, advance: Advance = lambda _done: None
     ) -> dict[str, Restored]:
-        """By method, what the restorer of `step` makes of `pictures`."""
+        """By method, what the restorer of `step` makes of `pictures`: the one answer, or the first
+        sample and the mean of all; and the same of samples that were projected, one answer after
+        so many rounds. Grey pictures go in three times, and come back as the mean of what was made
+        of them."""
         if step in self.restorers and step not in self.loaded:
             self.loaded[step] = self.load(self.restorers[step], self.device)
-        made = _restored(
-            *self.loaded[step],
-            pictures,
-            seeds=seeds,
-            n_samples=self.config.n_samples,
-            rounds=self.config.rounds,
-            advance=advance,
-            project=self.project,
-        )
-        return {f"{step}{suffix}": value for suffix, value in made.items()}
+        restorer, net = self.loaded[step]
+        answers: dict[str, list[Restored]] = defaultdict(list)
+        n_pictures = max(1, len(pictures))
+        for start in range(0, n_pictures, RESTORE_ROWS):
+            part = slice(start, start + RESTORE_ROWS)
+
+            def progress(fraction: float, start: int = start) -> None:
+                advance(min(1.0, (start + fraction * min(RESTORE_ROWS, n_pictures)) / n_pictures))
+
+            def restored(given: Tensor, progress: Progress, part: slice = part) -> Tensor:
+                samples = restorer.restore(
+                    net, in_rgb(given), n_samples=self.config.n_samples, seeds=seeds[part],
+                    progress=progress,
+                )  # fmt: skip
+                return samples.mean(2, keepdim=True) if given.shape[1] == 1 else samples
+
+            samples = restored(pictures[part], progress)
+            one, twins = "" if len(samples) == 1 else "_x1", {"": samples}
+            if self.project is not None:
+                inside = self.project(samples)
+                for _ in range(0 if one else self.config.rounds - 1):
+                    inside = self.project(restored(inside[0].clamp(0, 1), no_progress))
+                twins[PROJECTED] = inside
+            for suffix, own in twins.items():
+                answers[f"{step}{one}{suffix}"].append(Restored(own[0].clamp(0, 1)))
+            for suffix, own in twins.items() if one else ():
+                answers[f"{step}_x{len(own)}{suffix}"].append(Restored(*summarised(own)))
+        joined = {}
+        for name, parts in answers.items():
+            spread = [part.spread for part in parts if part.spread is not None]
+            images = torch.cat([part.images for part in parts])
+            joined[name] = Restored(images, torch.cat(spread) if spread else None)
+        return joined
 
     def wanted(self, victim: Victim) -> Tensor:
         """The victim's targets, then its decoys, in [0, 1] on the device."""
@@ -139,7 +178,13 @@ class Bench:
         results: dict[str, Arrays] = {}
         for name, made in methods.items():
             scores = ssim_matrix(made.images, wanted)
-            results[name] = _best(made, wanted, found, scores)
+            best = best_matches(made.images, wanted, scores=scores)
+            results[name] = arrays_of(best, made.images, wanted, scores) | _origin(found, best.row)
+            if made.spread is not None:
+                known = best.row >= 0
+                spread = torch.full(known.shape, torch.nan, dtype=torch.float64)
+                spread[known.cpu()] = made.spread.mean(dim=(1, 2)).double()[best.row[known]].cpu()
+                results[name]["disagreement"] = spread.numpy()
             if name == "plain":
                 results[UNLIKE] = _unlike(found, scores[:, : len(victim)])
         return results
@@ -155,7 +200,10 @@ def read_candidates(
     index = dataset.read(run.part, ["pairs/run_row", "pairs/iteration", "pairs/candidate"])
     mine = np.flatnonzero(index["pairs/run_row"] == run.row)
     if which == "last" and len(mine):
-        mine = mine[_is_last(index["pairs/candidate"][mine], index["pairs/iteration"][mine])]
+        candidate, iteration = index["pairs/candidate"][mine], index["pairs/iteration"][mine]
+        latest = np.zeros(int(candidate.max()) + 1, iteration.dtype)
+        np.maximum.at(latest, candidate, iteration)
+        mine = mine[iteration == latest[candidate]]
     elif which != "all" and len(mine):
         iteration = index["pairs/iteration"][mine]
         wanted = which if isinstance(which, tuple) else ()
@@ -181,13 +229,9 @@ def read_candidates(
     )
 
 
-def _is_last(
-    candidate: npt.NDArray[np.integer[Any]], iteration: npt.NDArray[np.integer[Any]]
-) -> npt.NDArray[np.bool_]:
-    """Which rows are their candidate's last saved iteration."""
-    latest = np.zeros(int(candidate.max()) + 1, iteration.dtype)
-    np.maximum.at(latest, candidate, iteration)
-    return np.asarray(iteration == latest[candidate])
+def nowhere(n: int) -> Arrays:
+    """The origin of pictures of no single candidate."""
+    return {name: np.full(n, -1) for name in ORIGIN}
 
 
 def arrays_of(
@@ -210,18 +254,6 @@ def arrays_of(
         **{name: values.double().cpu().numpy() for name, values in columns.items()},
         "picture": eight_bits(shown),
     }
-
-
-def _best(made: Restored, wanted: Tensor, found: Candidates, scores: Tensor) -> Arrays:
-    best = best_matches(made.images, wanted, scores=scores)
-    arrays = arrays_of(best, made.images, wanted, scores) | _origin(found, best.row)
-    if made.spread is not None:
-        known = best.row >= 0
-        spread = torch.full(known.shape, torch.nan, dtype=torch.float64)
-        mean = made.spread.mean(dim=(1, 2)).double()
-        spread[known.cpu()] = mean[best.row[known]].cpu()
-        arrays["disagreement"] = spread.numpy()
-    return arrays
 
 
 def _unlike(found: Candidates, scores: Tensor) -> Arrays:
@@ -248,43 +280,100 @@ def _origin(found: Candidates, row: Tensor) -> Arrays:
     }
 
 
-def _restored(
-    restorer: Restores,
-    net: nn.Module,
-    pictures: Tensor,
-    *,
-    seeds: Tensor,
-    n_samples: int,
-    rounds: int,
-    advance: Advance,
-    project: Project | None,
-) -> dict[str, Restored]:
-    """By the suffix of the method: the one answer, or the first sample and the mean of all; and the
-    same of samples that were projected, one answer after so many rounds. Grey pictures go in three
-    times, and come back as the mean of what was made of them."""
-    answers: dict[str, list[Restored]] = defaultdict(list)
-    n_pictures = max(1, len(pictures))
-    for start in range(0, n_pictures, RESTORE_ROWS):
-        part = slice(start, start + RESTORE_ROWS)
+def experiment_of(dataset: Dataset) -> KKT:
+    """The settings of a store's victims; ValueError if they are not known or have no span."""
+    try:
+        stored = dataset.manifest["campaign"]["experiment"]
+        experiment = TypeAdapter(Experiment).validate_python(stored)
+    except (KeyError, ValidationError) as error:
+        raise ValueError(
+            f"evaluation.span: {dataset.root} does not say how its victims were trained; "
+            f"{WITHOUT_SPAN}"
+        ) from error
+    check_span(experiment)
+    assert isinstance(experiment, KKT)
+    return experiment
 
-        def progress(fraction: float, start: int = start) -> None:
-            advance(min(1.0, (start + fraction * min(RESTORE_ROWS, n_pictures)) / n_pictures))
 
-        def restored(given: Tensor, progress: Progress, part: slice = part) -> Tensor:
-            samples = restorer.restore(
-                net, in_rgb(given), n_samples=n_samples, seeds=seeds[part], progress=progress
-            )
-            return samples.mean(2, keepdim=True) if given.shape[1] == 1 else samples
+def find_span(bench: Bench, experiment: KKT, victim: Victim) -> dict[str, Arrays]:
+    """`span`: the directions of a victim's first layer, none where nothing stands out of noise, and
+    its mean; `oracle`: its images' own projections as a method's pictures, for targets and decoys.
 
-        samples = restored(pictures[part], progress)
-        one, twins = "" if len(samples) == 1 else "_x1", {"": samples}
-        if project is not None:
-            inside = project(samples)
-            for _ in range(0 if one else rounds - 1):
-                inside = project(restored(inside[0].clamp(0, 1), no_progress))
-            twins[PROJECTED] = inside
-        for suffix, own in twins.items():
-            answers[f"{one}{suffix}"].append(Restored(own[0].clamp(0, 1)))
-        for suffix, own in twins.items() if one else ():
-            answers[f"_x{len(own)}{suffix}"].append(Restored(*summarised(own)))
-    return {suffix: Restored.joined(parts) for suffix, parts in answers.items()}
+    Raises ValueError if a victim that was trained again is not the one that was attacked.
+    """
+    dataset, first = bench.dataset, victim.runs[0]
+    read = dataset.read(first.part, ["targets/run_row", "targets/label"])
+    spec = RunSpec(
+        run=first.number,
+        victim=victim.number,
+        root_seed=int(dataset.manifest["campaign"]["root_seed"]),
+        image_ids=tuple(victim.image_ids.tolist()),
+        labels=tuple(read["targets/label"][read["targets/run_row"] == first.row].tolist()),
+    )
+    network = _network(bench, experiment, victim, spec)
+    mean = network.mean.float()
+    try:
+        directions = experiment.allowed_by(network, spec).directions.float()
+    except NoSpanError:
+        directions = mean.new_zeros(0, mean.numel())
+    wanted = bench.wanted(victim)
+    own = InSpan(directions, mean).nearest(wanted[: len(victim)]).clamp(0, 1)
+    own = own[: len(victim) if len(directions) else 0]
+    best = best_matches(own, wanted)
+    return {
+        SPAN: {"directions": directions.cpu().numpy(), "mean": mean.cpu().numpy()},
+        ORACLE: arrays_of(best, own, wanted) | nowhere(len(wanted)),
+    }
+
+
+def projection_on(span: Arrays) -> Project:
+    """Pictures to the nearest in a span; as they are where there is none."""
+    directions, mean = (torch.from_numpy(span[name].copy()) for name in ("directions", "mean"))
+    return InSpan(directions, mean).nearest if len(directions) else lambda pictures: pictures
+
+
+def _network(bench: Bench, experiment: KKT, victim: Victim, spec: RunSpec) -> KnownVictim:
+    """The victim that was attacked, kept or trained again."""
+    dataset, kept = bench.dataset, None
+    if isinstance(dataset.place, LocalPlace):
+        n_attacks = attacks_per_victim(dataset)
+        receipts = {
+            run // n_attacks: receipt
+            for receipt in reversed(dataset.receipts)
+            for run in range(receipt.run_first, receipt.run_first + receipt.n_runs)
+        }
+        folder = Path(dataset.root) / VICTIMS
+        kept = VictimsOfStore(folder, victims_key(dataset.manifest), receipts)
+    images = torch.from_numpy(bench.heldout.images[victim.image_ids])
+    with cpu_threads(int(dataset.manifest["campaign"]["threads"])):
+        network = experiment.train_victim(
+            spec, images, device=torch.device(bench.device), victims=kept
+        )
+    margins = network.trained.margins[0].double().cpu().numpy()
+    largest = np.nanmax(np.abs(victim.margins), initial=0.0)
+    if not np.allclose(
+        margins, victim.margins, rtol=0, atol=MARGINS_AGREE * largest, equal_nan=True
+    ):
+        raise ValueError(
+            f"evaluation.span: victim {victim.number} of {dataset.root} is not kept, and trained "
+            "again it is another one, as other code or another device makes it; evaluate where it "
+            f"was made, or {WITHOUT_SPAN}"
+        )
+    return network
+
+
+def describe_span(
+    methods: Mapping[str, Mapping[str, Any]], n_directions: Sequence[int]
+) -> dict[str, Any]:
+    """The record's `span`: directions of every victim, and by method the share of the way from the
+    attack's mean SSIM to the oracle's; null where the oracle's is not above."""
+    mean = {name: method["targets"]["summary"]["mean_ssim"] for name, method in methods.items()}
+    before, bound = mean["plain"], mean[ORACLE]
+    others = [name for name in mean if name not in ("plain", ORACLE)]
+    is_room = before is not None and bound > before
+    closed = {n: (mean[n] - before) / (bound - before) if is_room else None for n in others}
+    return {
+        "n_directions": list(n_directions),
+        "n_without": sum(n == 0 for n in n_directions),
+        "headroom_closed": rounded(closed),
+    }

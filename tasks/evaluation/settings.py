@@ -35,7 +35,7 @@ class Evaluation(Strict):
     `external`: ONNX files of restorers that were trained on something else, by the name that the
     method gets; the image restoration paper compares with Restormer. `n_samples`: of a diffusion
     model, averaged. `span`: every method of pictures also projected on the span of its victim's
-    first layer, and the images' own projections beside them (`tasks.evaluation.span`); of the
+    first layer, and the images' own projections beside them (`find_span`); of the
     family `kkt` alone. `rounds`: how often a restorer with one answer restores, each time what the
     last answer has in the span, before its projection is scored. `grid_rows`: images kept as
     pictures for the report, of targets and of decoys; `appendix_rows`: of all targets, the best
@@ -49,7 +49,7 @@ class Evaluation(Strict):
     external: dict[str, str] = field(default_factory=dict)
     n_samples: Count = 20
     span: bool = False
-    rounds: int = 1
+    rounds: Count = 1
     decoy_seed: int = 0
     grid_rows: Natural = 45
     appendix_rows: Natural = 500
@@ -69,10 +69,9 @@ class Evaluation(Strict):
                 f"baselines={self.baselines!r}; expected some of {list(BASELINES)}, each "
                 "at most once"
             )
-        if self.rounds < 1 or (self.rounds > 1 and not self.span):
+        if self.rounds > 1 and not self.span:
             raise ValueError(
-                f"rounds={self.rounds} must be at least 1, and more needs span=True, in which "
-                "pictures are put between them"
+                f"rounds={self.rounds} needs span=True, in which pictures are put between them"
             )
         for name, path in self.external.items():
             if not path.lower().endswith(".onnx"):

@@ -1,11 +1,15 @@
-"""A victim's scores from the attacks on it: best matches of all runs, votes, criteria. Runs come
-one after the other and only scores are kept of them, so that hundreds fit in memory."""
+"""A victim's scores from the attacks on it: best matches of all runs, votes, criteria; and the
+parts of the record on what an attacker could tell without the training images: `runs` with their
+criteria, their `ranking`, `hallucination` by the disagreement of a restorer's samples, and
+`nothing`, the pictures that are like no image. Runs come one after the other and only scores are
+kept of them, so that hundreds fit in memory."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,6 +17,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from recon_core.criteria import (
+    best_in_top_quarter,
+    bin_of,
+    equal_count_edges,
+    rank_correlation,
+)
 from recon_core.matching import (
     fit_to_range,
     mean_of_votes,
@@ -24,25 +34,44 @@ from recon_core.ranking import agreement, consistency
 from recon_core.summary import score_matches
 from recon_core.types import seeded_generator
 from storage.pairs.dataset import Dataset
-from tasks.evaluation.record import NEAREST, ORIGIN, Arrays
-from tasks.evaluation.scores import UNLIKE, Advance, Bench, Candidates, arrays_of, read_candidates
+from tasks.attack_file.record import six_digits
+from tasks.evaluation.record import NEAREST, ORIGIN, SIDES, Arrays, rounded
+from tasks.evaluation.scores import (
+    N_UNLIKE,
+    UNLIKE,
+    Advance,
+    Bench,
+    Candidates,
+    arrays_of,
+    nowhere,
+    read_candidates,
+)
 from tasks.evaluation.settings import CONTROL
-from tasks.evaluation.victims import EvaluatedRun, Victim
+from tasks.evaluation.victims import CRITERIA, SETTINGS, EvaluatedRun, Victim
+
+Values = npt.NDArray[np.float64]
 
 MAX_OF_RUN = 200
 MAX_RANKED = 6000
 """Candidates of a run, and of a victim, of which agreement and consistency are computed."""
 
+UNLIKE_COLUMNS = ("victim", "run", "candidate", "iteration", "ssim", "closest")
+
+N_BINS = 5
+MIN_VICTIMS = 5
+"""From so many on, resamples draw victims; resamples of fewer have hardly any variety."""
+GOOD_IF_HIGH = {
+    **dict.fromkeys(CRITERIA, False),
+    "agreement": True,
+    "consistency": True,
+    "n_iterations": True,
+}
+"""The criteria of a run: whether a high one is good."""
+
 NO_MATCH: dict[str, float] = {
-    "ssim": 0.0,
-    "haarpsi": 0.0,
-    "ssim3": 0.0,
-    "rmse": math.nan,
-    "lead": 0.0,
-    "disagreement": math.nan,
-    "run": -1,
-    "candidate": -1,
-    "iteration": -1,
+    **dict.fromkeys(("ssim", "haarpsi", "ssim3", "lead"), 0.0),
+    **dict.fromkeys(("rmse", "disagreement"), math.nan),
+    **dict.fromkeys(ORIGIN, -1),
 }
 """What an image scores when nothing came back."""
 
@@ -69,36 +98,6 @@ class BestOfRuns:
             self.columns[name][better] = values[better]
 
 
-class MethodOfVictim:
-    """Scores of one method on one victim: the best of all its runs, and of two halves of them."""
-
-    def __init__(self, n_rows: int, half_of: Mapping[int, int]) -> None:
-        self.half_of = half_of
-        self.best = BestOfRuns(n_rows)
-        self.halves = (BestOfRuns(n_rows), BestOfRuns(n_rows))
-
-    def take(self, run: int, found: Arrays) -> None:
-        self.best.take(run, found)
-        half = {name: found[name] for name in ("ssim", "haarpsi", "candidate")}
-        if run in self.half_of:
-            self.halves[self.half_of[run]].take(run, half)
-        else:  # a run without pictures makes the columns of both
-            for side in self.halves:
-                side.take(run, half)
-
-    def arrays(self) -> Arrays:
-        """All of it by `<what>_<column>`, and the best without a prefix."""
-        return {
-            **self.best.columns,
-            **{
-                f"half{k}_{name}": self.halves[k].columns[name]
-                for k in range(2)
-                for name in ("ssim", "haarpsi")
-                if name in self.halves[k].columns
-            },
-        }
-
-
 @dataclass
 class VictimScores:
     """Everything that the record needs of a victim: arrays per method (targets, then decoys), how
@@ -107,7 +106,7 @@ class VictimScores:
     victim: Victim
     half_of: Mapping[int, int]
     threshold: float
-    tallies: dict[str, MethodOfVictim] = field(default_factory=dict)
+    best: dict[str, tuple[BestOfRuns, ...]] = field(default_factory=dict)
     of_runs: dict[int, dict[str, float | int]] = field(default_factory=dict)
     unlike: list[tuple[int, Arrays]] = field(default_factory=list)
     vote: Arrays = field(default_factory=dict)
@@ -128,12 +127,26 @@ class VictimScores:
                 n_good = int((ssim > self.threshold).sum())
                 mean = float(ssim.mean()) if len(ssim) else 0.0
                 self.of_runs[run.number] = {"n_good": n_good, "mean_ssim": mean}
-            if name not in self.tallies:
-                self.tallies[name] = MethodOfVictim(n_rows, self.half_of)
-            self.tallies[name].take(run.number, found)
+            best = (BestOfRuns(n_rows), BestOfRuns(n_rows), BestOfRuns(n_rows))
+            whole, *halves = self.best.setdefault(name, best)
+            whole.take(run.number, found)
+            part = {column: found[column] for column in ("ssim", "haarpsi", "candidate")}
+            for k, half in enumerate(halves):
+                if self.half_of.get(run.number, k) == k:  # one without pictures is in both
+                    half.take(run.number, part)
 
     def methods(self) -> dict[str, Arrays]:
-        return {name: tally.arrays() for name, tally in self.tallies.items()}
+        """By method, the best of all runs, and as `half<k>_<column>` of each half of them."""
+        return {
+            name: whole.columns
+            | {
+                f"half{k}_{column}": half.columns[column]
+                for k, half in enumerate(halves)
+                for column in ("ssim", "haarpsi")
+                if column in half.columns
+            }
+            for name, (whole, *halves) in self.best.items()
+        }
 
 
 def split_in_halves(victim: Victim, *, seed: int) -> dict[int, int]:
@@ -151,23 +164,24 @@ def vote_of_runs(bench: Bench, victim: Victim, advance: Advance) -> dict[str, Ar
     candidates that are near enough, so that one of them is in memory at a time."""
     wanted = bench.wanted(victim)
     runs = [run for run in victim.runs if run.n_pairs]
-    which = bench.config.restore_iterations
     nearest = torch.full((len(wanted),), torch.inf, device=wanted.device)
     ratios = {"vote": bench.config.vote_ratio, "nearest": 1.0}
-    totals = {name: torch.zeros(wanted.shape, dtype=torch.float64, device=wanted.device)
-              for name in ratios}  # fmt: skip
-    n_voters = {name: torch.zeros(len(wanted), dtype=torch.int64, device=wanted.device)
-                for name in ratios}  # fmt: skip
+    totals = {name: torch.zeros_like(wanted, dtype=torch.float64) for name in ratios}
+    n_voters = {name: torch.zeros_like(nearest, dtype=torch.int64) for name in ratios}
     mean = wanted.new_zeros(wanted.shape[1:])
+
+    def read(run: EvaluatedRun) -> tuple[Candidates, Tensor]:
+        """The run's candidates, and their distances to rows in the victim's input space."""
+        found = read_candidates(bench.dataset, run, bench.config.restore_iterations, bench.device)
+        return found, ncc_matrix(found.x, wanted - found.mean, half_size=True)
+
     for k, run in enumerate(runs):
-        found = read_candidates(bench.dataset, run, which, bench.device)
-        distance, _row = nearest_candidates(found.x, _distances(found, wanted))
-        nearest = torch.minimum(nearest, distance)
+        found, distances = read(run)
+        nearest = torch.minimum(nearest, nearest_candidates(found.x, distances)[0])
         advance((k + 1) / (2 * len(runs)))
     for k, run in enumerate(runs):
-        found = read_candidates(bench.dataset, run, which, bench.device)
+        found, distances = read(run)
         mean = found.mean
-        distances = _distances(found, wanted)
         for name, ratio in ratios.items():
             part, n_part = sum_of_votes(found.x, distances, nearest, ratio=ratio)
             totals[name] += part
@@ -179,11 +193,9 @@ def vote_of_runs(bench: Bench, victim: Victim, advance: Advance) -> dict[str, Ar
         x = mean_of_votes(totals[name], n_voters[name])
         pictures = fit_to_range(x.where(voted[:, None, None, None], 0.0).float(), mean)
         row = torch.arange(len(wanted), device=wanted.device).where(voted, -1)
-        matches = score_matches(pictures, wanted, row)
-        arrays[name] = arrays_of(matches, pictures, wanted)
+        arrays[name] = arrays_of(score_matches(pictures, wanted, row), pictures, wanted)
     alone = {f"nearest_{name}": arrays["nearest"][name] for name in NEAREST}
-    nowhere = {name: np.full(len(wanted), -1) for name in ORIGIN}
-    return {"vote": arrays["vote"] | alone | nowhere}
+    return {"vote": arrays["vote"] | alone | nowhere(len(wanted))}
 
 
 def control_of(bench: Bench, victim: Victim) -> dict[str, Arrays]:
@@ -192,7 +204,7 @@ def control_of(bench: Bench, victim: Victim) -> dict[str, Arrays]:
     mean = wanted[: len(victim)].mean(0, keepdim=True)
     row = torch.zeros(len(wanted), dtype=torch.int64, device=wanted.device)
     arrays = arrays_of(score_matches(mean, wanted, row), mean, wanted)
-    return {CONTROL: arrays | {name: np.full(len(wanted), -1) for name in ORIGIN}}
+    return {CONTROL: arrays | nowhere(len(wanted))}
 
 
 def criteria_of_runs(bench: Bench, victim: Victim) -> dict[str, Arrays]:
@@ -205,10 +217,11 @@ def criteria_of_runs(bench: Bench, victim: Victim) -> dict[str, Arrays]:
     values = {name: np.full(len(victim.runs), np.nan) for name in ("agreement", "consistency")}
     last: dict[int, Tensor] = {}
     for k, run in enumerate(victim.runs):
-        saved = _saved(bench.dataset, run, limit) if run.n_pairs else torch.zeros(0, 0)
-        if saved.numel():
-            last[k] = saved[-1]
-        if saved.numel() and len(saved) > 1:
+        if not run.n_pairs:
+            continue
+        saved = _saved(bench.dataset, run, limit)
+        last[k] = saved[-1]
+        if len(saved) > 1:
             values["consistency"][k] = consistency(saved).mean().item()
     if len(last) > 1:
         x = torch.cat(list(last.values())).to(bench.device)
@@ -222,10 +235,10 @@ def criteria_of_runs(bench: Bench, victim: Victim) -> dict[str, Arrays]:
 
 
 def chosen_unlike(
-    scores: Sequence[VictimScores], n: int
+    scores: Sequence[VictimScores],
 ) -> list[tuple[Victim, int, dict[str, float | int]]]:
-    """(victim, run, which) of the `n` pictures that are least like any target, spread over victims:
-    the worst of each victim come before the second worst of any."""
+    """(victim, run, which) of the N_UNLIKE pictures that are least like any target, spread over
+    victims: the worst of each victim come before the second worst of any."""
     ranked = []
     for of_victim in scores:
         mine = [
@@ -236,15 +249,10 @@ def chosen_unlike(
         mine.sort(key=lambda entry: entry[:3])
         ranked += [
             (place, ssim, of_victim.victim, run, {name: found[name][k].item() for name in found})
-            for place, (ssim, run, k, found) in enumerate(mine[:n])
+            for place, (ssim, run, k, found) in enumerate(mine[:N_UNLIKE])
         ]
     ranked.sort(key=lambda entry: (entry[0], entry[1], entry[2].number))
-    return [(victim, run, which) for _place, _ssim, victim, run, which in ranked[:n]]
-
-
-def _distances(found: Candidates, wanted: Tensor) -> Tensor:
-    """To rows in the victim's input space, where their mean image is taken off."""
-    return ncc_matrix(found.x, wanted - found.mean, half_size=True)
+    return [(victim, run, which) for _place, _ssim, victim, run, which in ranked[:N_UNLIKE]]
 
 
 def _saved(dataset: Dataset, run: EvaluatedRun, limit: int) -> Tensor:
@@ -258,3 +266,111 @@ def _saved(dataset: Dataset, run: EvaluatedRun, limit: int) -> Tensor:
     order = np.lexsort((found.iteration, found.candidate))
     rows = order[np.isin(found.candidate[order], chosen)].reshape(len(chosen), n_saved)
     return found.x[torch.from_numpy(np.ascontiguousarray(rows.T))]
+
+
+def describe_unlike(nothing: Arrays, scores: Sequence[VictimScores]) -> dict[str, Any]:
+    """Pictures that resemble nothing, in the order of the arrays that show them."""
+    others = [name for name in nothing if name not in ("plain", "closest")]
+    shown = [name for name in others if not name.startswith("disagreement_")]
+    rows = []
+    for victim, run, which in chosen_unlike(scores):
+        closest = int(victim.image_ids[int(which["closest"])])
+        rows.append({"victim": victim.number, "run": run, **which, "closest": closest})
+    columns = {name: [row[name] for row in rows] for name in UNLIKE_COLUMNS}
+    return {"methods": ["plain", *shown], "n": len(nothing["plain"]), **columns}
+
+
+def describe_runs(scores: Sequence[VictimScores]) -> dict[str, list[Any]]:
+    """Parallel lists over all runs; null where the store does not know or nothing compares."""
+    runs: list[dict[str, Any]] = []
+    for of_victim in scores:
+        for k, run in enumerate(of_victim.victim.runs):
+            facts = six_digits(run.facts)  # settings like sigma may be far below one
+            n_iterations = facts.pop("n_iterations")
+            own = of_victim.of_runs[run.number]
+            runs.append(
+                {
+                    "run": run.number,
+                    "victim": of_victim.victim.number,
+                    "outcome": run.outcome,
+                    "n_pictures": run.n_pairs,
+                    "n_iterations": None if n_iterations is None else int(n_iterations),
+                    **{name: facts[name] for name in CRITERIA},
+                    **{
+                        name: rounded(float(of_victim.criteria[name][k]))
+                        for name in ("consistency", "agreement")
+                    },
+                    **{name: facts[name] for name in SETTINGS},
+                    **rounded(own),
+                }
+            )
+    return {name: [run[name] for run in runs] for name in runs[0]}
+
+
+def describe_ranking(runs: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+    """Per criterion, Spearman's correlation with the true mean SSIM over the runs with pictures,
+    ranked within their victim; +1: the criterion orders them perfectly."""
+    ranking: dict[str, Any] = {}
+    truth = np.array(runs["mean_ssim"], np.float64)
+    victim = np.array(runs["victim"])
+    usable = np.array(runs["n_pictures"]) > 0
+    for name, good_if_high in GOOD_IF_HIGH.items():
+        values = np.array([np.nan if v is None else v for v in runs[name]], np.float64)
+        known = usable & np.isfinite(values)
+        values = (values if good_if_high else -values)[known]
+        ranks = rank_correlation(values, truth[known], within=victim[known])
+        found = [
+            best_in_top_quarter(values[mine], truth[known][mine])
+            for mine in (victim[known] == number for number in np.unique(victim[known]))
+        ]
+        ranking[name] = {
+            "n_runs": ranks["n"],
+            "spearman": ranks["spearman"],
+            "interval": ranks["interval"],
+            "best_of_top_quarter": bool(found) and all(found),
+            "n_victims": len(found),
+            "n_best_in_top_quarter": sum(found),
+        }
+    result: dict[str, Any] = rounded(ranking)
+    return result
+
+
+def describe_hallucination(
+    methods: Mapping[str, Mapping[str, Any]], victims: Sequence[int]
+) -> dict[str, Any]:
+    """Per mean of samples: Spearman's correlation of disagreement and error over the targets with
+    a picture, and the error in five bins of as many targets; `victims` has one number per row."""
+    found, owner = {}, np.array(victims)
+    for name, method in methods.items():
+        if "disagreement" not in method["targets"]:
+            continue
+        columns: dict[str, list[Values]] = {}
+        for side in SIDES:
+            known = np.array([v is not None for v in method[side]["disagreement"]], np.bool_)
+            columns[side] = [
+                np.array(method[side][name], object)[known].astype(np.float64)
+                for name in ("disagreement", "rmse", "ssim")
+            ]
+        spread, rmse, _ssim = columns["targets"]
+        units = owner[[v is not None for v in method["targets"]["disagreement"]]]
+        several = len(np.unique(units)) >= MIN_VICTIMS
+        ranks = rank_correlation(spread, rmse, units=units if several else None)
+        edges = equal_count_edges(spread, N_BINS) if len(spread) else []
+        bins = [
+            {
+                "disagreement": [float(low), float(high)],
+                **_of_bin(columns["targets"], edges, k),
+                "decoys": _of_bin(columns["decoys"], edges, k),
+            }
+            for k, (low, high) in enumerate(pairwise(edges))
+        ]
+        body = {name: ranks[name] for name in ("n", "spearman", "interval")}
+        found[name] = rounded(body | {"bins": bins})
+    return found
+
+
+def _of_bin(columns: Sequence[Values], edges: Values, k: int) -> dict[str, Any]:
+    """Number and means of the (disagreement, rmse, ssim) whose disagreement is in bin `k`."""
+    mine = bin_of(columns[0], edges) == k
+    means = [float(values[mine].mean()) if mine.any() else None for values in columns[1:]]
+    return {"n": int(mine.sum())} | dict(zip(("mean_rmse", "mean_ssim"), means, strict=True))

@@ -61,8 +61,8 @@ Attack = tuple[EvaluatedRun, npt.NDArray[np.int64]]
 
 def attacks_per_victim(dataset: Dataset) -> int:
     """S of the campaign that made `dataset`; 1 if its manifest does not say."""
-    sampling = dataset.manifest.get("campaign", {}).get("sampling", {})
-    return int(sampling.get("attacks_per_victim", 1))
+    campaign = dataset.manifest.get("campaign", {})  # a mixture has none
+    return int(campaign.get("sampling", {}).get("attacks_per_victim", 1))
 
 
 def find_victims(dataset: Dataset, heldout: ImageSet, *, decoy_seed: int) -> list[Victim]:
@@ -154,41 +154,25 @@ def _victim(dataset: Dataset, number: int, attacks: Sequence[Attack]) -> Victim:
                 "images; the store's attacks_per_victim is not what it was generated with"
             )
     owner = dataset.read(first.part, ["targets/run_row"])["targets/run_row"]
-    images, margins = _of_targets(dataset, first.part, np.flatnonzero(owner == first.row))
-    wanted = _wanted(dataset, number, image_ids)
+    rows = np.flatnonzero(owner == first.row)
+    span = slice(int(rows[0]), int(rows[-1]) + 1) if len(rows) else slice(0, 0)
+    read = dataset.read(first.part, ["targets/image", "targets/margin"], span)
+    wanted = np.arange(len(image_ids))  # those that the family's attack is after
+    campaign = dataset.manifest["campaign"]
+    family = FAMILIES.get(campaign["experiment"].get("family", ""))
+    if family is not None:
+        ids, seed = tuple(image_ids.tolist()), int(campaign["root_seed"])
+        spec = RunSpec(run=number, root_seed=seed, image_ids=ids, labels=(0,) * len(ids))
+        wanted = np.asarray(family.experiment.wanted_rows(campaign["experiment"], spec))
+    mine = (rows - span.start)[wanted]
     return Victim(
         number=number,
         runs=tuple(run for run, _ids in attacks),
         image_ids=image_ids[wanted],
-        targets=images[wanted],
-        margins=margins[wanted],
+        targets=read["targets/image"][mine],
+        margins=read["targets/margin"][mine].astype(np.float64),
         decoy_ids=np.empty(0, np.int64),
     )
-
-
-def _wanted(
-    dataset: Dataset, number: int, image_ids: npt.NDArray[np.int64]
-) -> npt.NDArray[np.int64]:
-    """Rows of a victim's images that the family's attack is after."""
-    campaign = dataset.manifest.get("campaign", {})
-    experiment = campaign.get("experiment", {})
-    family = FAMILIES.get(experiment.get("family", ""))
-    if family is None:
-        return np.arange(len(image_ids))
-    ids = tuple(image_ids.tolist())
-    seed = int(campaign["root_seed"])
-    spec = RunSpec(run=number, root_seed=seed, image_ids=ids, labels=(0,) * len(ids))
-    return np.asarray(family.experiment.wanted_rows(experiment, spec))
-
-
-def _of_targets(
-    dataset: Dataset, part: int, rows: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float64]]:
-    """(images, margins) of these rows of the part's targets."""
-    span = slice(int(rows[0]), int(rows[-1]) + 1) if len(rows) else slice(0, 0)
-    read = dataset.read(part, ["targets/image", "targets/margin"], span)
-    mine = rows - span.start
-    return read["targets/image"][mine], read["targets/margin"][mine].astype(np.float64)
 
 
 def _decoy_pool(heldout: ImageSet, used: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 NOTHING = "–"
 NOT_SHOWN = {"loss_curve", "ssim_curve", "schema", "version", "fingerprint"}  # of a restorer's card
 SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-
-PAPERS = {"000": "autoencoder paper", "001": "image restoration paper", "002": "KKT paper",
-          "003": "MixCon paper", "004": "InstaHide paper"}  # fmt: skip
-"""By the numbers that older records have."""
-
-
 OURS = "ours"
 """How the place of a question begins that no paper answers."""
 
@@ -23,12 +16,6 @@ OURS = "ours"
 def is_ours(where: str) -> bool:
     """Whether a claim made there is a question of our own."""
     return where.startswith(OURS)
-
-
-def with_names(text: str) -> str:
-    """`text` with papers by their names where older records have numbers."""
-    pattern = r"(?<![\d.,-])(?:[Pp]aper )?\b(00[0-4])\b(?![.,]?\d|-)"
-    return re.sub(pattern, lambda found: PAPERS[found[1]], text)
 
 
 def number(value: Any) -> str:

@@ -42,25 +42,20 @@ def png_bytes(picture: npt.NDArray[np.uint8]) -> bytes:
 
 
 def strips(rows: Sequence[npt.NDArray[np.uint8]], *, most_bytes: int) -> tuple[list[str], bool]:
-    """(URLs, whether they are exact): each (k, 3, h, w) of `rows` as one picture, side by side: PNG
-    if all fit into `most_bytes` of text, else exact WebP if those do, else WebP of quality 90."""
-    images = [_side_by_side(row) for row in rows]
+    """(URLs, whether they are exact): each (k, 3, h, w) of `rows` as one picture, side by side with
+    transparent gaps: PNG if all fit into `most_bytes` of text, else exact WebP if those do, else
+    WebP of quality 90."""
+    images = []
+    for row in rows:
+        k, _channels, height, width = row.shape
+        tiles = np.zeros((height, k, width + GAP, 4), np.uint8)
+        tiles[:, :, :width, :3], tiles[:, :, :width, 3] = row.transpose(2, 0, 3, 1), 255
+        images.append(tiles.reshape(height, -1, 4)[:, : k * (width + GAP) - GAP])
     for kind, lossless in (("png", True), ("webp", True), ("webp", False)):
         urls = [_url(_encoded(image, kind, lossless=lossless), kind) for image in images]
         if sum(len(url) for url in urls) <= most_bytes:
             break
     return urls, lossless
-
-
-def _side_by_side(row: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """(h, k w + gaps, 4): transparent between the pictures."""
-    k, _channels, height, width = row.shape
-    strip = np.zeros((height, k * (width + GAP) - GAP, 4), np.uint8)
-    for i, picture in enumerate(row):
-        left = i * (width + GAP)
-        strip[:, left : left + width, :3] = picture.transpose(1, 2, 0)
-        strip[:, left : left + width, 3] = 255
-    return strip
 
 
 def _encoded(image: npt.NDArray[np.uint8], kind: str, *, lossless: bool = True) -> bytes:
@@ -96,7 +91,12 @@ def strips_sheet(
     first picture."""
     from matplotlib.figure import Figure
 
-    heights = [_height(strip) for strip in strips]
+    heights = [
+        0.42 if isinstance(strip, str)
+        else 1.0 + 0.26 * any(text for _picture, text, _bold in strip[1]) if strip[1]
+        else 0.27
+        for strip in strips
+    ]  # fmt: skip
     width = columns + labels + 0.1
     size = (tile_inches * width, tile_inches * sum(heights) + 0.12)
     start = (0.1 - labels) / (0.995 * width - labels) if at_edge else 0.0  # in the axes' units
@@ -125,16 +125,6 @@ def strips_sheet(
                 axes.text(-0.12, 0.5, title, transform=axes.transAxes, ha="right", va="center",
                           fontsize=6.5)  # fmt: skip
     return png_of(figure)
-
-
-def _height(strip: Strip) -> float:
-    """In tiles."""
-    if isinstance(strip, str):
-        return 0.42
-    _title, tiles = strip
-    if not tiles:
-        return 0.27
-    return 1.0 + 0.26 * any(text for _picture, text, _bold in tiles)
 
 
 def png_of(figure: Any) -> bytes:

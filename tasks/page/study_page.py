@@ -15,6 +15,7 @@ from tasks.page.charts import Style
 from tasks.page.files import (
     Arrays,
     Record,
+    Table,
     page_html,
     page_of,
     read_arrays,
@@ -22,7 +23,6 @@ from tasks.page.files import (
     write_tables,
 )
 from tasks.page.formats import duration, leaves
-from tasks.page.tables import Table
 
 
 @dataclass(frozen=True)
@@ -67,28 +67,6 @@ def figure_spec(kind: str, name: str, words: FigureWords, **shown: Any) -> dict[
     title, where, caption, cannot = words
     head = {"kind": kind, "name": name, "title": title, "where": where}
     return {**head, **shown, "caption": caption, "cannot": cannot}
-
-
-def drawn(
-    record: Record, pictures: Arrays, kinds: Mapping[str, Draw], taken: Sequence[str]
-) -> list[Figure]:
-    """The record's figures in their order, each drawn by the function of its kind. Raises
-    ValueError for a kind that is not among `kinds`, for a name that is no file's, is used twice, or
-    is among `taken`, and for whatever a figure cannot be drawn from."""
-    names = [figure["name"] for figure in record["figures"]]
-    for name, figure in zip(names, record["figures"], strict=True):
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name) or name in taken:
-            raise ValueError(
-                f"a figure is named {name!r}; expected letters, digits and hyphens, and none of "
-                f"{', '.join(taken)}, since its numbers are kept in a file of that name"
-            )
-        if names.count(name) > 1:
-            raise ValueError(f"two figures are named {name!r}; give each its own name")
-        if figure["kind"] not in kinds:
-            raise ValueError(
-                f"figure {name!r} is of kind {figure['kind']!r}; expected one of {sorted(kinds)}"
-            )
-    return [kinds[figure["kind"]](record, pictures, figure) for figure in record["figures"]]
 
 
 def entry_of(record: Record, figure: Record, key: str, name: str) -> Record:
@@ -148,28 +126,21 @@ class StudyPage:
     def render(self, record: Record, pictures: Arrays) -> tuple[str, Tables]:
         """The page's HTML and tables; ValueError if a figure asks for what is not in the record."""
         own = self.tables(record)
-        figures = drawn(record, pictures, self.kinds, [table.name for table in own])
-        tables = {table.name: table for table in (*own, *_tables(figures))}
-        shown = [style for figure in figures for style, _title in figure.legend]
-        values = {
-            "record": record,
-            "figures": figures,
-            "tables": tables,
-            "folder": f"{self.name}-data",
-            "most_inline": self.most_inline,
-            "styles": {style.number: style for style in shown},
-            "facts": self._facts(record),
-            "settings": list(leaves(record["settings"])),
-        }
-        html = page_html(
-            f"{self.name}.html",
-            self.filters,
-            **(values | dict(self.words(record, pictures, tables))),
-        )
-        return html, tables
-
-    def _facts(self, record: Record) -> dict[str, list[tuple[str, str]]]:
-        """Rows of "How it was made", by title."""
+        taken, names = [table.name for table in own], [f["name"] for f in record["figures"]]
+        for name in names:
+            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name) or name in taken:
+                raise ValueError(
+                    f"a figure is named {name!r}; expected letters, digits and hyphens, and none "
+                    f"of {', '.join(taken)}, since its numbers are kept in a file of that name"
+                )
+            if names.count(name) > 1:
+                raise ValueError(f"two figures are named {name!r}; give each its own name")
+        kinds = sorted(self.kinds)
+        if unknown := {figure["kind"] for figure in record["figures"]} - self.kinds.keys():
+            raise ValueError(f"a figure is of kind {min(unknown)!r}; expected one of {kinds}")
+        figures = [self.kinds[f["kind"]](record, pictures, f) for f in record["figures"]]
+        of_figures = (table for figure in figures for table in figure.tables)
+        tables = {table.name: table for table in (*own, *of_figures)}
         seconds = record["seconds"].items()
         facts = {
             "Time": {self.stages.get(stage, f"to {stage}"): duration(s) for stage, s in seconds},
@@ -182,8 +153,15 @@ class StudyPage:
                 "fingerprint of its settings": record["fingerprint"],
             },
         }
-        return {title: list(leaves(values)) for title, values in facts.items() if values}
-
-
-def _tables(figures: Sequence[Figure]) -> list[Table]:
-    return [table for figure in figures for table in figure.tables]
+        shared = {
+            "record": record,
+            "figures": figures,
+            "tables": tables,
+            "folder": f"{self.name}-data",
+            "most_inline": self.most_inline,
+            "styles": {look.number: look for figure in figures for look, _ in figure.legend},
+            "facts": {title: list(leaves(values)) for title, values in facts.items() if values},
+            "settings": list(leaves(record["settings"])),
+        }
+        own_values = dict(self.words(record, pictures, tables))
+        return page_html(f"{self.name}.html", self.filters, **(shared | own_values)), tables

@@ -1,40 +1,41 @@
-"""The report's charts: from the tables of `tasks.report.tables` to panels of `tasks.page.charts`.
-
-Each returns a `Figure`: its panels, its legend and its tables. What they mean is the template's
-business. In scatter plots targets are dots, decoys crosses.
-"""
+"""The report's tables, named after the record's own names (docs/pages.md), and its charts, each
+drawn from its table. What they mean is the template's business. In scatter plots targets are dots,
+decoys crosses."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
 
+from tasks.evaluation.record import SIDES, best_trained, sampled_means
 from tasks.evaluation.settings import PROJECTED
-from tasks.page.axes import log_axis, rank_axis, round_axis, unit_axis
-from tasks.page.charts import MAX_DOTS, N_MARKERS, Line, Panel, Point, Style, bands, dots, lines
-from tasks.page.files import Record
-from tasks.page.formats import score
-from tasks.page.tables import Table
-from tasks.report.headline import criterion_title, method_title
-from tasks.report.record import SIDES, best_trained
-from tasks.report.tables import (
-    METRICS,
-    bins_table,
-    hallucination_table,
-    halved,
-    halves_table,
-    images_table,
-    margin_table,
-    ranked_table,
-    ranking_table,
-    roc_table,
-    runs_table,
-    thresholds_table,
+from tasks.page.charts import (
+    MAX_DOTS,
+    N_MARKERS,
+    Line,
+    Panel,
+    Point,
+    Style,
+    bands,
+    dots,
+    lines,
+    log_axis,
+    rank_axis,
+    round_axis,
+    unit_axis,
 )
+from tasks.page.files import Cell, Record, Table, cells_of, table_of
+from tasks.page.formats import score
+from tasks.report.headline import criterion_title, method_title
 
 METRIC_TITLES = {"ssim": "SSIM", "haarpsi": "HaarPSI"}
+METRICS = tuple(METRIC_TITLES)
+THRESHOLDS = [k / 100 for k in range(101)]
 GREYS, VIVID, MUTED = (0, 1, 10, 11), (2, 3, 4, 5, 6), (7, 8, 9)
 LOWEST_RATE = 1e-4
+Columns = dict[str, list[Cell]]
 
 
 @dataclass(frozen=True)
@@ -51,27 +52,88 @@ class Figure:
     n_hidden: int = 0
 
 
+def tables_of(record: Record) -> dict[str, Table]:
+    """The tables that stand on every page of this record, but for those of its figures alone."""
+    spans, nothing = bool(record.get("span")), record["nothing"]
+    methods = [
+        {"method": name, "kind": method["kind"]}
+        | score_cells({side: method[side]["summary"] for side in SIDES}, method["detection"])
+        | {"n_targets_above_every_decoy": method["n_targets_above_every_decoy"]}
+        | ({"headroom_closed": record["span"]["headroom_closed"].get(name)} if spans else {})
+        | cells_of(method["targets"]["compared_with_plain"], "compared ")
+        for name, method in record["methods"].items()
+    ]
+
+    def shown(name: str, place: str) -> Table:
+        return _both(name, lambda side: _placed(record, side, record[place][side]))
+
+    made = [table_of("methods", methods), shown("best-images", "grid")]
+    made += [shown("attacks-side-by-side", "side_by_side")] if record["side_by_side"] else []
+    made.append(Table("all-images", _placed(record, "targets", record["appendix"]["targets"])))
+    examples, edges = record["examples"], ("row", "above", "at most")
+
+    def columns(side: str) -> Columns:
+        bins = zip(pairwise(examples["edges"]), examples[side], strict=True)
+        found = [(row, low, high) for (low, high), rows in bins for row in rows]
+        limits = {name: [f[k] for f in found] for k, name in enumerate(edges)}
+        return limits | _scores(record, side, ("ssim",), limits["row"])
+
+    made.append(_both("examples", columns))
+    if record["side_by_side"]:
+        names = ("method", "kind", "n_runs", "n_candidates", "seconds", "content_hash")
+        made.append(Table("attacks", {n: [a[n] for a in record["attacks"]] for n in names}))
+    if nothing["n"]:
+        names = ("victim", "run", "candidate", "iteration", "ssim", "closest")
+        place: Columns = {"place": list(range(1, nothing["n"] + 1))}
+        made.append(Table("nothing", place | {name: nothing[name] for name in names}))
+    if record["excluded"]:
+        names = ("image_id", "nearest", "correlation")
+        made.append(table_of("excluded", record["excluded"]["rows"], names))
+    made += [images_table(record), Table("runs", dict(record["runs"]))]
+    return {table.name: table for table in made}
+
+
+def score_cells(summaries: Mapping[str, Any], detection: Mapping[str, Any]) -> dict[str, Cell]:
+    """A method's summary of each group, and how well it tells them apart, as cells of a row."""
+    row: dict[str, Cell] = {}
+    for side in SIDES:
+        row |= cells_of(summaries[side], f"{side} ")
+    return row | {"auc": detection["auc"]} | cells_of(detection["found_at"] or {}, "found at ")
+
+
+def images_table(record: Record) -> Table:
+    """One row per image, targets then decoys: every method's scores."""
+    return _both("before-after", lambda side: _scores(record, side, METRICS))
+
+
+def figures_of(record: Record) -> dict[str, Figure]:
+    """The charts that this record has the numbers for, by name."""
+    best = best_trained(record)
+    made = [make(record) for make in FIGURES]
+    made += [before_after_figure(record, best)] if best else []
+    return {figure.name: figure for figure in made if figure is not None}
+
+
 def styles(record: Record) -> dict[str, Style]:
     """Look of every method: greys for attacks, thin muted lines for classical denoisers and the
     mean image, dots in the colour of a method for its twin."""
-    used = {"grey": 0, "vivid": 0, "muted": 0}
-    greys = dict.fromkeys(("attack", "vote", "oracle"), "grey")
+    used = {GREYS: 0, VIVID: 0, MUTED: 0}
+    palettes: dict[str, tuple[int, ...]] = dict.fromkeys(("attack", "vote", "oracle"), GREYS)
+    palettes |= {"classical": MUTED, "control": MUTED}
     found: dict[str, Style] = {}
     for number, (name, method) in enumerate(record["methods"].items()):
         source = found.get(name.removesuffix(PROJECTED))
         if source is not None:
             found[name] = replace(source, number=number, twin=True)
             continue
-        kind = {**greys, "classical": "muted", "control": "muted"}.get(method["kind"], "vivid")
-        palette = {"grey": GREYS, "vivid": VIVID, "muted": MUTED}[kind]
-        colour = palette[used[kind] % len(palette)]
-        used[kind] += 1
-        found[name] = Style(number, colour, number % N_MARKERS, thin=kind == "muted")
+        palette = palettes.get(method["kind"], VIVID)
+        colour = palette[used[palette] % len(palette)]
+        used[palette] += 1
+        found[name] = Style(number, colour, number % N_MARKERS, thin=palette is MUTED)
     return found
 
 
-def legend(record: Record, names: Sequence[str]) -> list[tuple[Style, str]]:
-    """(style, title) of some methods."""
+def _legend(record: Record, names: Iterable[str]) -> list[tuple[Style, str]]:
     looks = styles(record)
     return [(looks[name], method_title(name)[0]) for name in names]
 
@@ -85,64 +147,88 @@ def ranked_panel(title: str, curves: Sequence[Sequence[Point]]) -> Panel:
 
 def ranked_figure(record: Record) -> Figure:
     """The score of the i-th best image, SSIM and HaarPSI (image restoration paper, figure 2)."""
-    table, looks, names = ranked_table(record), styles(record), list(record["methods"])
-    halves = [table.where("side", side) for side in SIDES]
+    methods, looks = record["methods"], styles(record)
+    table = _both(
+        "ranked-curves",
+        lambda side: (
+            _ranks(record, side)
+            | {
+                f"{name} {metric}": sorted(method[side][metric], reverse=True)
+                for name, method in methods.items()
+                for metric in METRICS
+            }
+        ),
+    )
+    of_sides = [table.where("side", side) for side in SIDES]
     panels = []
-    for metric in METRICS:
+    for metric, title in METRIC_TITLES.items():
         curves = [
-            Line(looks[m], *(half.points("rank", f"{m} {metric}") for half in halves))
-            for m in names
+            Line(look, *(rows.points("rank", f"{m} {metric}") for rows in of_sides))
+            for m, look in looks.items()
         ]
-        title = METRIC_TITLES[metric]
-        shown = f"{title} ({good_title(record)})" if metric == "ssim" else title
+        shown = f"{title} ({_good_title(record)})" if metric == "ssim" else title
         panel = ranked_panel(shown, [c for line in curves for c in (line.targets, line.decoys)])
         parts = lines(panel, curves)
         if metric == "ssim":
             parts.append(panel.horizontal(record["settings"]["good_threshold"]))
-        panels.append(panel.svg(parts, f"{title} of the i-th best image. {_means(record, metric)}"))
-    return Figure("ranked-curves", panels, [table], legend(record, names))
+        means = "; ".join(
+            f"{method_title(name)[0]}: mean {found[0]} of targets, {found[1]} of decoys"
+            for name, method in methods.items()
+            for found in ([score(method[s]["summary"][f"mean_{metric}"]) for s in SIDES],)
+        )
+        panels.append(panel.svg(parts, f"{title} of the i-th best image. {means}."))
+    return Figure("ranked-curves", panels, [table], _legend(record, methods))
 
 
-def good_title(record: Record) -> str:
+def _good_title(record: Record) -> str:
     """Words for the dotted line of a panel of SSIM."""
     return f"dotted: good, above {record['settings']['good_threshold']:g}"
-
-
-def _means(record: Record, metric: str) -> str:
-    parts = []
-    for name, method in record["methods"].items():
-        means = [score(method[side]["summary"][f"mean_{metric}"]) for side in SIDES]
-        parts.append(f"{method_title(name)[0]}: mean {means[0]} of targets, {means[1]} of decoys")
-    return "; ".join(parts) + "."
 
 
 def halves_figure(record: Record) -> Figure | None:
     """The area between the ranked curves of two halves of the attacks (image restoration paper,
     figure 5); None if no victim was attacked twice."""
-    names, looks = halved(record), styles(record)
-    if not names:
+    halved = {name: m["halves"] for name, m in record["methods"].items() if m["halves"]}
+    if not halved:
         return None
-    table = halves_table(record)
-    sides = {side: table.where("side", side) for side in SIDES}
+    table = _both(
+        "split-halves",
+        lambda side: (
+            _ranks(record, side)
+            | {
+                f"{name} {metric} {k}": sorted(half, reverse=True)
+                for name, halves in halved.items()
+                for metric in METRICS
+                for k, half in enumerate(halves[side][metric], 1)
+            }
+        ),
+    )
+    looks, of_sides = styles(record), {side: table.where("side", side) for side in SIDES}
     panels = []
-    for metric in METRICS:
+    for metric, title in METRIC_TITLES.items():
         areas = []
-        for name in names:
+        for name in halved:
             for side in reversed(SIDES):
-                one, other = (sides[side].points("rank", f"{name} {metric} {k}") for k in (1, 2))
+                one, other = (of_sides[side].points("rank", f"{name} {metric} {k}") for k in (1, 2))
                 areas.append((looks[name], side, one, other))
-        title = METRIC_TITLES[metric]
         panel = ranked_panel(title, [curve for area in areas for curve in area[2:]])
         about = f"{title} of the i-th best image: the area between two halves of the attacks."
         panels.append(panel.svg([bands(panel, areas)], about))
-    return Figure("split-halves", panels, [table], legend(record, names))
+    return Figure("split-halves", panels, [table], _legend(record, halved))
 
 
 def thresholds_figure(record: Record) -> Figure:
     """Number of good images, by where good begins; targets and decoys."""
-    table, looks, names = thresholds_table(record), styles(record), list(record["methods"])
+    looks = styles(record)
+    columns: Columns = {"threshold": list(THRESHOLDS)}
+    for name, method in record["methods"].items():
+        for side in SIDES:
+            scores = method[side]["ssim"]
+            columns[f"{name} {side}"] = [sum(s > level for s in scores) for level in THRESHOLDS]
+    table = Table("thresholds", columns)
     curves = [
-        Line(looks[m], *(table.points("threshold", f"{m} {side}") for side in SIDES)) for m in names
+        Line(look, *(table.points("threshold", f"{m} {side}") for side in SIDES))
+        for m, look in looks.items()
     ]
     n_images = max((y for line in curves for _x, y in line.targets), default=0)
     counts = round_axis("", [n_images], from_zero=True)
@@ -150,22 +236,27 @@ def thresholds_figure(record: Record) -> Figure:
     threshold = record["settings"]["good_threshold"]
     parts = [*lines(panel, curves), panel.vertical(threshold, f"{threshold:g}")]
     svg = panel.svg(parts, "Number of images whose SSIM is above a threshold, per method.")
-    return Figure("thresholds", [svg], [table], legend(record, names))
+    return Figure("thresholds", [svg], [table], _legend(record, looks))
 
 
 def roc_figure(record: Record) -> Figure | None:
     """Targets found against decoys taken for targets, linear and logarithmic; None if unknown."""
-    table, looks = roc_table(record), styles(record)
-    names = [name for name in record["methods"] if name in table.columns["method"]]
+    keys, looks = ("false_positives", "found"), styles(record)
+    detections = {name: method["detection"] for name, method in record["methods"].items()}
+    rows = [
+        {"method": name} | dict(zip(keys, point, strict=True))
+        for name, detection in detections.items()
+        for point in zip(*(detection["roc"][key] for key in keys), strict=True)
+    ]
+    table = table_of("roc", rows, ("method", *keys))
+    names = [name for name in detections if name in table.columns["method"]]
     if not names:
         return None
-    curves = [
-        Line(looks[m], table.where("method", m).points("false_positives", "found")) for m in names
-    ]
+    curves = [Line(looks[m], table.where("method", m).points(*keys)) for m in names]
     found, false = "share of targets found", "share of decoys taken for targets"
     straight = Panel(found, unit_axis(false), unit_axis(""))
-    aucs = {name: record["methods"][name]["detection"]["auc"] for name in names}
-    about = "; ".join(f"{method_title(m)[0]}: area {score(aucs[m])}" for m in names)
+    titles = {m: (method_title(m)[0], score(detections[m]["auc"])) for m in names}
+    about = "; ".join(f"{title}: area {area}" for title, area in titles.values())
     panels = [straight.svg([straight.diagonal(), *lines(straight, curves)], f"ROC. {about}")]
     drawn = [point for line in curves for point in line.targets]
     across, up = (
@@ -174,10 +265,7 @@ def roc_figure(record: Record) -> Figure | None:
     log = Panel(f"{found} (log)", log_axis(f"{false} (log)", across), log_axis("", up))
     positive = [Line(line.style, [p for p in line.targets if min(p) > 0]) for line in curves]
     panels.append(log.svg([log.diagonal(), *lines(log, positive)], f"ROC, logarithmic. {about}"))
-    shown = [
-        (look, f"{title}: AUC {score(aucs[name])}")
-        for name, (look, title) in zip(names, legend(record, names), strict=True)
-    ]
+    shown = [(looks[m], f"{title}: AUC {area}") for m, (title, area) in titles.items()]
     return Figure("roc", panels, [table], shown)
 
 
@@ -190,11 +278,11 @@ def before_after_figure(record: Record, name: str, metrics: Sequence[str] = METR
     """Every image's scores before and after restoration by method `name` (image restoration paper,
     figure 3)."""
     table, colour, title = images_table(record), styles(record)[name].colour, method_title(name)[0]
-    sides = [table.where("side", side) for side in SIDES]
+    of_sides = [table.where("side", side) for side in SIDES]
     compared = record["methods"][name]["targets"]["compared_with_plain"]
     panels, n_hidden = [], 0
     for metric in metrics:
-        points = [side.points(f"plain {metric}", f"{name} {metric}") for side in sides]
+        points = [rows.points(f"plain {metric}", f"{name} {metric}") for rows in of_sides]
         values = [value for side in points for point in side for value in point]
         measure = METRIC_TITLES[metric]
         before = unit_axis(f"{measure} before: attack alone", values)
@@ -211,50 +299,71 @@ def before_after_figure(record: Record, name: str, metrics: Sequence[str] = METR
 def margin_figure(record: Record) -> Figure | None:
     """SSIM against distance from the decision boundary (KKT paper, section 3.2); None if
     unknown."""
-    table = margin_table(record)
-    if not table.n_rows:
+    margins = record["targets"]["margin"]
+    known = [i for i, margin in enumerate(margins) if margin is not None]
+    if not known:
         return None
-    best = best_trained(record)
+    scores = _scores(record, "targets", ("ssim",), known)
+    table = Table("margin", {"margin": [margins[i] for i in known]} | scores)
+    best, threshold = best_trained(record), record["settings"]["good_threshold"]
     panels, n_hidden = [], 0
     for name in ("plain", *([best] if best else [])):
         points, title = table.points("margin", f"{name} ssim"), method_title(name)[0]
         across = round_axis("distance from the decision boundary, y φ(x)", [x for x, _y in points])
-        shown = f"SSIM: {title} ({good_title(record)})"
+        shown = f"SSIM: {title} ({_good_title(record)})"
         panel = Panel(shown, across, unit_axis("", [y for _x, y in points]))
-        parts = [
-            dots(panel, points, [], colour=styles(record)[name].colour),
-            panel.horizontal(record["settings"]["good_threshold"]),
-        ]
-        panels.append(panel.svg(parts, f"SSIM of {title} against distance from the boundary."))
+        drawn = dots(panel, points, [], colour=styles(record)[name].colour)
+        about = f"SSIM of {title} against distance from the boundary."
+        panels.append(panel.svg([drawn, panel.horizontal(threshold)], about))
         n_hidden = n_not_drawn(points)
     return Figure("margin", panels, [table], n_hidden=n_hidden)
 
 
 def ranking_figure(record: Record) -> Figure | None:
     """Criteria that need no original against what truly came back of a run; None if not ranked."""
-    if not record["ranking"]:
+    ranking, runs = record["ranking"], record["runs"]
+    if not ranking:
         return None
-    table = runs_table(record)
-    shown = table.kept([count > 0 for count in record["runs"]["n_pictures"]])
+    kept = [k for k, count in enumerate(runs["n_pictures"]) if count > 0]
+    shown = Table("runs", {name: [cells[k] for k in kept] for name, cells in runs.items()})
     panels = []
-    for name, found in record["ranking"].items():
+    for name, found in ranking.items():
         points = shown.points(name, "mean_ssim") if name in shown.columns else []
-        if not points or found["spearman"] is None:
-            continue
-        across = round_axis(criterion_title(name), [x for x, _y in points])
-        panel = Panel("true mean SSIM of a run", across, round_axis("", [y for _x, y in points]))
-        about = f"{criterion_title(name)}: rank correlation {score(found['spearman'])}."
-        panels.append(panel.svg([dots(panel, points, [], colour=2)], about))
-    return Figure("runs", panels, [table, ranking_table(record)])
+        if points and found["spearman"] is not None:
+            title = criterion_title(name)
+            across, up = (round_axis(t, [p[k] for p in points]) for k, t in enumerate((title, "")))
+            panel = Panel("true mean SSIM of a run", across, up)
+            about = f"{title}: rank correlation {score(found['spearman'])}."
+            panels.append(panel.svg([dots(panel, points, [], colour=2)], about))
+    rows = [{"criterion": name} | cells_of(found) for name, found in ranking.items()]
+    return Figure(
+        "runs", panels, [Table("runs", dict(runs)), table_of("ranking", rows, ("criterion",))]
+    )
 
 
 def hallucination_figure(record: Record) -> Figure | None:
-    """Disagreement of samples against the error of their mean; None without means of samples."""
-    table = hallucination_table(record)
-    panels, n_hidden = [], 0
+    """Disagreement of samples against the error of their mean, in bins of disagreement, too; None
+    without means of samples."""
+    keys, methods, checks = ("disagreement", "rmse", "ssim"), record["methods"], []
+    rows = [
+        {"method": name, "side": side} | dict(zip(keys, values, strict=True))
+        for name in sampled_means(record)
+        for side in SIDES
+        for values in zip(*(methods[name][side][key] for key in keys), strict=True)
+        if values[0] is not None
+    ]
+    table = table_of("hallucination", rows, ("method", "side", *keys))
+    panels, n_hidden, counted = [], 0, ("n", "mean_rmse", "mean_ssim")
     for name, check in record["hallucination"].items():
-        rows, title = table.where("method", name), method_title(name)[0]
-        points = [rows.where("side", side).points("disagreement", "rmse") for side in SIDES]
+        checks += [
+            {"method": name}
+            | dict(zip(("from", "to"), part["disagreement"], strict=True))
+            | {key: part[key] for key in counted}
+            | {f"decoys {key}": (part.get("decoys") or {}).get(key) for key in counted}
+            for part in check["bins"]
+        ]
+        mine, title = table.where("method", name), method_title(name)[0]
+        points = [mine.where("side", side).points("disagreement", "rmse") for side in SIDES]
         both = [*points[0], *points[1]]
         if not both:
             continue
@@ -266,25 +375,49 @@ def hallucination_figure(record: Record) -> Figure | None:
             for part in check["bins"]
             if part["mean_rmse"] is not None
         )
-        parts = [
-            dots(panel, *points, colour=styles(record)[name].colour),
-            f'<polyline class="curve means" points="{steps}"/>',
-        ]
+        drawn = dots(panel, *points, colour=styles(record)[name].colour)
+        means = f'<polyline class="curve means" points="{steps}"/>'
         about = f"Error against disagreement, {title}: rank correlation {score(check['spearman'])}"
-        panels.append(panel.svg(parts, about))
+        panels.append(panel.svg([drawn, means], about))
         n_hidden = max(n_hidden, n_not_drawn(*points))
     if not panels:
         return None
-    return Figure("hallucination", panels, [table, bins_table(record)], n_hidden=n_hidden)
+    tables = [table, table_of("hallucination-bins", checks, ("method",))]
+    return Figure("hallucination", panels, tables, n_hidden=n_hidden)
 
 
 FIGURES = (ranked_figure, halves_figure, margin_figure, thresholds_figure, roc_figure,
            ranking_figure, hallucination_figure)  # fmt: skip
 
 
-def figures_of(record: Record) -> dict[str, Figure]:
-    """The charts that this record has the numbers for, by name."""
-    best = best_trained(record)
-    made = [make(record) for make in FIGURES]
-    made += [before_after_figure(record, best)] if best else []
-    return {figure.name: figure for figure in made if figure is not None}
+def _ranks(record: Record, side: str) -> Columns:
+    return {"rank": list(range(1, len(record[side]["image_id"]) + 1))}
+
+
+def _placed(record: Record, side: str, rows: Sequence[int]) -> Columns:
+    place: Columns = {"place": list(range(1, len(rows) + 1)), "row": list(rows)}
+    return place | _scores(record, side, ("ssim",), rows)
+
+
+def _scores(
+    record: Record, side: str, metrics: Sequence[str], rows: Iterable[Any] | None = None
+) -> Columns:
+    """Identity and scores of `rows` (all of them by default) of one side."""
+    chosen = range(len(record[side]["image_id"])) if rows is None else list(rows)
+    identity = {key: record[side][key] for key in ("victim", "image_id", "label")}
+    scores = {
+        f"{name} {metric}": method[side][metric]
+        for name, method in record["methods"].items()
+        for metric in metrics
+    }
+    return {key: [cells[i] for i in chosen] for key, cells in (identity | scores).items()}
+
+
+def _both(name: str, columns: Callable[[str], Columns]) -> Table:
+    """The columns of targets and decoys under each other, with the group in front."""
+    parts = {side: columns(side) for side in SIDES}
+    sides: list[Cell] = [
+        side for side, part in parts.items() for _row in next(iter(part.values()), [])
+    ]
+    both = {key: [*cells, *parts["decoys"][key]] for key, cells in parts["targets"].items()}
+    return Table(name, {"side": sides} | both)

@@ -7,9 +7,10 @@ from typing import Any
 
 from recon_core.attacks.family_run import FamilyRun
 from recon_core.experiments import FAMILIES
+from tasks.evaluation.record import best_trained
 from tasks.evaluation.settings import CONTROL, ORACLE, PROJECTED
+from tasks.page.files import Record
 from tasks.page.formats import NOTHING, percent, score
-from tasks.report.record import Record, best_trained, campaign_of
 
 KNOWN_METHODS = {
     "plain": ("Attack alone", "Attack", "what the attack gives, scaled to the range of an image"),
@@ -199,13 +200,8 @@ def found_text(shares: list[float | None]) -> str:
 
 def picture_title(name: str) -> str:
     """The title of a row of pictures: of a method, or of one of the special rows."""
-    special = {
-        "original": "Original",
-        "closest": "Closest training picture",
-        "disagreement": "Where the samples disagree",
-    }
-    if name in special:
-        return special[name]
+    if name == "closest":
+        return "Closest training picture"
     if name.startswith("disagreement_"):
         stem = name.removeprefix("disagreement_")
         return f"Where samples of {RESTORERS.get(stem, (stem,))[0]} disagree"
@@ -218,38 +214,35 @@ def criterion_title(name: str) -> str:
 
 
 def attacker(record: Record) -> str:
-    """Knowledge of the attack of this family, or kind; of several, what each does with it."""
+    """What the attack of this family, or kind, is given; of several, what each does with it."""
     if record["attacks"]:
-        return _attackers(record)
-    experiment = campaign_of(record).get("experiment", {})
+        texts = ["Each attack is given a network (its architecture and weights) and the average of "
+                 "its training pictures"]  # fmt: skip
+        own, *further = record["attacks"]
+        for made in (*further, own):
+            known = made["settings"].get("start") == "known"
+            more = ", and is given the weights that training started from as well" if known else ""
+            texts.append(f"The {' '.join(ATTACKS[made['kind']])}{more}")
+        return ". ".join(texts) + "."
+    experiment = _experiment(record)
     family = FAMILIES.get(experiment.get("family", ""))
-    said = (FamilyRun if family is None else family.experiment).attacker_knows
     attack = experiment.get("attack", {})
     if attack.get("kind") != "span":
-        return said
-    if attack.get("start") == "known":
-        return SPAN_KNOWS.replace(
-            ", nothing else.", ", and the weights that training started from."
-        )
-    return SPAN_KNOWS
-
-
-def _attackers(record: Record) -> str:
-    said = ["Each attack is given a network (its architecture and weights) and the average of its "
-            "training pictures"]  # fmt: skip
-    own, *further = record["attacks"]
-    for attack in (*further, own):
-        known = attack["settings"].get("start") == "known"
-        more = ", and is given the weights that training started from as well" if known else ""
-        said.append(f"The {' '.join(ATTACKS[attack['kind']])}{more}")
-    return ". ".join(said) + "."
+        return (FamilyRun if family is None else family.experiment).attacker_knows
+    more = ", and the weights that training started from."
+    return SPAN_KNOWS.replace(", nothing else.", more) if attack["start"] == "known" else SPAN_KNOWS
 
 
 def victims(record: Record) -> str:
     """A sentence on the networks' size, ending in a space; empty if the manifest does not say."""
-    widths = campaign_of(record).get("experiment", {}).get("victim", {}).get("widths")
+    widths = _experiment(record).get("victim", {}).get("widths")
     if not widths:
         return ""
     layers = " and ".join(str(width) for width in widths)
     hidden = "hidden layers" if len(widths) > 1 else "a hidden layer"
     return f"The networks are fully connected classifiers with {hidden} of {layers} units. "
+
+
+def _experiment(record: Record) -> dict[str, Any]:
+    """The settings of the campaign's experiment, from the manifest of the store."""
+    return dict(record["dataset"]["manifest"]["campaign"]["experiment"])

@@ -11,31 +11,20 @@ from typing import Any
 
 from storage.documents import read_document
 from storage.files import text_bytes, write_file, write_json
-from tasks.evaluation.settings import PROJECTED
-from tasks.page.files import Arrays, Record, page_html, page_of, read_arrays, write_tables
-from tasks.page.formats import leaves
-from tasks.page.tables import Table
-from tasks.report import image_grids
-from tasks.report.figures import Figure, before_after_figure, figures_of, styles
-from tasks.report.headline import (
-    attack_rows,
-    attacker,
-    criterion_title,
-    headroom,
-    method_title,
-    strengths,
-    victims,
-)
-from tasks.report.record import (
+from tasks.evaluation.record import (
     COMMAND,
     SIDES,
     best_trained,
     evaluation_folder,
-    read_record,
+    read_evaluation,
     sampled_means,
     trained,
 )
-from tasks.report.tables import tables_of
+from tasks.evaluation.settings import PROJECTED
+from tasks.page.files import Arrays, Record, Table, page_html, page_of, read_arrays, write_tables
+from tasks.page.formats import leaves
+from tasks.report import headline, image_grids
+from tasks.report.figures import Figure, before_after_figure, figures_of, styles, tables_of
 
 DATA_FOLDER = "report-data"
 CONTEXT = "context.json"
@@ -68,7 +57,7 @@ def write_report(out: Path, context: Mapping[str, Any], *, page: Path | None = N
     if unknown:
         raise ValueError(f"context has {unknown}; expected keys among {sorted(EMPTY_CONTEXT)}")
     folder = evaluation_folder(out)
-    record = read_record(folder / "evaluation.json")
+    record = read_evaluation(folder)
     pictures = read_arrays(folder / "pictures.npz", again="evaluate again")
     page = page or folder / "report.html"
     with page_of(folder / "evaluation.json", COMMAND):
@@ -87,9 +76,7 @@ def saved_context(run: Path) -> dict[str, Any]:
     """The `context` of the report that was last made in `run`'s evaluation; empty if none was.
     Raises ValueError if there is no finished evaluation, or the file is not a context."""
     path = evaluation_folder(run) / DATA_FOLDER / CONTEXT
-    if not path.exists():
-        return {}
-    context = read_document(path, "remove it")
+    context = read_document(path, "remove it") if path.exists() else {}
     if set(context) - set(EMPTY_CONTEXT):
         raise ValueError(f"{path} is not a report's context; remove it")
     return context
@@ -111,7 +98,9 @@ def _render(
     figures: Mapping[str, Figure],
     tables: Mapping[str, Table],
 ) -> str:
-    methods = {name: method_title(name, m["kind"]) for name, m in record["methods"].items()}
+    methods = {
+        name: headline.method_title(name, m["kind"]) for name, m in record["methods"].items()
+    }
     best = best_trained(record)
     others = [
         name
@@ -134,13 +123,13 @@ def _render(
     several = SIDES if record["side_by_side"] else ()
     return page_html(
         "report.html",
-        {"criterion": criterion_title},
+        {"criterion": headline.criterion_title},
         record=record,
         context=context,
         methods=methods,
-        attacker=attacker(record),
-        victims=victims(record),
-        attacks=attack_rows(record),
+        attacker=headline.attacker(record),
+        victims=headline.victims(record),
+        attacks=headline.attack_rows(record),
         attack_bands={side: image_grids.attack_bands(record, pictures, side) for side in several},
         bands={side: image_grids.bands(record, pictures, side) for side in SIDES},
         nothing=image_grids.nothing_rows(pictures),
@@ -155,8 +144,8 @@ def _render(
         most_inline=math.inf,
         styles=styles(record),
         best=best,
-        strengths=strengths(context["restorers"]),
-        headroom=headroom(record),
+        strengths=headline.strengths(context["restorers"]),
+        headroom=headline.headroom(record),
         trained=trained(record),
         sampled=sampled_means(record),
         others={

@@ -7,9 +7,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ from storage.sources.pictures import (
     COLOUR,
     GREY,
     CorruptPictureError,
-    Decoding,
     Found,
     Reading,
     Tally,
@@ -57,33 +56,26 @@ class InputPicture:
     found: Found
 
 
-class Inputs(ABC):
-    """Pictures that can be gone through more than once, always in the same order."""
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """Pictures that can be gone through more than once, always in the same order.
 
-    @abstractmethod
-    def __len__(self) -> int: ...
+    `location` is where they are, `description` their identity wherever they are, but for their
+    pixels. `at` gives those of some places, counted from 0 and ascending; `tally` the facts that
+    are known before any is counted: the size they are made into, what is left out.
+    """
 
-    @abstractmethod
-    def at(self, places: Sequence[int]) -> Iterator[InputPicture]:
-        """Those that iterating gives at `places`, counted from 0 and ascending."""
+    location: str
+    description: dict[str, Any]
+    n: int
+    at: Callable[[Sequence[int]], Iterator[InputPicture]]
+    tally: Callable[[], Tally] = Tally
 
-    @property
-    @abstractmethod
-    def location(self) -> str:
-        """Place of the pictures."""
-
-    @property
-    @abstractmethod
-    def description(self) -> dict[str, Any]:
-        """Identity of the pictures, wherever they are, but for their pixels."""
+    def __len__(self) -> int:
+        return self.n
 
     def __iter__(self) -> Iterator[InputPicture]:
-        return self.at(range(len(self)))
-
-    def tally(self) -> Tally:
-        """Facts that are known before any is counted: the size they are made into, what is left
-        out."""
-        return Tally()
+        return self.at(range(self.n))
 
 
 def open_inputs(
@@ -110,21 +102,15 @@ def open_inputs(
         raise ValueError(f"limit={limit} and size={size} must be at least 1, or left out")
     if sides is not None:
         check_pixels(*sides)
-    if is_store(source):
+    folder, of_store = Path(source), is_store(source)
+    if of_store or (folder / RECONSTRUCTIONS).is_file():
         if sides is not None:
             raise ValueError(
-                f"--size {size_text(*sides)} is for folders of pictures; those of the store "
-                f"{source} are restored at the size that they were attacked at"
+                f"--size {size_text(*sides)} is for folders of pictures; those of the "
+                f"{'store' if of_store else 'attack in'} {source} are restored at the size that "
+                "they were attacked at"
             )
-        return StorePictures.found(Dataset(source), limit)
-    folder = Path(source)
-    if (folder / RECONSTRUCTIONS).is_file():
-        if sides is not None:
-            raise ValueError(
-                f"--size {size_text(*sides)} is for folders of pictures; those of the attack in "
-                f"{source} are restored at the size that they were attacked at"
-            )
-        return AttackPictures.found(folder, limit)
+        return _of_store(Dataset(source), limit) if of_store else _of_attack(folder, limit)
     chosen = PicturePath.parse(str(source))
     if not chosen.path.is_dir():
         raise SourceError(
@@ -132,9 +118,7 @@ def open_inputs(
         )
     if chosen.tree != "auto":
         raise SourceError(f"--input {source}: a folder is restored whole; leave out tree=")
-    return FolderPictures.found(
-        chosen.path, limit, sides, how=chosen.decoding, skip_corrupt=skip_corrupt
-    )
+    return _of_folder(chosen, limit, sides, skip_corrupt=skip_corrupt)
 
 
 def parse_size(text: str) -> tuple[int, int]:
@@ -154,196 +138,131 @@ def size_text(height: int, width: int) -> str:
     return str(height) if height == width else f"{height}x{width}"
 
 
-@dataclass(frozen=True)
-class FolderPictures(Inputs):
-    """Picture files, those in folders inside included, in the order of their names."""
+def _of_folder(
+    source: PicturePath, limit: int | None, size: tuple[int, int] | None, *, skip_corrupt: bool
+) -> Inputs:
+    """Picture files, those in folders inside included, in the order of their names. Reading raises
+    SourceError naming a file that cannot be read."""
+    folder, how = source.path, source.decoding
+    walk = pictures_below(folder)
+    if not walk.files:
+        passed = "".join(f" but {text}" for text in walk.said.values())
+        raise SourceError(
+            f"{folder} has no picture (.png, .jpg, ...){passed} and is no store of pairs; give a "
+            "folder that has some"
+        )
+    left_out: list[tuple[str, str]] = []
 
-    folder: Path
-    files: tuple[Path, ...]
-    size: tuple[int, int] | None = None
-    left_out: tuple[tuple[str, str], ...] = ()
-    how: Decoding = AS_IMAGE_FOLDER
-    said: Mapping[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def found(
-        cls,
-        folder: Path,
-        limit: int | None,
-        size: tuple[int, int] | None,
-        *,
-        how: Decoding = AS_IMAGE_FOLDER,
-        skip_corrupt: bool = False,
-    ) -> FolderPictures:
-        walk = pictures_below(folder)
-        files = walk.files
-        if not files:
-            passed = "".join(f" but {text}" for text in walk.said.values())
-            raise SourceError(
-                f"{folder} has no picture (.png, .jpg, ...){passed} and is no store of pairs; give "
-                "a folder that has some"
-            )
-        left_out: list[tuple[str, str]] = []
-        if skip_corrupt:
-            readable = _readable(files, folder, how, left_out)
-            chosen = list(itertools.islice(readable, limit))
-            if not chosen:
-                raise SourceError(f"none of the {len(files)} files in {folder} could be read")
-        else:
-            chosen = files[:limit]
-        names: dict[str, Path] = {}
-        for path in chosen:
-            other = names.setdefault(_name(path, folder), path)
-            if other != path:
-                raise SourceError(
-                    f"{other} and {path} would be restored to the same name; rename one"
-                )
-        return cls(folder, tuple(chosen), size, tuple(left_out), how, walk.said)
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def at(self, places: Sequence[int]) -> Iterator[InputPicture]:
-        """Raises SourceError naming a file that cannot be read."""
-        for place in places:
-            path = self.files[place]
+    def readable() -> Iterator[Path]:
+        for path in walk.files:
             try:
-                picture = decoded(path, self.how)
+                decoded(path, how)
+            except CorruptPictureError as error:
+                left_out.append((shown(path.relative_to(folder).as_posix()), str(error)))
+            else:
+                yield path
+
+    files = [*itertools.islice(readable() if skip_corrupt else walk.files, limit)]
+    if not files:
+        raise SourceError(f"none of the {len(walk.files)} files in {folder} could be read")
+    names: dict[str, Path] = {}
+    for path in files:
+        name = path.relative_to(folder).with_suffix("").as_posix()
+        if (other := names.setdefault(name, path)) != path:
+            raise SourceError(f"{other} and {path} would be restored to the same name; rename one")
+    named = list(names.items())
+
+    def at(places: Sequence[int]) -> Iterator[InputPicture]:
+        for place in places:
+            name, path = named[place]
+            try:
+                picture = decoded(path, how)
             except CorruptPictureError as error:
                 raise unreadable(path, error) from error
-            pixels = picture.pixels
-            if self.size is not None:
-                pixels = resized(pixels, *self.size)
+            pixels = picture.pixels if size is None else resized(picture.pixels, *size)
+            facts = {"file": path.relative_to(folder).as_posix()}
             channels_first = np.ascontiguousarray(pixels.transpose(2, 0, 1))
-            file = path.relative_to(self.folder).as_posix()
-            yield InputPicture(
-                _name(path, self.folder), channels_first, {"file": file}, picture.found
-            )
+            yield InputPicture(name, channels_first, facts, picture.found)
 
-    @property
-    def description(self) -> dict[str, Any]:
-        square = self.size is not None and self.size[0] == self.size[1]
-        changed = {
-            name: value
-            for name, value in asdict(self.how).items()
-            if value != getattr(AS_IMAGE_FOLDER, name)
-        }
-        size = self.size[0] if self.size and square else self.size
-        return {"kind": "folder", "size": size} | changed
-
-    @property
-    def location(self) -> str:
-        return str(self.folder.absolute())
-
-    def tally(self) -> Tally:
-        size = None if self.size is None else (self.size[1], self.size[0])
-        named = [(shown(file), why) for file, why in self.left_out]
-        return Tally(size, self.how, self.said, left_out=named)
+    square = size[0] if size and size[0] == size[1] else size
+    description = {"kind": "folder", "size": square} | {
+        name: value
+        for name, value in asdict(how).items()
+        if value != getattr(AS_IMAGE_FOLDER, name)
+    }
+    tally = partial(Tally, size and (size[1], size[0]), how, walk.said, left_out=left_out)
+    return Inputs(str(folder.absolute()), description, len(files), at, tally)
 
 
-@dataclass(frozen=True, eq=False)
-class AttackPictures(Inputs):
-    """Pictures that an attack on one file left, best first, named by their ranks."""
+def _of_attack(folder: Path, limit: int | None) -> Inputs:
+    """Pictures of an attack on one file, best first, named by their ranks. Raises SourceError for
+    a file that is damaged, or holds no picture."""
+    path = folder / RECONSTRUCTIONS
+    try:
+        with safe_open(path, "np") as opened:
+            named = "picture" in opened.keys()  # noqa: SIM118 (no mapping)
+            pictures = opened.get_tensor("picture") if named else np.zeros((0, 3, 1, 1))
+    except (SafetensorError, OSError) as error:
+        raise SourceError(f"{path} cannot be read ({error}); attack again") from error
+    if pictures.ndim != 4 or pictures.shape[1] not in (1, 3) or len(pictures) == 0:
+        raise SourceError(
+            f"{path} has no pictures in colour or grey ({pictures.shape}); attack again, or give a "
+            "folder of pictures"
+        )
+    every = np.rint(pictures[:limit].clip(0, 1) * 255).astype(np.uint8)
 
-    folder: Path
-    pixels: npt.NDArray[np.uint8]
-    mode: str
+    def at(places: Sequence[int]) -> Iterator[InputPicture]:
+        for rank in (place + 1 for place in places):
+            yield _picture(f"rank-{rank:05d}", every[rank - 1], {"rank": rank})
 
-    @classmethod
-    def found(cls, folder: Path, limit: int | None) -> AttackPictures:
-        """Raises SourceError for a file that is damaged, or holds no picture."""
-        path = folder / RECONSTRUCTIONS
-        try:
-            with safe_open(path, "np") as opened:
-                named = "picture" in opened.keys()  # noqa: SIM118 (no mapping)
-                pictures = opened.get_tensor("picture") if named else np.zeros((0, 3, 1, 1))
-        except (SafetensorError, OSError) as error:
-            raise SourceError(f"{path} cannot be read ({error}); attack again") from error
-        if pictures.ndim != 4 or pictures.shape[1] not in (1, 3) or len(pictures) == 0:
-            raise SourceError(
-                f"{path} has no pictures in colour or grey ({pictures.shape}); attack again, or "
-                "give a folder of pictures"
-            )
-        pixels = np.rint(pictures[:limit].clip(0, 1) * 255).astype(np.uint8)
-        mode = COLOUR if pixels.shape[1] == 3 else GREY
-        return cls(folder, pixels.repeat(3 // pixels.shape[1], axis=1), mode)
-
-    def __len__(self) -> int:
-        return len(self.pixels)
-
-    def at(self, places: Sequence[int]) -> Iterator[InputPicture]:
-        for place in places:
-            pixels = np.ascontiguousarray(self.pixels[place])
-            facts = {"rank": place + 1}
-            height, width = pixels.shape[1:]
-            found = Found(height, width, self.mode)
-            yield InputPicture(f"rank-{place + 1:05d}", pixels, facts, found)
-
-    @property
-    def description(self) -> dict[str, Any]:
-        return {"kind": "attack"}
-
-    @property
-    def location(self) -> str:
-        return str(self.folder.absolute())
+    return Inputs(str(folder.absolute()), {"kind": "attack"}, len(every), at)
 
 
-@dataclass(frozen=True)
-class StorePictures(Inputs):
-    """Rows of a store's pairs, in its order: the last saved one of each confident candidate."""
+def _of_store(dataset: Dataset, limit: int | None) -> Inputs:
+    """Rows of a store's pairs, in its order: the last saved one of each confident candidate.
+    Reading raises CorruptPartError where the stored bytes are not what was written."""
+    rows, parts, first = np.zeros(0, np.int64), np.zeros(0, np.int64), 0
+    names = ("confident", "run_row", "candidate", "iteration")
+    for receipt in dataset.receipts:
+        pairs = dataset.read(receipt.part, [f"pairs/{name}" for name in names])
+        confident = np.flatnonzero(pairs["pairs/confident"])
+        run, candidate, iteration = (pairs[f"pairs/{name}"][confident] for name in names[1:])
+        order = np.lexsort((iteration, candidate, run))
+        another = (np.diff(run[order]) != 0) | (np.diff(candidate[order]) != 0)
+        last = np.sort(confident[order[np.append(another, True)[: len(order)]]])
+        rows = np.append(rows, first + last)
+        parts = np.append(parts, np.full(len(last), receipt.part))
+        first += receipt.n_pairs
+        if limit is not None and len(rows) >= limit:
+            break
+    if not len(rows):
+        raise SourceError(
+            f"{dataset.root} has no confident reconstruction ({dataset.n_pairs} pairs); generate "
+            "more, or look at its outcomes with: palimpsest dataset info"
+        )
+    numbers = ("pairs/candidate", "pairs/iteration", "runs/run", "targets/image_id")
 
-    dataset: Dataset
-    rows: npt.NDArray[np.int64] = field(repr=False)
-    parts: npt.NDArray[np.int64] = field(repr=False)
-
-    @classmethod
-    def found(cls, dataset: Dataset, limit: int | None) -> StorePictures:
-        rows: list[npt.NDArray[np.int64]] = []
-        parts: list[npt.NDArray[np.int64]] = []
-        first = n_found = 0
-        for receipt in dataset.receipts:
-            mine = _last_of_confident(dataset, receipt.part)
-            rows.append(first + mine)
-            parts.append(np.full(len(mine), receipt.part, np.int64))
-            first += receipt.n_pairs
-            n_found += len(mine)
-            if limit is not None and n_found >= limit:
-                break
-        if n_found == 0:
-            raise SourceError(
-                f"{dataset.root} has no confident reconstruction ({dataset.n_pairs} pairs); "
-                "generate more, or look at its outcomes with: palimpsest dataset info"
-            )
-        return cls(dataset, np.concatenate(rows)[:limit], np.concatenate(parts)[:limit])
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def at(self, places: Sequence[int]) -> Iterator[InputPicture]:
-        """Raises CorruptPartError where the stored bytes are not what was written."""
-        numbers = ("pairs/candidate", "pairs/iteration", "runs/run", "targets/image_id")
+    def at(places: Sequence[int]) -> Iterator[InputPicture]:
         for start in range(0, len(places), ROWS_AT_ONCE):
             chosen = np.asarray(places[start : start + ROWS_AT_ONCE], np.int64)
-            taken = self.dataset.take(
-                ["pairs/reconstruction", "runs/mean_image", *numbers], self.rows[chosen]
-            )
+            wanted = ["pairs/reconstruction", "runs/mean_image", *numbers]
+            taken = dataset.take(wanted, rows[chosen])
             pictures = rendered(taken["pairs/reconstruction"], taken["runs/mean_image"])
-            for k, (part, pixels) in enumerate(zip(self.parts[chosen], pictures, strict=True)):
+            for k, (part, pixels) in enumerate(zip(parts[chosen], pictures, strict=True)):
                 facts = {"part": int(part)}
                 facts |= {name.partition("/")[2]: int(taken[name][k]) for name in numbers}
                 name = "part-{part:06d}-run-{run:08d}-candidate-{candidate:05d}".format_map(facts)
-                rgb = pixels if len(pixels) == 3 else np.repeat(pixels, 3, axis=0)  # grey
-                height, width = rgb.shape[1:]
-                found = Found(height, width, COLOUR if len(pixels) == 3 else GREY)
-                yield InputPicture(name, rgb, facts, found)
+                yield _picture(name, pixels, facts)
 
-    @property
-    def description(self) -> dict[str, Any]:
-        return {"kind": "store", "content_hash": self.dataset.content_hash}
+    description = {"kind": "store", "content_hash": dataset.content_hash}
+    return Inputs(dataset.root, description, len(rows[:limit]), at)
 
-    @property
-    def location(self) -> str:
-        return self.dataset.root
+
+def _picture(name: str, pixels: npt.NDArray[np.uint8], facts: dict[str, Any]) -> InputPicture:
+    """A picture (3, h, w), or a grey one (1, h, w), which is repeated."""
+    rgb = pixels.repeat(3 // len(pixels), axis=0)
+    found = Found(pixels.shape[1], pixels.shape[2], COLOUR if len(pixels) == 3 else GREY)
+    return InputPicture(name, rgb, facts, found)
 
 
 def content_of(inputs: Inputs, check: Callable[[InputPicture], None]) -> tuple[str, Reading]:
@@ -358,36 +277,6 @@ def content_of(inputs: Inputs, check: Callable[[InputPicture], None]) -> tuple[s
         digest.update(picture.pixels.data)
         tally.count(picture.found)
     return digest.hexdigest(), tally.reading()
-
-
-def _readable(
-    files: Sequence[Path], folder: Path, how: Decoding, left_out: list[tuple[str, str]]
-) -> Iterator[Path]:
-    """Those that can be read; the others, and why, go to `left_out`."""
-    for path in files:
-        try:
-            decoded(path, how)
-        except CorruptPictureError as error:
-            left_out.append((path.relative_to(folder).as_posix(), str(error)))
-        else:
-            yield path
-
-
-def _last_of_confident(dataset: Dataset, part: int) -> npt.NDArray[np.int64]:
-    """The row of each confident candidate's last iteration in a part, ascending."""
-    names = ("confident", "run_row", "candidate", "iteration")
-    pairs = dataset.read(part, [f"pairs/{name}" for name in names])
-    confident = np.flatnonzero(pairs["pairs/confident"])
-    run = pairs["pairs/run_row"][confident].astype(np.int64)
-    candidate = pairs["pairs/candidate"][confident].astype(np.int64)
-    order = np.lexsort((pairs["pairs/iteration"][confident], candidate, run))
-    another = (np.diff(run[order]) != 0) | (np.diff(candidate[order]) != 0)
-    is_last = np.append(another, True)[: len(order)]
-    return np.sort(confident[order[is_last]]).astype(np.int64)
-
-
-def _name(path: Path, folder: Path) -> str:
-    return path.relative_to(folder).with_suffix("").as_posix()
 
 
 def resized(pixels: npt.NDArray[np.uint8], height: int, width: int) -> npt.NDArray[np.uint8]:

@@ -15,11 +15,15 @@ Pictures whose files were removed are restored again.
 
 from __future__ import annotations
 
+import fcntl
 import io
 import itertools
 import json
+import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -31,32 +35,34 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from storage.documents import understood
-from storage.errors import SourceError, shown
+from recon_core.strict import Count, Natural, Strict
+from storage.documents import read_document, understood
+from storage.errors import (
+    DocumentError,
+    SourceError,
+    StorageError,
+    StoreMismatchError,
+    shown,
+)
 from storage.files import TEMPORARY_PREFIX, full_device_explained, write_file, write_json
+from storage.pairs.dataset import manifest_differences
 from storage.sources.pictures import Reading
 from tasks.page.formats import tail
 from tasks.page.pictures import Strip, Tile, eight_bits, strips_sheet
-from tasks.restoring.folder import (
-    FINISHED,
-    SCHEMA,
-    SHEET,
-    UNFINISHED,
-    VERSION,
-    check_free,
-    clear,
-    locked,
-    read_record,
-)
 from tasks.restoring.inputs import InputPicture, Inputs, content_of, size_text
 from tasks.restoring.restore import (
     BATCH_SIZE,
     N_SAMPLES,
     OpenRestorer,
-    check_counts,
     picture_seeds,
     summarised,
 )
+
+SCHEMA, VERSION = "palimpsest-restored", 1
+FINISHED, UNFINISHED, SHEET = "restored.json", "restoring.json", "contact-sheet.png"
+ENTRIES = frozenset({"mean", "disagreement", "samples", SHEET, FINISHED, UNFINISHED})
+"""All that a restoration puts into its folder."""
+N_DIFFERENCES_SHOWN = 3
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -73,19 +79,16 @@ OnPicture = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Restoration:
+class Restoration(Strict):
     """Settings of restoring: `n_samples` of each, from `seed`; `keep_samples` writes each one.
 
     `batch_size` (sample, picture) pairs are on the device at once; it changes no result.
     """
 
-    n_samples: int = N_SAMPLES
-    seed: int = 0
+    n_samples: Count = N_SAMPLES
+    seed: Natural = 0
     keep_samples: bool = False
-    batch_size: int = BATCH_SIZE
-
-    def __post_init__(self) -> None:
-        check_counts(self.n_samples, self.batch_size, self.seed)
+    batch_size: Count = BATCH_SIZE
 
 
 def restore_pictures(
@@ -145,6 +148,93 @@ def check_restoration(
     return reading
 
 
+def check_free(out: Path, source: str, *, fresh: bool) -> None:
+    """ValueError, with the fix, if restorations of what is at `source` cannot be put into `out`."""
+    here, there = out.resolve(), Path(source).resolve()
+    if there in here.parents:
+        raise ValueError(
+            f"--out {out} lies in --input {source}, so that its pictures would be "
+            "restored next time; choose a folder outside"
+        )
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"--out {out} is a file; name a folder")
+    if fresh and (here == there or here in there.parents):
+        raise ValueError(
+            f"--fresh would delete --input, which is in --out {out}; use another --out"
+        )
+    names = {entry.name for entry in out.iterdir()} if out.is_dir() else set()
+    names = {name for name in names if not name.startswith(TEMPORARY_PREFIX)}
+    if fresh and (strangers := sorted(names - ENTRIES)):
+        raise ValueError(
+            f"--fresh would delete {out}, which also holds {', '.join(strangers[:3])}; remove the "
+            "folder yourself or use another --out"
+        )
+    if names and not fresh and not names & {FINISHED, UNFINISHED}:
+        raise ValueError(
+            f"--out {out} is not empty and holds no restoration; choose another folder"
+        )
+
+
+def clear(out: Path) -> None:
+    """Removes an earlier restoration; its records last, so that it is known as one until then."""
+    for name in sorted(ENTRIES, key=lambda name: name in (FINISHED, UNFINISHED)):
+        path = out / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def read_record(path: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
+    """The record in `path`, if there is one.
+
+    Raises StoreMismatchError if it is not one of a restoration with the same settings; says how.
+    """
+    if not path.exists():
+        return None
+    fix = "use those settings again, another --out, or --fresh to replace it"
+    try:
+        record = read_document(path, fix)
+        there = dict(record["settings"])
+        if record.get("schema") != SCHEMA:
+            raise ValueError(f"schema is {record.get('schema')!r}, not {SCHEMA!r}")
+    except DocumentError as error:
+        raise StoreMismatchError(str(error)) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise StoreMismatchError(f"{path} is not a restoration's ({error}); {fix}") from error
+    versions = [{"version": record.get("version")} | there, {"version": VERSION} | settings]
+    differences = manifest_differences(*versions)
+    if differences:
+        shown = "; ".join(differences[:N_DIFFERENCES_SHOWN])
+        more = len(differences) - N_DIFFERENCES_SHOWN
+        raise StoreMismatchError(
+            f"{path.parent} was restored with other settings: {shown}"
+            + (f" and {more} more" if more > 0 else "")
+            + f"; {fix}"
+        )
+    return record
+
+
+@contextmanager
+def locked(out: Path) -> Iterator[None]:
+    """`out`, made if needed, for this process alone."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(out, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise StorageError(f"cannot write to {out} ({error.strerror}); choose another") from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise StorageError(
+                f"another process is restoring into {out}; wait for it, or choose another --out"
+            ) from error
+        yield
+    finally:
+        os.close(descriptor)
+
+
 @dataclass
 class _Job:
     """A restoration on its way: the inputs' `names` in their order, the facts of each finished
@@ -179,12 +269,16 @@ class _Job:
         left = (picture for picture in self.inputs if picture.name not in self.done)
         last_saved = time.monotonic()
         try:
-            for batch in self._batches(left):
-                self._restore(batch)
-                on_picture(len(self.done), len(self.inputs))
-                if time.monotonic() - last_saved >= save_seconds:
-                    write_json(self.out / UNFINISHED, self.record())
-                    last_saved = time.monotonic()
+            # Neighbours of one size, as many as fill a batch.
+            for shape, alike in itertools.groupby(left, key=lambda picture: picture.pixels.shape):
+                n_samples, n = self.config.n_samples, self.config.batch_size
+                full = self.restorer.chunk_size(n_samples, n, shape)
+                while batch := list(itertools.islice(alike, full)):
+                    self._restore(batch)
+                    on_picture(len(self.done), len(self.inputs))
+                    if time.monotonic() - last_saved >= save_seconds:
+                        write_json(self.out / UNFINISHED, self.record())
+                        last_saved = time.monotonic()
         finally:
             write_json(self.out / UNFINISHED, self.record())
 
@@ -233,7 +327,7 @@ class _Job:
         """A line of the sheet; samples that an earlier process drew are drawn once more."""
         name, n_samples = picture.name, self._n_samples_shown
         if n_samples and name not in self.shown:
-            drawn = self._samples([picture], n_samples)
+            drawn, _seeds = self._samples([picture], n_samples)
             self.shown[name] = tuple(eight_bits(sample) for sample in drawn[:, 0])
         height, width = picture.pixels.shape[1:]
         plain = tail(shown(name), N_LETTERS).replace("$", r"\$")  # else it would be a formula
@@ -247,30 +341,21 @@ class _Job:
             tiles.append(_tile(_read(self._path("disagreement", name))[None], "disagreement"))
         return "\n".join(said), tiles
 
-    def _batches(self, pictures: Iterator[InputPicture]) -> Iterator[list[InputPicture]]:
-        """Neighbours of one size, as many as fill a batch."""
-        config = self.config
-        for shape, alike in itertools.groupby(pictures, key=lambda picture: picture.pixels.shape):
-            full = self.restorer.chunk_size(config.n_samples, config.batch_size, shape)
-            while batch := list(itertools.islice(alike, full)):
-                yield batch
-
-    def _samples(self, pictures: Sequence[InputPicture], n_samples: int) -> Tensor:
-        given = _floats(pictures)
-        return self.restorer.samples(
-            given,
-            picture_seeds(given, self.config.seed),
-            n_samples=n_samples,
-            batch_size=self.config.batch_size,
-        )
+    def _samples(
+        self, pictures: Sequence[InputPicture], n_samples: int
+    ) -> tuple[Tensor, list[int]]:
+        """Samples (s, n, 3, h, w) of the pictures, and the seed of each picture."""
+        given = torch.from_numpy(np.stack([p.pixels for p in pictures])).float() / 255
+        seeds, n = picture_seeds(given, self.config.seed), self.config.batch_size
+        drawn = self.restorer.samples(given, seeds, n_samples=n_samples, batch_size=n)
+        return drawn, seeds.tolist()
 
     def _restore(self, pictures: Sequence[InputPicture]) -> None:
-        samples = self._samples(pictures, self.config.n_samples)
+        samples, seeds = self._samples(pictures, self.config.n_samples)
         mean, disagreement = summarised(samples)
-        seeds = picture_seeds(_floats(pictures), self.config.seed).tolist()
         for k, picture in enumerate(pictures):
             _write(self._path("mean", picture.name), eight_bits(mean[k]))
-            _write(self._path("disagreement", picture.name), grey_of(disagreement[k]))
+            _write(self._path("disagreement", picture.name), eight_bits(disagreement[k] / WHITE))
             if self._n_samples_shown and picture.name in self._on_sheet:
                 first = samples[: self._n_samples_shown, k]
                 self.shown[picture.name] = tuple(eight_bits(sample) for sample in first)
@@ -287,11 +372,6 @@ class _Job:
 
     def _path(self, folder: str, name: str) -> Path:
         return self.out / folder / f"{name}.png"
-
-
-def grey_of(disagreement: Tensor) -> Pixels:
-    """A disagreement (h, w) as grey levels on the fixed scale: 255 stands for WHITE or more."""
-    return eight_bits(disagreement / WHITE)
 
 
 def _settings(
@@ -314,19 +394,9 @@ def _settings(
 
     fingerprint, reading = content_of(inputs, check)
     settings = {
-        "model": {
-            "name": restorer.name,
-            "fingerprint": restorer.fingerprint,
-            "settings": restorer.settings,
-        },
-        "input": {
-            **inputs.description,
-            "n_pictures": len(inputs),
-            "fingerprint": fingerprint,
-        },
-        "n_samples": config.n_samples,
-        "seed": config.seed,
-        "keep_samples": config.keep_samples,
+        "model": {name: getattr(restorer, name) for name in ("name", "fingerprint", "settings")},
+        "input": inputs.description | {"n_pictures": len(inputs), "fingerprint": fingerprint},
+        **{name: getattr(config, name) for name in ("n_samples", "seed", "keep_samples")},
     }
     return json.loads(json.dumps(settings)), names, reading
 
@@ -337,11 +407,6 @@ def _tile(pixels: Pixels, text: str) -> Tile:
     picture.thumbnail((TILE, TILE), Image.Resampling.BOX)
     square = ImageOps.pad(picture, (max(picture.size),) * 2, color="white")
     return np.atleast_3d(np.asarray(square)).transpose(2, 0, 1), text, False
-
-
-def _floats(pictures: Sequence[InputPicture]) -> Tensor:
-    """float32 (n, 3, h, w) in [0, 1]."""
-    return torch.from_numpy(np.stack([picture.pixels for picture in pictures])).float() / 255
 
 
 def _write(path: Path, pixels: Pixels) -> None:

@@ -7,6 +7,10 @@ determines and what is made up. All others give one answer, and a disagreement o
 Each picture has noise of its own, seeded by its content at 8 bits (`picture_seeds`): a restoration
 is the same whatever it is batched with, up to the rounding of float32 in kernels that take other
 paths for other batch sizes.
+
+With `open_span(Span(weights=Path("victim.safetensors")), pictures)` what is restored has to lie in
+the span of one network's first layer: a restorer's answers are projected on it, or every step of
+one that has steps is (`recon_core.restore.edm.Constraint`).
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,19 +27,33 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recon_core.attacks.span.restoration import InSpan
+from recon_core.attacks.span.attack import check_victim
+from recon_core.attacks.span.restoration import InSpan, in_span
+from recon_core.attacks.span.settings import SpanAttack
 from recon_core.restore import EDM, BFDnCNN, RegressionUNet
 from recon_core.restore.edm import Constraint
 from recon_core.restore.generic import GENERIC_RESTORERS, need_wavelets
+from recon_core.strict import Count, Strict, Within
 from recon_core.threads import share_of
 from recon_core.types import Progress, no_progress
 from storage.errors import StorageError
+from tasks.attack_file.record import check_std
 from tasks.devices import Device, resolve_device
 from tasks.evaluation.record import fingerprint_of, weights_digest
-from tasks.restoring.in_span import OpenSpan
+from tasks.families.weights.inputs import read_victim
+from tasks.families.weights.preflight import best_source
+from tasks.families.weights.preprocessing import read_mean, read_std
+from tasks.restoring.inputs import Inputs
 from tasks.restoring.onnx_restorer import OnnxRange, OnnxRestorer
 from tasks.training.train import load_restorer, model_folder
 
+Steps = Literal["every", "last"]
+"""The steps of a restorer that are kept in the span."""
+OF_THE_NETWORK = 0.8
+"""Largest ratio of what of the pictures lies outside the span to what of their mirror images does,
+which the network never saw: 1 for pictures of any other network, 0 for those of this one."""
+WITHIN = 0.99
+"""Share inside from which on mirror images tell nothing: they may have been trained on, too."""
 N_SAMPLES = 20
 BATCH_SIZE = 256
 PIXELS_AT_ONCE = 2**20
@@ -60,6 +78,57 @@ class Restores(Protocol):
         progress: Progress = ...,
         batch_size: int = ...,
     ) -> Tensor: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span(Strict):
+    """A network whose training images are restored: the file of its `weights`, and as for an attack
+    on them what it started from, files of its optimiser's states and of gradients, the mean that
+    was subtracted in training (default: the pictures' own), and what was then divided by. `steps`
+    of a restorer are kept in the span, but for `tolerance`, a standard deviation per pixel
+    (default: see `OpenSpan`). A restorer without steps restores what its answer has in the span
+    again, in so many `rounds`."""
+
+    weights: Path
+    initial: Path | None = None
+    optimizers: tuple[Path, ...] = ()
+    checkpoints: tuple[Path, ...] = ()
+    gradients: tuple[Path, ...] = ()
+    mean: str | None = None
+    std: tuple[float, ...] | None = None
+    steps: Steps | None = None
+    tolerance: Annotated[float, Within("[0, 1)", fix="--span-tolerance is in pixels of 0 to 1")] = (
+        0.0
+    )
+    rounds: Count = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_std(self.std or ())
+        if self.tolerance and self.steps == "last":
+            raise ValueError(
+                "--span-tolerance is of every step, and --span-steps last puts answers in the span "
+                "as they are: leave out one of them"
+            )
+
+
+@dataclass(frozen=True)
+class OpenSpan:
+    """Pictures that a network's first layer allows, with the facts about it that records have.
+    `exact`: the span stands out of the noise by far. At every step one that does not costs more
+    than it brings, unless there is a tolerance."""
+
+    of: Span
+    allowed: InSpan
+    facts: dict[str, Any]
+    exact: bool = True
+
+    @property
+    def at_every_step(self) -> bool:
+        """True if a restorer that has steps is kept in the span at each of them."""
+        if self.of.steps is None:
+            return self.exact or self.of.tolerance > 0
+        return self.of.steps == "every"
 
 
 @dataclass(frozen=True)
@@ -108,7 +177,11 @@ class OpenRestorer:
         that gives values that are not finite.
         """
         given = self._checked(pictures)
-        check_counts(n_samples, batch_size, seed)
+        if n_samples < 1 or batch_size < 1 or seed < 0:
+            raise ValueError(
+                f"n_samples={n_samples} and batch_size={batch_size} must be at least 1, "
+                f"seed={seed} 0 or more"
+            )
         mean = torch.empty_like(given)
         disagreement = torch.empty(len(given), *given.shape[2:])
         size = self.chunk_size(n_samples, batch_size, given.shape)
@@ -223,25 +296,56 @@ def open_restorer(
     that they need is missing.
     """
     if span is not None:
-        opened = _in_span(weights, span, device=device, onnx_range=onnx_range)
-        if opened.generative and span.rounds > 1:
+        opened = open_restorer(weights, device=device, onnx_range=onnx_range)
+        sides = (int(span.allowed.mean.shape[1]), int(span.allowed.mean.shape[2]))
+        wrong = opened.why_not(*sides)
+        if wrong is not None:
+            raise ValueError(f"an image of the network of --span {wrong}; use another restorer")
+        steps = "every" if span.at_every_step else "last"
+        if opened.generative and span.of.rounds > 1:
             raise ValueError(
-                f"--span-rounds {span.rounds} is of a restorer with one answer, and --weights "
+                f"--span-rounds {span.of.rounds} is of a restorer with one answer, and --weights "
                 f"{weights} draws samples in steps: use --span-steps every"
             )
-        if opened.constraint is None and (span.steps == "every" or span.tolerance):
-            option = "--span-tolerance" if span.tolerance else "--span-steps every"
+        if not opened.generative and (span.of.steps == "every" or span.of.tolerance):
+            option = "--span-tolerance" if span.of.tolerance else "--span-steps every"
             raise ValueError(
                 f"{option} is of a restorer that has steps (EDM), and --weights {weights} gives "
                 "its answer in one: leave it out, or use another restorer"
             )
-        return opened
+        more = {"steps": steps, "tolerance": span.of.tolerance}
+        facts = span.facts | (more if opened.generative else {"rounds": span.of.rounds})
+        constraint = Constraint(nearest=span.allowed.nearest, tolerance=span.of.tolerance)
+        return replace(
+            opened,
+            name=f"{opened.name}, in the span",
+            settings={**opened.settings, "span": facts},
+            resolution=sides,
+            span=None if span.of.tolerance else span.allowed,
+            constraint=constraint if opened.generative and steps == "every" else None,
+            rounds=span.of.rounds,
+        )
     text = str(weights)
     if text in GENERIC_RESTORERS:
-        return _baseline(text)
+        try:
+            need_wavelets()
+        except ImportError as error:
+            raise StorageError(str(error)) from error
+        generic = GENERIC_RESTORERS[text]()
+        fingerprint = fingerprint_of("generic", asdict(generic))
+        return OpenRestorer(generic, nn.Identity(), "cpu", text, fingerprint, asdict(generic))
     path = Path(weights).expanduser()
     if path.suffix.lower() == ".onnx":
-        return _onnx(path, device, onnx_range)
+        onnx = OnnxRestorer(path, value_range=onnx_range, device=device)
+        return OpenRestorer(
+            restorer=onnx,
+            net=nn.Identity(),
+            device=onnx.device,
+            name=path.name,
+            fingerprint=onnx.fingerprint,
+            settings={"kind": "onnx", "range": onnx_range},
+            resolution=onnx.resolution,
+        )
     if not path.exists():
         raise ValueError(
             f"--weights {text} is not there: give the folder of a trained restorer, an .onnx file "
@@ -261,6 +365,58 @@ def open_restorer(
         resolution=(side, side),
         patch=restorer.patch if isinstance(restorer, BFDnCNN) else 1,
     )
+
+
+def open_span(of: Span, pictures: Inputs) -> OpenSpan:
+    """The span of a network whose training images `pictures` are to show.
+
+    Raises WeightsError or SourceError for files that cannot be read, NoSpanError where nothing
+    stands out of the start's noise, ValueError for a network without a dense first layer or of
+    other images, or pictures that are not of this network.
+    """
+    victim = read_victim(
+        of.weights, arch=None, shape=None, activation="relu", leak=0.01, dtype="float32",
+        initial=of.initial, optimizers=of.optimizers, checkpoints=of.checkpoints,
+        gradients=of.gradients,
+    )  # fmt: skip
+    check_victim(victim.architecture)
+    shape = victim.architecture.shape
+    rows = []
+    for picture in pictures:
+        if picture.pixels.shape != shape:
+            sides = "x".join(map(str, shape))
+            raise ValueError(
+                f"{picture.name} is {picture.pixels.shape[1]}x{picture.pixels.shape[2]} in colour, "
+                f"and the network in {of.weights} takes images of {sides}: give --span the network "
+                "that these pictures were reconstructed from, or --size"
+            )
+        rows.append(torch.from_numpy(picture.pixels).float() / 255)
+    given = torch.stack(rows)
+    source = best_source(victim, SpanAttack())
+    allowed, span = in_span(
+        victim.sources[source],
+        given.mean(0) if of.mean is None else read_mean(of.mean, shape),
+        std=read_std(of.std, shape),
+    )
+    share, mirrored = allowed.share(given), allowed.share(given.flip(3))
+    if share < WITHIN and 1 - share > OF_THE_NETWORK * (1 - mirrored):
+        raise ValueError(
+            f"{share:.1%} of these pictures lies in the span of {of.weights} ({span.n_signal} "
+            f"directions), and as much of their mirror images ({mirrored:.1%}): they are not of "
+            "this network. Give --span the weights that they were reconstructed from, with "
+            "--initial and --mean as the attack had them"
+        )
+    facts = {
+        "weights": victim.file.sha256,
+        "initial": None if victim.start is None else victim.start.file.sha256,
+        "source": source,
+        "beside": [part.sha256 for part in (*victim.states, *victim.gradients)],
+        "directions": len(allowed.directions),
+        "mean": of.mean,
+        "std": None if of.std is None else list(of.std),
+        "share_of_pictures": round(share, 4),
+    }
+    return OpenSpan(of, allowed, facts, span.ends_sharply)
 
 
 def picture_seeds(pictures: Tensor, seed: int = 0) -> Tensor:
@@ -283,65 +439,6 @@ def summarised(samples: Tensor) -> tuple[Tensor, Tensor]:
     return samples.mean(dim=0).clamp(0, 1), spread.mean(dim=1)
 
 
-def check_counts(n_samples: int, batch_size: int, seed: int) -> None:
-    """Raises ValueError if one of them is out of range."""
-    if n_samples < 1 or batch_size < 1 or seed < 0:
-        raise ValueError(
-            f"n_samples={n_samples} and batch_size={batch_size} must be at least 1, seed={seed} "
-            "0 or more"
-        )
-
-
 def _fitting(batch_size: int, shape: Sequence[int]) -> int:
     """`batch_size`, or fewer for large pictures of `shape` (.., h, w); at least 1."""
     return max(1, min(batch_size, PIXELS_AT_ONCE // max(1, shape[-2] * shape[-1])))
-
-
-def _in_span(
-    weights: str | Path, span: OpenSpan, *, device: Device, onnx_range: OnnxRange
-) -> OpenRestorer:
-    """The restorer with its answers in the span."""
-    sides = (int(span.allowed.mean.shape[1]), int(span.allowed.mean.shape[2]))
-    opened = open_restorer(weights, device=device, onnx_range=onnx_range)
-    wrong = opened.why_not(*sides)
-    if wrong is not None:
-        raise ValueError(f"an image of the network of --span {wrong}; use another restorer")
-    facts, constraint = {**span.facts, "rounds": span.rounds}, None
-    if opened.generative:
-        steps = "every" if span.at_every_step else "last"
-        facts = {**span.facts, "steps": steps, "tolerance": span.tolerance}
-    if opened.generative and span.at_every_step:
-        constraint = Constraint(nearest=span.allowed.nearest, tolerance=span.tolerance)
-    return replace(
-        opened,
-        name=f"{opened.name}, in the span",
-        settings={**opened.settings, "span": facts},
-        resolution=sides,
-        span=None if span.tolerance else span.allowed,
-        constraint=constraint,
-        rounds=span.rounds,
-    )
-
-
-def _baseline(name: str) -> OpenRestorer:
-    try:
-        need_wavelets()
-    except ImportError as error:
-        raise StorageError(str(error)) from error
-    restorer = GENERIC_RESTORERS[name]()
-    settings = asdict(restorer)
-    fingerprint = fingerprint_of("generic", settings)
-    return OpenRestorer(restorer, nn.Identity(), "cpu", name, fingerprint, settings)
-
-
-def _onnx(path: Path, device: Device, onnx_range: OnnxRange) -> OpenRestorer:
-    restorer = OnnxRestorer(path, value_range=onnx_range, device=device)
-    return OpenRestorer(
-        restorer=restorer,
-        net=nn.Identity(),
-        device=restorer.device,
-        name=path.name,
-        fingerprint=restorer.fingerprint,
-        settings={"kind": "onnx", "range": onnx_range},
-        resolution=restorer.resolution,
-    )

@@ -10,7 +10,6 @@ import torch
 from benchmarks.autoencoder import gpu as autoencoder_gpu
 from benchmarks.instahide import gpu as instahide_gpu
 from benchmarks.kkt import gpu as kkt_gpu
-from benchmarks.restore import gpu as restore_gpu
 
 
 @pytest.mark.parametrize(
@@ -19,13 +18,11 @@ from benchmarks.restore import gpu as restore_gpu
         lambda: autoencoder_gpu.main(["--work", "nowhere"]),
         lambda: instahide_gpu.device_of(quick=False),
         lambda: next(kkt_gpu.measure(quick=True)),
-        lambda: next(restore_gpu.measure(quick=False)),
     ],
 )
 def test_a_benchmark_of_a_gpu_needs_one(
     run: Callable[[], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(restore_gpu, "DEVICE", torch.device("cpu"))
     with pytest.raises(SystemExit, match="needs a CUDA device"):
         run()

@@ -39,7 +39,6 @@ from tasks.dataset.curate import NothingToLearnError
 from tasks.dataset.export import rendered
 from tasks.dataset.pair_sheet import pair_sheet
 from tasks.dataset.pair_stream import PairExamples
-from tasks.restoring.inputs import StorePictures
 from tasks.training.train import load_restorer
 from tasks.workspace import Workspace
 from tests.storage.s3_server import S3Server
@@ -347,7 +346,8 @@ def test_autoencoders_go_from_images_to_a_report(
         np.sort(all_pictures.mean(axis=(1, 2, 3))),
         atol=5e-4,
     )
-    assert pair_sheet(dataset, n=3).iterations == (10,)
+    rows = [title for title, _tiles in pair_sheet(dataset, n=3).strips]
+    assert rows == ["original", "reconstruction"]
 
     train(recipe, store, device="cpu")
     restorer, net = load_restorer(Workspace(store).restorer("bf_dncnn"), device="cpu")
@@ -425,12 +425,10 @@ def test_grey_goes_from_the_source_to_the_page(
     assert "data:image/png" in products["report"].read_text()
     assert json.loads(workspace.recipe.read_bytes())["channels"] == 1
 
-    # Restorers learn from it as from RGB, and a restoring job takes it.
+    # Restorers learn from it as from RGB.
     (batch,) = PairExamples(dataset, batch_size=10_000, seed=0)
     assert batch["condition"].shape[1:] == (3, 32, 32)
     assert bool((batch["target"] == batch["target"][:, :1]).all())
-    confident = StorePictures(dataset, np.arange(2), np.zeros(2, np.int64))
-    assert [picture.pixels.shape for picture in confident] == [(3, 32, 32)] * 2
 
     # The store is of grey pictures and stays so; the same recipe finds it finished.
     assert generate(recipe, store, "heldout", workers=ONE_WORKER)["runs"] == recipe.heldout.n_runs

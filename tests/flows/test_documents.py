@@ -39,10 +39,10 @@ from tasks.campaign.status import find_recipe, stored_sampling
 from tasks.dataset.export import rendered
 from tasks.evaluation.evaluate import read_excluded
 from tasks.report import page as report
-from tasks.report.compare_page import compare_runs
-from tasks.restoring.folder import SCHEMA as RESTORATION
-from tasks.restoring.folder import VERSION as RESTORATION_VERSION
-from tasks.restoring.folder import read_record
+from tasks.report.compare import compare_runs
+from tasks.restoring.job import SCHEMA as RESTORATION
+from tasks.restoring.job import VERSION as RESTORATION_VERSION
+from tasks.restoring.job import read_record
 from tasks.training.train import load_restorer
 from tasks.workspace import Workspace
 from tests.storage.stores import store

@@ -16,8 +16,7 @@ from tasks.attack_file.pictures import Named
 from tasks.attack_file.report import STEPS, as_bytes, uri_of, write_arrays
 from tasks.families.weights.preflight import PUBLISH
 from tasks.families.weights.results import FALSE_SHARES, GOOD, Matches, Ranked, Results
-from tasks.page.axes import log_axis, rank_axis
-from tasks.page.charts import Panel, dots
+from tasks.page.charts import Panel, dots, log_axis, rank_axis
 from tasks.page.files import page_html
 from tasks.page.pictures import COLUMNS, Strip, strips_sheet, wrapped
 

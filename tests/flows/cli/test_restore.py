@@ -113,7 +113,7 @@ def test_an_attacks_pictures_are_restored_inside_the_span_of_its_weights(
     [
         ({"--weights": "nothing"}, 2, "nothing is not there: give .*nlm, tv, wavelet"),
         ({"--initial": "epoch0"}, 2, "--initial, .* --span-rounds are of the network of --span"),
-        ({"--span": "own.pt", "--span-tolerance": 2}, 2, "--span-tolerance 2 is no distance"),
+        ({"--span": "own.pt", "--span-tolerance": 2}, 2, "--span-tolerance is in pixels"),
         ({"--span": "nowhere"}, 2, "nowhere"),
         ({"--span": "grey.safetensors"}, 2, "is 8x8 in colour, and the network in .* of 1x8x8"),
         ({"--span": "other.safetensors"}, 2, "they are not of this network. Give --span the"),

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.papers import autoencoder as claims_000
-from benchmarks.papers import mixcon as claims_003
+from benchmarks.papers import studies
 from flows.cli.main import app
 from flows.study import STUDIES, UnitsFailedError
 from recon_core.victims.separability import MixCon
@@ -52,13 +50,11 @@ def made_twice(kind: str, store: Path, *more: str, said: str, kept: tuple[str, .
     return record
 
 
-def results_page(
-    paper: str, claims: ModuleType, store: Path, record: str, other_cells: list[Any]
-) -> str:
+def results_page(paper: str, store: Path, record: str, other_cells: list[Any]) -> str:
     """The results page of the study alone; what is no study of its kind, or has other claims than
     its numbers give, is refused."""
     out, changed = store.parent / "claims.json", store.parent / record
-    claims.main([str(store), "--json", str(out)])
+    studies.main([str(store), "--json", str(out)])
     text = (store / record).read_text()
     page = build_page({f"claims/{paper}.json": out.read_text(), f"studies/a/{record}": text})
     made = json.loads(text)
@@ -66,7 +62,7 @@ def results_page(
     assert all(claim["rule"] in page for claim in made["claims"])
     changed.write_text(json.dumps({**made, "cells": other_cells}))
     with pytest.raises(ValueError, match="are not what its numbers give"):
-        claims.read_study(changed)
+        studies.read_study(changed)
     with pytest.raises(ValueError, match="make the study again"):
         build_page({f"studies/a/{record}": "{}"})
     return page
@@ -89,7 +85,7 @@ def test_recoveries_go_from_images_to_the_results_page_once(
              == ("fc3-leaky_relu", "known", "train", 0.0)]  # fmt: skip
     level = min(c["level"] for c in cells)
     n_close = sum(c["n_approximate"] for c in cells if c["level"] == level)
-    page = results_page("autoencoder", claims_000, store, "recovery.json", [])
+    page = results_page("autoencoder", store, "recovery.json", [])
     assert f"| paper, mask known | 0 of 12 | {n_close} of 12 |" in page
 
 
@@ -113,7 +109,7 @@ def test_inversions_go_from_images_to_the_results_page_once(
         assert arrays["digits/original"].shape == (3, 16, 16)
     first, *others = record["cells"]
     spoiled = {**first, "accuracy": {**first["accuracy"], "mean": 0.0}, "seeds": []}
-    page = results_page("mixcon", claims_003, store, "inversion.json", [spoiled, *others])
+    page = results_page("mixcon", store, "inversion.json", [spoiled, *others])
     assert f"{first['attacks']['strong']['ssim']['mean']:.3f} [" in page
 
 

@@ -113,7 +113,7 @@ def _sweep_columns(numbers: np.ndarray[Any, Any], n_targets: int) -> dict[str, A
 
 def planted_store(root: Path, images: ImageSet, *, n_parts: int = 2, **how: Any) -> Dataset:
     """`n_parts` parts, of two runs each if nothing else is said, generated from `images`."""
-    create_or_open(root, MANIFEST)
+    create_or_open(root, {"campaign": MANIFEST})
     return _written(root, images, n_parts, how)
 
 

@@ -288,7 +288,7 @@ def test_a_further_attack_is_scored_as_if_it_were_alone(
             stored = [found[side]["ssim"][row] for row in chosen[side]]
             np.testing.assert_allclose(ssim_pairs(best, original).numpy(), stored, atol=5e-3)
     margins = planted_columns(images, 0)["targets/margin"]
-    strange = create_or_open(tmp_path / "strange", MANIFEST)
+    strange = create_or_open(tmp_path / "strange", {"campaign": MANIFEST})
     for part in range(2):
         columns = planted_columns(images, part) | {"targets/margin": margins + part}
         source = provenance(run_first=2 * part, source_hash=images.content_hash)
@@ -304,7 +304,7 @@ def test_the_last_of_a_candidate_is_its_own_last(tmp_path: Path, images: ImageSe
     rows = len(columns["pairs/iteration"])
     columns["pairs/iteration"] = np.arange(rows, dtype=np.int64)[::-1] + 5
     columns["pairs/candidate"] = np.arange(rows, dtype=np.int64) // 2
-    create_or_open(tmp_path / "s", MANIFEST)
+    create_or_open(tmp_path / "s", {"campaign": MANIFEST})
     made = provenance(source_hash=images.content_hash)
     write_part(tmp_path / "s", 0, columns, provenance=made)
     dataset = Dataset(tmp_path / "s")

@@ -15,18 +15,15 @@ from numpy.typing import NDArray
 from skimage.metrics import structural_similarity
 
 from recon_core.torchvision_compat import import_piq
-from storage.pairs.dataset import Dataset, create_or_open
-from storage.pairs.parts import write_part
+from storage.pairs.dataset import Dataset
 from storage.sources.load import ImageSet
 from tasks.evaluation.evaluate import Evaluation, evaluate, read_excluded
 from tasks.evaluation.pictures import choose_examples
-from tests.storage.stores import MANIFEST, provenance
 from tests.tasks.evaluation.evaluations import (
     N_IMAGES,
     SIZE,
     evaluated_sweep,
     image_set,
-    planted_columns,
     planted_store,
 )
 from tests.tasks.restoring.test_onnx_restorer import model, needs_onnx
@@ -97,34 +94,6 @@ def test_restorers_from_elsewhere_that_do_not_fit_are_refused(
             out=tmp_path / "out",
             device="cpu",
         )
-
-
-def test_settings_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"vote_ratio=0\.9 must be at least 1"):
-        Evaluation(vote_ratio=0.9)
-    with pytest.raises(ValueError, match="appendix_rows=-1"):
-        Evaluation(appendix_rows=-1)
-
-
-def test_labels_are_shown_and_change_no_score(tmp_path: Path, images: ImageSet) -> None:
-    """Victims that were trained with the labels swapped, of images with the labels as they are."""
-    records = []
-    for swapped in (False, True):
-        columns = planted_columns(images, 0, planted=2)
-        if swapped:
-            columns["targets/label"] = 1 - columns["targets/label"]
-        root = tmp_path / str(swapped)
-        create_or_open(root, MANIFEST)
-        made = provenance(source_hash=images.content_hash)
-        write_part(root, 0, columns, provenance=made)
-        records.append(_score(Dataset(root), images, tmp_path / f"out-{swapped}"))
-    assert records[0]["fingerprint"] != records[1]["fingerprint"]
-    for side in ("targets", "decoys"):
-        shown = records[1][side]
-        assert shown["label"] == images.labels[shown["image_id"]].tolist()
-        assert set(shown["label"]) == {0, 1}
-    for key in ("methods", "targets", "decoys", "runs", "grid"):
-        assert records[0][key] == records[1][key]
 
 
 def test_images_that_were_left_out_are_listed(

@@ -18,8 +18,8 @@ from recon_core.ranking import agreement, consistency
 from recon_core.types import seeded_generator
 from storage.pairs.dataset import Dataset
 from storage.sources.load import ImageSet
-from tasks.evaluation.criteria import UNLIKE_COLUMNS
 from tasks.evaluation.evaluate import Evaluation, evaluate
+from tasks.evaluation.sweep import UNLIKE_COLUMNS
 from tests.recon_core.votes import vote
 from tests.storage.damage import reseal_store
 from tests.tasks.evaluation.evaluations import (

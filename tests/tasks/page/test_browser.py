@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.report.compare import compare, open_runs
-from tasks.report.compare_page import write_comparison
+from tasks.report.compare import compare, open_runs, write_comparison
 from tasks.report.page import write_report
 from tests.tasks.browser import IN_A_BROWSER, Browser, check_charts, check_that_it_works
 from tests.tasks.families.autoencoder import study_records as recoveries

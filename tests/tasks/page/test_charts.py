@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from tasks.page.axes import log_axis, rank_axis, round_axis, unit_axis
 from tasks.page.charts import (
     MAX_DOTS,
     MAX_POINTS,
@@ -16,8 +15,12 @@ from tasks.page.charts import (
     bands,
     dots,
     lines,
+    log_axis,
+    rank_axis,
+    round_axis,
+    unit_axis,
 )
-from tasks.page.tables import Table
+from tasks.page.files import Table
 from tasks.report.figures import n_not_drawn
 
 STYLE = Style(3, 2, 0)

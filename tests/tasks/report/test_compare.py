@@ -14,8 +14,13 @@ import pytest
 
 from recon_core.summary import bootstrap_interval
 from tasks.page.formats import interval, score
-from tasks.report.compare import Evaluated, compare, open_runs, unpaired_interval
-from tasks.report.compare_page import write_comparison
+from tasks.report.compare import (
+    Evaluated,
+    compare,
+    open_runs,
+    unpaired_interval,
+    write_comparison,
+)
 from tests.tasks.pages import Page
 from tests.tasks.report.report_records import made_up, write
 

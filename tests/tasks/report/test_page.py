@@ -16,11 +16,10 @@ from PIL import Image
 
 from tasks.page.formats import NOTHING, duration, interval, percent, score
 from tasks.page.pictures import strips
-from tasks.report.figures import styles
-from tasks.report.headline import attacker, method_title, victims
+from tasks.report.figures import images_table, styles
+from tasks.report.headline import method_title
 from tasks.report.image_grids import attacks_sheet, curves_sheet
 from tasks.report.page import saved_context, write_report
-from tasks.report.tables import images_table, ranked_table, thresholds_table
 from tests.tasks.evaluation.evaluations import (
     evaluated_sweep,
 )
@@ -61,25 +60,6 @@ CONTEXT = {
 Made = tuple[Page, dict[str, Any], Path]
 
 
-@pytest.mark.parametrize(
-    ("attack", "said", "not_said"),
-    [
-        ({}, "It searches for pictures", "take"),
-        ({"kind": "kkt"}, "nothing else. It searches for pictures", "mixtures"),
-        ({"kind": "span", "start": "unknown"}, "nothing else. Its first layer", "It searches"),
-        ({"kind": "span", "start": "known"}, "and the weights that training started", "nothing el"),
-    ],
-)
-def test_the_page_says_what_each_attack_on_weights_knows(
-    attack: dict[str, Any], said: str, not_said: str
-) -> None:
-    experiment = {"family": "kkt", "attack": attack}
-    manifest = {"campaign": {"experiment": experiment}}
-    text = attacker({"attacks": [], "dataset": {"manifest": manifest}})
-    assert said in text
-    assert not_said not in text
-
-
 def _page(folder: Path, record: dict[str, Any], pictures: Arrays, **context: Any) -> Made:
     path = write_report(write(folder, record, pictures), context)
     page = Page(path)
@@ -114,40 +94,20 @@ def test_the_table_is_the_record(full: Made) -> None:
         assert [cell.strip() for cell in page.rows[name]] == expected
 
 
-def test_the_page_says_how_much_of_the_headroom_is_closed(tmp_path: Path) -> None:
+def test_methods_inside_the_span_have_their_share_of_the_headroom(tmp_path: Path) -> None:
     page, record, path = _page(tmp_path, *with_a_span(), **CONTEXT)
-    text = " ".join(" ".join(page.text).split())
-    oracle = record["methods"]["oracle"]["targets"]["summary"]
-    assert f"{oracle['n_good']} of {oracle['n']} good" in text
-    assert (
-        "Of the way there EDM, mean of 4 goes 25.0 %, and 50.0 % where what it gives is projected, "
-        "too; projection alone goes 1.0 %. In 1 network nothing stands out"
-    ) in text
     drawn = re.findall(r"<figcaption>([^<:]+): \d+ targets better", path.read_text())
-    assert "EDM, mean of 4, in the span" in drawn
-    assert "Oracle of the span" in drawn
+    assert {"EDM, mean of 4, in the span", "Oracle of the span"} < set(drawn)
     assert "Non-local means, in the span" not in drawn
-    assert [page.rows[name][-1].strip() for name in ("edm_x4_projected", "nlm", "oracle")] == [
-        "50.0 %",
-        "12.5 %",
-        NOTHING,
-    ]
-    assert page.rows["oracle"][0].strip() == "Oracle of the span"
+    shown = [page.rows[name][-1].strip() for name in ("edm_x4_projected", "nlm", "oracle")]
+    assert shown == ["50.0 %", "12.5 %", NOTHING]
     table = list(csv.DictReader(io.StringIO(page.downloads["methods.csv"])))
     closed = {row["method"]: row["headroom_closed"] for row in table}
-    assert closed["edm_x4_projected"] == "0.5"
-    assert closed["plain"] == ""
+    assert (closed["edm_x4_projected"], closed["plain"]) == ("0.5", "")
     looks = styles(record)
     assert looks["edm_x4_projected"].colour == looks["edm_x4"].colour
     assert [looks[name].twin for name in ("edm_x4_projected", "edm_x4")] == [True, False]
-    assert 'class="curve targets twin"' in path.read_text()
     assert curves_sheet(tmp_path).startswith(b"\x89PNG")
-
-
-def test_a_page_without_a_span_does_not_speak_of_it(full: Made) -> None:
-    page, _record, path = full
-    assert "eadroom" not in path.read_text()
-    assert "headroom" not in page.downloads["methods.csv"]
 
 
 def test_the_scores_under_the_pictures_are_the_records(full: Made) -> None:
@@ -164,22 +124,6 @@ def test_the_scores_under_the_pictures_are_the_records(full: Made) -> None:
                 for row in band
             ]
     assert [image["alt"] for image in page.images][: len(expected)] == expected
-
-
-def test_the_page_says_what_was_attacked_and_with_what(full: Made) -> None:
-    page, record, _path = full
-    plain, best = (
-        {side: record["methods"][name][side]["summary"]["n_good"] for side in ("targets", "decoys")}
-        for name in ("plain", "edm_x4")
-    )
-    assert f"the attack alone, {plain['targets']} of 24 training pictures" in page.prose
-    assert f"in the same way, {plain['decoys']} of 24 decoys" in page.prose
-    said = f"4 it was {best['targets']} training pictures and {best['decoys']} decoys"
-    assert said in re.sub(r"\s+", " ", page.prose)
-    assert "0.98765" not in page.prose
-    assert "beyond chance: EDM goes 30% of the way; BF-DnCNN leaves it as it is." in page.prose
-    for text in ("4711", "a toaster", "palimpsest demo --set <x>&co", "1 min 1 s", "20, 30", "678"):
-        assert text in page.prose
 
 
 def test_every_figure_has_its_numbers_in_the_page_and_beside_it(full: Made) -> None:
@@ -222,7 +166,7 @@ def test_every_figure_has_its_numbers_in_the_page_and_beside_it(full: Made) -> N
 
 
 def test_the_figures_draw_the_numbers_of_the_csv(full: Made) -> None:
-    _, record, path = full
+    page, record, path = full
     number = list(record["methods"]).index("edm_x4")
     source = path.read_text()
     group = re.search(rf'<g class="s{number} m\d+">(.*?)</g>', source, re.DOTALL)
@@ -231,11 +175,13 @@ def test_the_figures_draw_the_numbers_of_the_csv(full: Made) -> None:
     assert solid is not None
     heights = [float(point.split(",")[1]) for point in solid[1].split()]
     ranked = sorted(record["methods"]["edm_x4"]["targets"]["ssim"], reverse=True)
-    assert ranked_table(record).where("side", "targets").columns["edm_x4 ssim"] == ranked
+    table = list(csv.DictReader(io.StringIO(page.downloads["ranked-curves.csv"])))
+    shown = [float(row["edm_x4 ssim"]) for row in table if row["side"] == "targets"]
+    assert shown == ranked
     assert heights == [pytest.approx(250 - 222 * value, abs=0.06) for value in ranked]
-    counts = thresholds_table(record).columns["plain decoys"]
+    counts = list(csv.DictReader(io.StringIO(page.downloads["thresholds.csv"])))
     scores = record["methods"]["plain"]["decoys"]["ssim"]
-    assert counts[40] == sum(value > 0.4 for value in scores)
+    assert int(counts[40]["plain decoys"]) == sum(value > 0.4 for value in scores)
     n_dots = re.findall(r'class="dots m\d+" d="([^"]*)"', source)[0].count("M")
     assert n_dots == images_table(record).where("side", "targets").n_rows
 
@@ -252,33 +198,19 @@ def test_a_report_is_made_again_from_its_folder_alone(full: Made, tmp_path: Path
         saved_context(tmp_path / "fresh")
 
 
-def test_a_jobs_folder_will_do(tmp_path: Path) -> None:
-    write(tmp_path / "evaluation", *made_up())
-    assert write_report(tmp_path, {}) == tmp_path / "evaluation" / "report.html"
-
-
 @pytest.mark.parametrize(
-    ("how", "said"),
+    "how",
     [
-        ({"methods": ("plain", "plain_all", "mean_image", "nlm")},
-         ["No trained restorer was evaluated", "No method averages samples"]),
-        ({"level": 0.05, "methods": ("plain", "mean_image", "bf_dncnn")},
-         ["None is good, that is, above 0.4"]),
-        ({"n_victims": 1, "attacks": 1, "margins": False, "excluded": 0},
-         ["One network was trained on 12 pictures", "cannot be split into halves",
-          "there are no runs to rank", "no distances from the decision boundary"]),
-        ({"n_victims": 1, "per_victim": 1, "attacks": 1}, ["One network was trained on 1 picture"]),
-        ({"outcome": "nonfinite"}, ["In 6 runs of 6 the numbers diverged",
-                                    "0 of 24 training pictures"]),
-        ({"outcome": "stopped"}, ["6 runs of 6 were given up",
-                                  "The runs left too little to rank them by"]),
+        {"methods": ("plain", "plain_all", "mean_image", "nlm")},
+        {"level": 0.05, "methods": ("plain", "mean_image", "bf_dncnn")},
+        {"n_victims": 1, "attacks": 1, "margins": False, "excluded": 0},
+        {"n_victims": 1, "per_victim": 1, "attacks": 1},
+        {"outcome": "nonfinite"},
+        {"outcome": "stopped"},
     ],
-)  # fmt: skip
-def test_an_evaluation_with_little_in_it_has_a_page(
-    tmp_path: Path, how: dict[str, Any], said: list[str]
-) -> None:
+)
+def test_an_evaluation_with_little_in_it_has_a_page(tmp_path: Path, how: dict[str, Any]) -> None:
     page, record, path = _page(tmp_path, *made_up(**how))
-    assert [text for text in said if text not in page.prose] == []
     assert list(page.rows) == list(record["methods"])
     assert re.search(r"\bnan\b", path.read_text().partition("<body>")[2], re.IGNORECASE) is None
 
@@ -347,11 +279,7 @@ def test_what_the_evaluation_really_writes(tmp_path: Path) -> None:
     page = Page(write_report(tmp_path / "out", {}))
     page.check()
     assert list(page.rows) == list(record["methods"])
-    assert f"each {record['dataset']['attacks_per_victim']} times" in page.prose
     assert {"split-halves.csv", "runs.csv", "ranking.csv"} <= set(page.downloads)
-    found = record["ranking"]["kkt_residual"]
-    assert f"{found['n_best_in_top_quarter']} of {found['n_victims']}" in page.prose
-    assert "Where samples of EDM disagree" in page.prose
 
 
 @pytest.mark.parametrize(
@@ -364,7 +292,7 @@ def test_what_the_evaluation_really_writes(tmp_path: Path) -> None:
         (
             {"evaluation.json": '{"schema": "palimpsest-evaluation", "version": 2}',
              "pictures.npz": ""},
-            "version 2, expected 'palimpsest-evaluation' version 5; evaluate again",
+            "version 2, expected 'palimpsest-evaluation' version 5; run `palimpsest evaluate`",
         ),
         ({"evaluation.json": json.dumps(made_up()[0]), "pictures.npz": "PK"}, "cannot be read"),
     ],
@@ -413,14 +341,3 @@ def test_numbers_for_people() -> None:
     assert method_title("edm_x20")[:2] == ("EDM, mean of 20", "EDM ×20")
     assert method_title("my_x_net")[0] == "my_x_net"
     assert method_title("deblur", KINDS["deblur"])[2] == "a model brought by the user"
-
-
-def test_the_victims_in_words() -> None:
-    def record(victim: dict[str, Any]) -> dict[str, Any]:
-        return {"dataset": {"manifest": {"campaign": {"experiment": {"victim": victim}}}}}
-
-    two = "The networks are fully connected classifiers with hidden layers of 30 and 20 units. "
-    assert victims(record({"widths": [30, 20]})) == two
-    assert "classifiers with a hidden layer of 9 units" in victims(record({"widths": [9]}))
-    assert victims(record({})) == ""
-    assert victims({"dataset": {"manifest": {}}}) == ""

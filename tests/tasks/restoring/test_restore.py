@@ -15,9 +15,8 @@ from torch import Tensor
 
 from recon_core.restore.generic import GENERIC_RESTORERS
 from storage.errors import StorageError
-from tasks.restoring.in_span import Span, open_span
 from tasks.restoring.inputs import open_inputs
-from tasks.restoring.restore import open_restorer, picture_seeds, summarised
+from tasks.restoring.restore import Span, open_restorer, open_span, picture_seeds, summarised
 from tests.recon_core.drawing import generator
 from tests.recon_core.tiles import photograph_tiles
 from tests.tasks.restoring.restorers import (
@@ -270,7 +269,7 @@ def test_one_answer_and_the_span_take_turns(tmp_path: Path) -> None:
     torch.testing.assert_close(found, expected.clamp(0, 1))
     with pytest.raises(ValueError, match="--span-rounds 3 is of a restorer with one answer"):
         open_restorer(trained(tmp_path / "edm"), device="cpu", span=opened)
-    with pytest.raises(ValueError, match="--span-rounds 0"):
+    with pytest.raises(ValueError, match="rounds=0 must be"):
         replace(span, rounds=0)
 
 
@@ -338,7 +337,7 @@ def test_steps_are_kept_in_the_span_where_there_are_some(tmp_path: Path) -> None
     open_restorer(tmp_path / "bf", device="cpu", span=open_span(replace(of, steps="last"), inputs))
     with pytest.raises(ValueError, match="--span-tolerance is of every step"):
         replace(of, steps="last", tolerance=0.1)
-    with pytest.raises(ValueError, match="--span-tolerance 1 is no distance"):
+    with pytest.raises(ValueError, match=r"tolerance=1.0 is outside \[0, 1\)"):
         replace(of, tolerance=1.0)
 
 

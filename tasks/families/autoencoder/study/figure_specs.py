@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from tasks.page.charts import Style, styles_of
-from tasks.page.files import Arrays, Record
+from tasks.page.files import Arrays, Cell, Record, Table, estimate, table_of
 from tasks.page.formats import NOTHING, decibels, names, percent, plural, power, short
 from tasks.page.study_page import FigureWords, entry_of, figure_spec
-from tasks.page.tables import Cell, Table, estimate, table_of
 
 PAPER = "autoencoder paper"
 VALUES = ("accurate", "approximate", "psnr")

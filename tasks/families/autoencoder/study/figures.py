@@ -38,11 +38,21 @@ from tasks.families.autoencoder.study.figure_specs import (
     victim_note,
     victims_of,
 )
-from tasks.page.axes import PERCENT, Axis, falling, falling_axis, round_axis
-from tasks.page.charts import APART, Estimate, Panel, Style, estimates
-from tasks.page.dotplots import MAX_MARKS, Lane, Mark, dotplot, side_lines
+from tasks.page.charts import (
+    APART,
+    PERCENT,
+    Axis,
+    Estimate,
+    Panel,
+    Style,
+    estimates,
+    falling,
+    falling_axis,
+    round_axis,
+)
 from tasks.page.files import Arrays, Record
 from tasks.page.formats import NOTHING, brackets, decibels, names, percent, power, with_interval
+from tasks.page.heatmaps import MAX_MARKS, Lane, Mark, dotplot, side_lines
 from tasks.page.pictures import data_uri
 from tasks.page.study_page import Draw, Drawing, Figure, Row, entry_of
 

@@ -16,9 +16,8 @@ from tasks.families.autoencoder.study.figure_specs import (
     victims_table,
 )
 from tasks.families.autoencoder.study.figures import KINDS
-from tasks.page.files import Arrays, Record
+from tasks.page.files import Arrays, Record, Table, claim_counts, claims_table
 from tasks.page.study_page import StudyPage, Tables
-from tasks.page.tables import Table, claim_counts, claims_table
 
 
 def own_tables(record: Record) -> list[Table]:

@@ -43,11 +43,10 @@ from tasks.families.inversion.study.tables import (
     with_role,
     with_roles,
 )
-from tasks.page.files import Arrays, Record
+from tasks.page.files import Arrays, Record, claim_counts
 from tasks.page.formats import fixed, score
 from tasks.page.pictures import data_uri
 from tasks.page.study_page import Figure, StudyPage, Tables
-from tasks.page.tables import claim_counts
 
 MOST_LISTED = 6
 MOST_PICTURES = 1_500_000  # letters that all pictures of a page may take, before compression

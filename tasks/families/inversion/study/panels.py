@@ -11,22 +11,24 @@ from html import escape
 from typing import Any
 
 from tasks.families.inversion.study.tables import ends, mean_of, measure, small, with_role
-from tasks.page.axes import LEFT, RIGHT, Axis, round_axis
 from tasks.page.charts import (
     APART,
+    LEFT,
     N_MARKERS,
+    RIGHT,
+    Axis,
     Estimate,
     Panel,
     Style,
     estimates,
     marker,
+    round_axis,
     styles_of,
 )
-from tasks.page.files import Record
+from tasks.page.files import Record, Table
 from tasks.page.formats import number, power
 from tasks.page.heatmaps import Square, heatmap
 from tasks.page.study_page import Drawing, Row
-from tasks.page.tables import Table
 
 ATTACK_COLOURS, OTHER_COLOURS = {"paper": 13, "strong": 14, "restored": 15}, (12, 16, 17)
 """Told apart with any colour vision (templates/matrix.css)."""

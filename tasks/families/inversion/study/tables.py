@@ -9,10 +9,9 @@ from functools import partial
 from typing import Any
 
 from tasks.page.charts import letter
-from tasks.page.files import Arrays, Record
+from tasks.page.files import Arrays, Cell, Record, Table, claims_table, estimate, table_of
 from tasks.page.formats import NOTHING, brackets, decibels, percent, power, score, short
 from tasks.page.study_page import FigureWords, figure_spec
-from tasks.page.tables import Cell, Table, claims_table, estimate, table_of
 
 PAPER = "MixCon paper"
 MEASURES = ("ssim", "psim", "psnr")

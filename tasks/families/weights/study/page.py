@@ -9,34 +9,40 @@ from typing import Any
 
 import numpy as np
 
-from tasks.page.axes import (
+from tasks.page.charts import (
     HEIGHT,
+    MAX_DOTS,
+    N_BASELINES,
+    N_MARKERS,
     WIDTH,
+    Estimate,
+    Panel,
+    Style,
+    baselines,
     category_axis,
+    dots,
+    estimates,
     fewer,
+    letter,
     loss_axis,
     round_axis,
     unit_axis,
     values_axis,
 )
-from tasks.page.charts import (
-    MAX_DOTS,
-    N_BASELINES,
-    N_MARKERS,
-    Estimate,
-    Panel,
-    Style,
-    baselines,
-    dots,
-    estimates,
-    letter,
+from tasks.page.files import (
+    Arrays,
+    Cell,
+    Record,
+    Table,
+    cells_of,
+    claim_counts,
+    claims_table,
+    table_of,
 )
-from tasks.page.files import Arrays, Record
 from tasks.page.formats import count, fixed, number, percent, plural, score, with_interval
 from tasks.page.heatmaps import Square, heatmap
 from tasks.page.pictures import data_uri
 from tasks.page.study_page import Drawing, Figure, Row, StudyPage, Tables
-from tasks.page.tables import Cell, Table, cells_of, claim_counts, claims_table, table_of
 
 VALUES = {
     "n_good": ("good reconstructions per network", count),

@@ -32,10 +32,9 @@ from tasks.devices import cpu_name
 from tasks.families.weights.attack import WeightsJob, run_attacks
 from tasks.families.weights.preflight import best_source, prepare_weights, victim_of
 from tasks.families.weights.results import gather, scores_record
-from tasks.page.files import Record
+from tasks.page.files import Record, Table, table_of
 from tasks.page.pictures import eight_bits, png_bytes, strips
 from tasks.page.study_page import StudyPage, Tables
-from tasks.page.tables import Table, table_of
 from tasks.study.cost import Cost, seconds_of
 from tasks.study.executor import Unit
 from tasks.study.products import NOTHING, Arrays, Folder, Job, hash_of, key_of, loaded

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.papers import kkt as claims_002
+from benchmarks.papers import studies
 from flows.cli.main import app
 from flows.study import study
 from recon_core.attacks.kkt.objective import KKTAttack
@@ -88,7 +88,7 @@ def test_some_cells_go_from_images_to_the_results_page(tmp_path: Path) -> None:
     kept = {path.name for path in (store / "heldout" / "victims").iterdir()}
     assert len(kept) >= 4
     out = tmp_path / "claims.json"
-    claims_002.main([str(store), "--json", str(out)])
+    studies.main([str(store), "--json", str(out)])
     record_text = (store / "study.json").read_text()
     page = build_page({"claims/span.json": out.read_text(),
                        "studies/span-networks/study.json": record_text})  # fmt: skip

@@ -225,7 +225,7 @@ class _Study:
         names = ("random pixels", "blocks", "stripes", "text", "lower half", "window")
         numbered = {mask: f"mask {k + 1}: {names[k]}" for k, mask in enumerate(MASKS)}
         return {
-            **header("recovery", "autoencoder", "000, section 4"),
+            **header("recovery", "autoencoder", "autoencoder paper, section 4"),
             "settings": {"methods": {"unknown": {"admm_steps": 40}}, "seed": 42},
             "source": {"name": "made up", "split": "train", "n_images": 500, "size": [8, 8],
                        "class_names": ["even", "odd"], "content_hash": "f" * 64, "notes": []},

@@ -112,7 +112,7 @@ class _Study:
                         0, 256, (12, 3, KERNEL, KERNEL), dtype=np.uint8
                     )
         return {
-            **header("study", "made-up", "002, section 4.2"),
+            **header("study", "made-up", "KKT paper, section 4.2"),
             "settings": {"attack": {"n_steps": 4711}, "widths": [20, 30]},
             "source": {"name": "made up", "split": "train", "n_images": 500, "size": [SIZE, SIZE],
                        "class_names": ["even", "odd"], "content_hash": "f" * 64, "notes": []},
@@ -145,23 +145,23 @@ def _summary(scores: npt.NDArray[np.float64]) -> dict[str, Any]:
 _WORDS = {"caption": "What is shown.", "cannot": "what must not be concluded."}
 _FIGURES: dict[str, list[dict[str, Any]]] = {
     "grid": [
-        {"kind": "heatmap", "name": "good", "title": "Good ones", "where": "002, figure 3b",
+        {"kind": "heatmap", "name": "good", "title": "Good ones", "where": "KKT paper, figure 3b",
          "panel": "grid", "x": "per_class", "y": "n_classes", "value": "n_good", **_WORDS},
         {"kind": "scatter", "name": "margins", "title": "Near the boundary",
-         "where": "002, figure 2", "x": "margin", **_WORDS},
+         "where": "KKT paper, figure 2", "x": "margin", **_WORDS},
     ],
     "decay": [
-        {"kind": "lines", "name": "decays", "title": "Weight decay", "where": "002, figure 5",
+        {"kind": "lines", "name": "decays", "title": "Weight decay", "where": "KKT paper, figure 5",
          "panel": "decay", "x": "weight_decay", "series": "n_classes", "value": "n_good",
          "baselines": [], **_WORDS},
     ],
     "loss": [
-        {"kind": "lines", "name": "losses", "title": "Losses", "where": "002, figure 4",
+        {"kind": "lines", "name": "losses", "title": "Losses", "where": "KKT paper, figure 4",
          "panel": "loss", "x": "loss", "series": None, "value": "mean_ssim", "baselines": [],
          **_WORDS},
-        {"kind": "scatter", "name": "hard-ones", "title": "Hard ones", "where": "002, figure 4",
-         "x": "loss", **_WORDS},
-        {"kind": "kernels", "name": "kernels", "title": "Kernels", "where": "002, figure 16",
+        {"kind": "scatter", "name": "hard-ones", "title": "Hard ones",
+         "where": "KKT paper, figure 4", "x": "loss", **_WORDS},
+        {"kind": "kernels", "name": "kernels", "title": "Kernels", "where": "KKT paper, figure 16",
          **_WORDS},
     ],
 }  # fmt: skip

@@ -1,50 +1,54 @@
-"""Claims of the KKT paper, decided by our own studies.
+"""Claims of the KKT, autoencoder and MixCon papers, decided by our own studies.
 
-    python -m benchmarks.papers.kkt [--check] [--json docs/results/claims/kkt.json] STUDY...
+    python -m benchmarks.papers.studies [--check] [--json docs/results/claims/kkt.json] STUDY...
 
-STUDY is a study.json, or its folder. Every study checks its claims itself when it is made
-(`tasks.families.weights.study.claims`, with the rules); they are checked again here, on its
-numbers, and must come out the same. Seconds are the studies', and so is the hardware of those that
-FILE already has; that of others is this machine's: collect them where they were made. Claims that a
-benchmark put into FILE stay. With --check nothing is written: it fails if FILE's claims are not
-those of the studies.
+STUDY is a study.json, recovery.json or inversion.json, or its folder. Every study checks its claims
+itself when it is made (`study/claims.py` of its family, with the rules); they are checked again
+here, on its numbers, and must come out the same. Seconds are the studies', and so is the hardware
+of those that FILE already has; that of others is this machine's: collect them where they were made.
+Claims that a benchmark put into FILE stay. With --check nothing is written: it fails if FILE's
+claims are not those of the studies.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.record import Claim, Hardware, hardware, parse_claims
+from tasks.families.autoencoder.study.claims import check_recovery
+from tasks.families.autoencoder.study.page import RECOVERY_PAGE
+from tasks.families.inversion.study.claims import check_inversion
+from tasks.families.inversion.study.page import INVERSION_PAGE
 from tasks.families.weights.study.claims import check_claims
 from tasks.families.weights.study.page import STUDY_PAGE
-from tasks.page.formats import with_names
-from tasks.page.study_page import StudyPage
+
+KINDS = ((STUDY_PAGE, check_claims), (RECOVERY_PAGE, check_recovery),
+         (INVERSION_PAGE, check_inversion))  # fmt: skip
 
 
-def read_record(
-    path: Path,
-    page: StudyPage,
-    check: Callable[[dict[str, Any]], list[dict[str, Any]]],
-) -> dict[str, Any]:
-    """The record at `path`, a file or the folder of a study with that page.
+def read_study(path: Path) -> dict[str, Any]:
+    """The record of a study, a file or its folder.
 
-    Raises ValueError for anything else, and for one whose claims are not what `check` gives.
+    Raises ValueError for anything else, and for one whose claims are not what its check gives.
     """
-    file = path / f"{page.name}.json" if path.is_dir() else path
+    files = {path / f"{page.name}.json" if path.is_dir() else path: (page, check)
+             for page, check in KINDS if path.stem == page.name or path.is_dir()}  # fmt: skip
+    file = next((file for file in files if file.is_file()), None)
+    if file is None:
+        raise ValueError(f"{path} is no study; give the folder of a study")
+    page, check = files[file]
     try:
         record = dict(json.loads(file.read_bytes()))
-    except (OSError, ValueError, TypeError) as error:
+    except (ValueError, TypeError) as error:
         raise ValueError(f"{file} is no study ({error}); give the folder of a study") from error
     found, expected = (record.get("schema"), record.get("version")), (page.schema, page.version)
     if found != expected:
         raise ValueError(f"{file} is {found}, expected {expected}; make the study again")
-    record["claims"] = [c | {"where": with_names(c["where"])} for c in record["claims"]]
     if check(record) != record["claims"]:
         raise ValueError(
             f"the claims in {file} are not what its numbers give with this release; run the study "
@@ -53,20 +57,16 @@ def read_record(
     return record
 
 
-read_study = partial(read_record, page=STUDY_PAGE, check=check_claims)
-
-
 def claims_of(record: Mapping[str, Any], machines: Mapping[str, Hardware]) -> Iterator[Claim]:
     """Every claim of a study, in its order; the study's name and size stand before our numbers.
 
     `machines`: what made a study, by its command; this machine if it is not there.
     """
-    name = f"{record['name']} ({record['preset']})"
-    machine = machines.get(record["command"]) or hardware()
+    name, command = f"{record['name']} ({record['preset']})", record["command"]
+    made = {"command": command, "hardware": machines.get(command) or hardware(),
+            "seconds": round(sum(record["seconds"].values()), 1)}  # fmt: skip
     for found in record["claims"]:
-        made = {"command": record["command"], "hardware": machine}
-        seconds = round(sum(record["seconds"].values()), 1)
-        yield Claim(**found | made | {"ours": f"{name}: {found['ours']}", "seconds": seconds})
+        yield Claim(**found | made | {"ours": f"{name}: {found['ours']}"})
 
 
 def first_tested(claims: Iterable[Claim]) -> list[Claim]:
@@ -84,25 +84,14 @@ def first_tested(claims: Iterable[Claim]) -> list[Claim]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line: prints every claim, and writes them to --json."""
-    collect(argv, read=read_study, title=__doc__.splitlines()[0], paper="kkt")
-
-
-def collect(
-    argv: Sequence[str] | None,
-    *,
-    read: Callable[[Path], dict[str, Any]],
-    title: str,
-    paper: str,
-) -> None:
-    """The command line of a paper's claims."""
-    parser = argparse.ArgumentParser(description=title)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("studies", type=Path, nargs="+", metavar="STUDY")
-    parser.add_argument("--json", type=Path, help=f"also write docs/results/claims/{paper}.json")
+    parser.add_argument("--json", type=Path, help="also write docs/results/claims/PAPER.json")
     parser.add_argument("--check", action="store_true", help="only compare with the file of --json")
     options = parser.parse_args(argv)
     path: Path | None = options.json
     try:
-        records = [read(study) for study in options.studies]
+        records = [read_study(study) for study in options.studies]
         old = parse_claims(path.read_text(), name=path.name) if path and path.is_file() else []
     except ValueError as error:
         parser.error(str(error))
@@ -114,8 +103,7 @@ def collect(
             parser.error(f"{path} has other claims than these studies; run it without --check")
         return
     for claim in claims:
-        print(f"{claim.outcome.upper()}: {claim.claim} ({claim.where})")
-        print(f"  theirs: {claim.theirs}\n  ours:   {claim.ours}\n  rule:   {claim.rule}")
+        print(claim)
     if path is not None:
         path.write_text(json.dumps([asdict(claim) for claim in claims], indent=1) + "\n")
 
