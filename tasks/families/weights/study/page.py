@@ -317,7 +317,7 @@ def _scatter(
     across = across or fewer(round_axis(title, places), width)
     panel = Panel("SSIM", across, unit_axis("", [low]), width, height)
     parts = [dots(panel, points, [], colour=2), panel.horizontal(record["good_threshold"])]
-    parts += [panel.level(max(decoys))] if decoys else []
+    parts += [panel.horizontal(max(decoys), "baseline b1")] if decoys else []
     about = f"{cell['name']}: SSIM against {title}; {note}."
     return Drawing(panel.svg(parts, about), cell["name"], note)
 
