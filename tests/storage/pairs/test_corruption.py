@@ -12,12 +12,13 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from storage.errors import CorruptPartError, StoreMismatchError
+from storage.errors import CorruptPartError, StorageError, StoreMismatchError
+from storage.object_store import open_place
 from storage.pairs.dataset import Dataset, create_or_open
 from storage.pairs.layout import COLUMNS, ENCODINGS, Encoding
 from storage.pairs.parts import write_part
-from storage.pairs.verify import vacuum
-from tests.storage.damage import Known, damage, flipped, reseal, reseal_store, truncated
+from storage.pairs.verify import vacuum, verify_store
+from tests.storage.damage import Bytes, Known, damage, flipped, reseal, reseal_store, truncated
 from tests.storage.s3_server import S3Server
 from tests.storage.stores import MANIFEST, columns, provenance, store
 
@@ -52,6 +53,38 @@ def test_damage_on_s3_is_found_and_never_returned(s3: S3Server):
     assert damage(known, shards, flipped, 4)["refused"]
     assert damage(known, metadata, flipped, 2) == {"metadata": 2}
     assert damage(known, shards, truncated, 4)["refused"] > 1
+
+
+def test_flips_in_receipts_and_in_the_description(tmp_path: Path):
+    """Either the store is refused by name, or nothing that is read from it has changed."""
+    intact = store(tmp_path / "s", 2)
+    files = Bytes(tmp_path / "s")
+    rng = random.Random(0)
+    receipts = files.names("receipts")
+    for number in range(250):
+        name = rng.choice(receipts)
+        harm = truncated if number < 50 else flipped
+        with files.damaged(name, harm(files.get(name), rng)):
+            try:
+                dataset = Dataset(tmp_path / "s")
+            except CorruptPartError:
+                problems = verify_store(tmp_path / "s").problems
+                assert any(name in problem for problem in problems)
+                with pytest.raises(CorruptPartError):
+                    vacuum(tmp_path / "s", older_than_s=0)
+            else:
+                assert dataset.receipts == intact.receipts
+    for _ in range(100):
+        with files.damaged("store.json", flipped(files.get("store.json"), rng)):
+            try:
+                dataset = Dataset(tmp_path / "s")
+            except (CorruptPartError, StoreMismatchError):
+                continue
+            else:
+                assert dataset.encoding == intact.encoding
+                assert dataset.manifest == intact.manifest
+                assert dataset.content_hash == intact.content_hash
+    assert intact.verify().ok
 
 
 # what is gone, edited, renamed or foreign
@@ -175,6 +208,15 @@ def test_shards_that_changed_places(three: Dataset):
     assert any("pairs/ssim_second" in text for text in problems)
 
 
+def test_the_group_of_another_part(three: Dataset):
+    groups = [Path(three.root, "parts", receipt.group) for receipt in three.receipts]
+    shutil.rmtree(groups[1])
+    shutil.copytree(groups[2], groups[1])
+    report = three.verify()
+    assert not report.ok
+    assert all(text.startswith("part 1: ") for text in report.problems)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -198,3 +240,29 @@ def test_other_schemas_are_refused_by_name(three: Dataset, change: dict[str, Any
 
 
 # the stream
+
+
+def test_damage_on_s3_is_named(s3: S3Server):
+    """What is gone from a bucket is named as it is in a folder."""
+    dataset = store(s3.location("s"), 2)
+    files = Bytes(s3.location("s"))
+    place = open_place(s3.location("s"))
+    folder = f"parts/{dataset.receipts[1].group}/targets/image/c."
+    shard = next(name for name in files.names() if name.startswith(folder))
+    content = files.get(shard)
+    place.remove(shard)
+    problem(dataset, "part 1", shard, "is missing", "generate it again")
+    with pytest.raises(CorruptPartError, match="is missing"):
+        Dataset(s3.location("s")).stored(1, "targets/image")
+    files.put(shard, content)
+    assert dataset.verify().ok
+    receipt = "receipts/part-000001.json"
+    with files.damaged(receipt, files.get(receipt).replace(b'"cpu"', b'"gpu"')):
+        problem(dataset, receipt, "was edited")
+        with pytest.raises(CorruptPartError, match="was edited"):
+            Dataset(s3.location("s"))
+    files.put("receipts/notes.txt", b"")
+    problem(dataset, "notes.txt", "does not belong")
+    place.remove("receipts/notes.txt")
+    with pytest.raises(StorageError, match=r"has no store\.json"):
+        Dataset(s3.location("elsewhere"))

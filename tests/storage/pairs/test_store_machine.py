@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +197,38 @@ def test_any_history_in_a_folder(memory_path: Path):
 def test_any_history_on_s3(s3: S3Server):
     numbers = iter(range(10_000))
     explore(lambda: s3.location(str(next(numbers))), n_examples=4, n_steps=8)
+
+
+@pytest.mark.slow
+def test_death_at_every_call(memory_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Before and after each call by which the store changes: all of a part is there, or nothing."""
+    root = memory_path / "s"
+    create_or_open(root, MANIFEST)
+    reader = Dataset(root)
+    n_receipts = n_dead = at = 0
+    while True:
+        given = columns(seed=at, n_pairs=2, n_images=2)
+        with monkeypatch.context() as patch:
+            Calls(patch, Killed, at=at, death=True)
+            try:
+                write_part(root, at, given, provenance=provenance())
+            except Killed:
+                n_dead += 1
+            else:
+                break
+        reader.refresh()
+        if len(reader.receipts) > n_receipts:
+            n_receipts += 1
+            right = given["pairs/iteration"]
+            np.testing.assert_array_equal(reader.stored(at, "pairs/iteration"), right)
+        at += 1
+    report = reader.verify()
+    assert report.ok, report.problems
+    n_groups = sum(name.startswith("parts/") for name in report.orphans)
+    assert n_dead - 1 <= n_groups + n_receipts <= n_dead  # the first died before its folder
+    assert 1 <= n_receipts < 10 < n_groups
+    assert sorted(vacuum(root, older_than_s=-1)) == sorted(report.orphans)
+    assert reader.verify() == replace(report, orphans=(), n_checked=n_receipts + 1)
 
 
 TIMEOUT_S = 240.0
