@@ -8,20 +8,20 @@ beside all graphs, signs beside all signs. Numbers of roots and of solutions are
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Int64
 
 from benchmarks.instahide.oracles import all_solutions, assign_by_trying
 from benchmarks.instahide.speed import Gaussian, edges_of
 from benchmarks.papers.findings import Finding, Run
-from recon_core.attacks.instahide.determined import Equations, determined
-from recon_core.attacks.instahide.line_graph import assign, canonical, gram
+from recon_core.attacks.instahide.graph import assign, canonical, gram
 from recon_core.attacks.instahide.mixing import Mixing
 from recon_core.attacks.instahide.public_images import by_sdp, find_publics
-from recon_core.attacks.instahide.signs import solve
+from recon_core.attacks.instahide.signs import Equations, determined, solve
 
 SEED = 40_000
 """The first of all seeds: cases that no test has."""
@@ -38,54 +38,50 @@ def agreement(run: Run) -> Iterator[Finding]:
 
 
 def publics_agree(n_cases: int) -> Finding:
-    same = right = theirs_right = 0
-    for k_pub, _block in itertools.product((2, 3, 4), range(n_cases // 3)):
-        case = Gaussian.drawn(
-            Mixing.by_parts(k_pub), n=8, p=12, m=1, d=1500, seed=SEED + 1000 * k_pub + _block
-        )
-        y, truth = case.encodings.y, case.encodings.public.sort(1).values.tolist()[0]
-        ours = find_publics(y, case.public, case.mixing).tolist()[0]
-        theirs = by_sdp(y[:1], case.public, case.mixing)[0].tolist()
-        same, right, theirs_right = (
-            same + (ours == theirs),
-            right + (ours == truth),
-            theirs_right + (theirs == truth),
-        )
+    count = Counter[str]()
+    for k_pub, block in itertools.product((2, 3, 4), range(n_cases // 3)):
+        seed = SEED + 1000 * k_pub + block
+        case = Gaussian.drawn(Mixing.by_parts(k_pub), n=8, p=12, m=1, d=1500, seed=seed)
+        y, truth = case.encodings.y, case.encodings.public.sort(1).values
+        ours = find_publics(y, case.public, case.mixing)
+        theirs = by_sdp(y, case.public, case.mixing)
+        count["same"] += torch.equal(ours, theirs)
+        count["ours"] += torch.equal(ours, truth)
+        count["theirs"] += torch.equal(theirs, truth)
     return Finding(
         claim="Public images without a semidefinite program are those of the program",
         where="section 3.2",
         theirs="the leading eigenvector of its solution",
-        ours=f"the same for {same} of {n_cases} encodings (2, 3 or 4 of 12, d=1500); right for "
-        f"{right}, the program's for {theirs_right}",
-        holds=same == n_cases,
+        ours=f"the same for {count['same']} of {n_cases} encodings (2, 3 or 4 of 12, d=1500); "
+        f"right for {count['ours']}, the program's for {count['theirs']}",
+        holds=count["same"] == n_cases,
         rule="the same public images in every case",
     )
 
 
 def graphs_agree(n_cases: int) -> Finding:
-    rng = np.random.default_rng(SEED)
-    same = several = n_roots = n_parallel = 0
-    tried = 0
-    while tried < n_cases:
+    rng, count = np.random.default_rng(SEED), Counter[str]()
+    while count["tried"] < n_cases:
         n, m = int(rng.integers(2, 6)), int(rng.integers(1, 8))
         edges = edges_of(n, m, int(rng.integers(2**31)))
         ours, n_images = all_roots(gram(edges))
         if n_images > MOST_IMAGES:
             continue
         theirs = {root.tobytes() for root in assign_by_trying(gram(edges), n_images)}
-        tried += 1
-        same += ours == theirs
-        several += len(theirs) > 1
-        n_roots += len(theirs)
-        n_parallel += len(np.unique(edges, axis=0)) < m
+        count["tried"] += 1
+        count["same"] += ours == theirs
+        count["several"] += len(theirs) > 1
+        count["roots"] += len(theirs)
+        count["parallel"] += len(np.unique(edges, axis=0)) < m
     return Finding(
         claim="The graph is found with all its roots",
         where="lemma 3.6 and algorithm 2",
         theirs="one graph, up to the images' numbers, unless it is a triangle or a star of three",
-        ours=f"the same assignments as by trying all graphs, as many and no others, in {same} of "
-        f"{n_cases} cases of at most 5 images and 7 encodings: {n_roots} assignments; "
-        f"{several} cases with more than one, {n_parallel} with parallel edges",
-        holds=same == n_cases,
+        ours="the same assignments as by trying all graphs, as many and no others, in "
+        f"{count['same']} of {n_cases} cases of at most 5 images and 7 encodings: {count['roots']} "
+        f"assignments; {count['several']} cases with more than one, {count['parallel']} with "
+        "parallel edges",
+        holds=count["same"] == n_cases,
         rule="the same set of assignments in every case",
     )
 
@@ -104,8 +100,7 @@ def all_roots(shared: Int64[np.ndarray, "m m"]) -> tuple[set[bytes], int]:
 
 
 def signs_agree(n_cases: int) -> Finding:
-    rng = np.random.default_rng(SEED)
-    n_counted = same_count = n_images = same_images = n_open = same_open = 0
+    rng, count = np.random.default_rng(SEED), Counter[str]()
     for case in range(n_cases):
         with_public = case % 2 == 0
         n = int(rng.integers(2, 6))
@@ -116,29 +111,27 @@ def signs_agree(n_cases: int) -> Finding:
         known = determined(equations, with_public=with_public)
         solutions = np.array(all_solutions(y[:, 0], c[:, 0], equations))
         if not known.free.any():
-            n_counted += 1
-            same_count += len(solutions) == known.n_solutions
+            count["counted"] += 1
+            count["as many"] += len(solutions) == known.n_solutions
         ours = solve(torch.from_numpy(y), torch.from_numpy(c), equations, tolerance=1e-7).z
-        values = solutions if with_public else np.abs(solutions)
-        own = ours[:, 0].numpy() if with_public else np.abs(ours[:, 0].numpy())
-        for image in np.flatnonzero(known.images):
-            n_images += 1
-            same_images += bool(np.abs(values[:, image] - own[image]).max() < 1e-6)
-        for image in np.flatnonzero(known.ambiguous):
-            n_open += 1
-            same_open += _differ(solutions[:, image]) and bool(np.isnan(own[image]))
+        own = ours[:, 0].numpy()
+        values, mine = (solutions, own) if with_public else (np.abs(solutions), np.abs(own))
+        off = np.abs(values - mine).max(0)
+        count["images"] += int(known.images.sum())
+        count["same"] += int((off[known.images] < 1e-6).sum())
+        count["open"] += int(known.ambiguous.sum())
+        differ = (np.ptp(solutions, axis=0) > 1e-6) & np.isnan(own)
+        count["left open"] += int(differ[known.ambiguous].sum())
+    pairs = (("as many", "counted"), ("same", "images"), ("left open", "open"))
     return Finding(
         claim="Signs and images are those of trying all signs",
         where="lemma 3.7 and algorithm 3",
         theirs="the least squares of all 2^m signs",
         ours=f"{n_cases} pixels of 2 to 5 images, half with public ones, up to 11 encodings: as "
-        f"many solutions as were predicted in {same_count} of {n_counted} without free images; "
-        f"{same_images} of {n_images} determined images the same in all solutions and ours; "
-        f"{same_open} of {n_open} ambiguous ones differ between solutions and were not given",
-        holds=(same_count, same_images, same_open) == (n_counted, n_images, n_open),
+        f"many solutions as were predicted in {count['as many']} of {count['counted']} without "
+        f"free images; {count['same']} of {count['images']} determined images the same in all "
+        f"solutions and ours; {count['left open']} of {count['open']} ambiguous ones differ "
+        "between solutions and were not given",
+        holds=all(count[got] == count[of] for got, of in pairs),
         rule="the same in every case",
     )
-
-
-def _differ(values: Float64[np.ndarray, " k"]) -> bool:
-    return bool(np.ptp(values) > 1e-6)

@@ -77,7 +77,8 @@ def _shares(axes: Any, record: dict[str, Any], *, scaled: bool) -> None:
         n = graph["n"]
         unit = n * np.log(n) if scaled else 1.0
         for k, line in (("0", ":"), ("2", "-")):
-            ms, share = _steps(graph["determined"][k])
+            ms, counts = np.unique(graph["determined"][k], return_counts=True)
+            share = np.cumsum(counts) / counts.sum()
             axes.plot(ms / unit, share, color=colour, lw=1.5, ls=line, zorder=1)
         for k_pub, face, size in ((0, "none", 9.5), (2, colour, 5.5)):
             points = [p for p in record["points"] if (p["n"], p["k_pub"]) == (n, k_pub)]
@@ -97,7 +98,14 @@ def _shares(axes: Any, record: dict[str, Any], *, scaled: bool) -> None:
         axes.set_xlim(0.4, 1.7)
         axes.set_xlabel("m / (n log n)")
         axes.set_title("In units of n log n the curves nearly agree", loc="left")
-        handles = _legend(axes)
+        for label, style in (
+            ("came back, 2 public", {"ls": "none", "marker": "o", "ms": 5.5}),
+            ("came back, no public", {"ls": "none", "marker": "o", "ms": 9.5, "mfc": "none"}),
+            ("determined, 2 public", {"lw": 1.5}),
+            ("determined, no public", {"lw": 1.5, "ls": ":"}),
+        ):
+            axes.plot([], [], color=DARK, label=label, **style)
+        handles = axes.get_lines()[-4:]
         axes.legend(handles=handles, frameon=False, fontsize=8.5, loc="lower right")
     else:
         axes.set_xscale("log")
@@ -108,24 +116,6 @@ def _shares(axes: Any, record: dict[str, Any], *, scaled: bool) -> None:
         axes.set_xlabel("encodings m")
         axes.set_title("All private images back (points), possible (lines)", loc="left")
         axes.legend(frameon=False, fontsize=8.5, loc="upper left")
-
-
-def _legend(axes: Any) -> list[Any]:
-    """What filled and hollow, solid and dotted mean."""
-    (came,) = axes.plot(
-        [], [], ls="none", marker="o", ms=5.5, color=DARK, label="came back, 2 public"
-    )
-    (bare,) = axes.plot([], [], ls="none", marker="o", ms=9.5, color=DARK, mfc="none",
-                        label="came back, no public")  # fmt: skip
-    (could,) = axes.plot([], [], color=DARK, lw=1.5, label="determined, 2 public")
-    (dotted,) = axes.plot([], [], color=DARK, lw=1.5, ls=":", label="determined, no public")
-    return [came, bare, could, dotted]
-
-
-def _steps(values: Sequence[int]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """The share of thresholds that are no larger than m."""
-    ms, counts = np.unique(np.asarray(values), return_counts=True)
-    return ms, np.cumsum(counts) / len(values)
 
 
 def _law(axes: Any, graphs: Sequence[dict[str, Any]]) -> None:

@@ -1,7 +1,6 @@
-"""Oracles of the InstaHide attack: every possibility tried, and a similarity that knows the truth.
+"""References for the InstaHide attack: every possibility tried, published steps, and the truth.
 
-With the similarity each step after it can be looked at alone, at any noise. `gram_extract` is the
-step of the paper that `recon_core.attacks.instahide.clusters` replaces.
+With a similarity that knows the truth each step after it can be studied alone, at any noise.
 """
 
 from __future__ import annotations
@@ -11,12 +10,16 @@ import itertools
 import numpy as np
 import torch
 from jaxtyping import Float, Float32, Float64, Int64, Integer
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from recon_core.attacks.instahide.determined import Equations
-from recon_core.attacks.instahide.line_graph import Edges, canonical
+from recon_core.attacks.instahide.coherence import centred
+from recon_core.attacks.instahide.graph import Edges, canonical, incidence_of
+from recon_core.attacks.instahide.signs import Equations
 
 ROWS = 500
+CANDIDATES, K_MEANS = 16, 50
+"""First centres that are tried for each cluster, and rounds of k-means, at most."""
 
 
 def assign_by_trying(shared: Integer[np.ndarray, "m m"], n: int) -> list[Edges]:
@@ -71,6 +74,71 @@ def gram_extract(y: Float[Tensor, "m d"], n_images: int, eta: float) -> Float[Te
     rho = (squares @ squares.T / (2 * y.shape[1])).clamp(min=0).sqrt()
     rho = rho.where(rho > eta, 0.0)
     return (rho * n_images).round().fill_diagonal_(float(n_images))
+
+
+def squares(y: Float[Tensor, "m d"]) -> Float[Tensor, "m m"]:
+    """Correlations of squared pixels, each in its own deviations over all encodings: the paper's
+    statistic, which knows nothing of photographs."""
+    off = y.square() - y.square().mean(0)
+    spread = off.square().mean(0).sqrt()
+    off /= spread.clamp(min=1e-3 * float(spread.mean()) + 1e-30)
+    return centred(off @ off.T / y.shape[1])
+
+
+def grown_clusters(
+    scores: Float[Tensor, "m m"], n: int, *, generator: torch.Generator
+) -> Float[Tensor, "m n"]:
+    """Encodings of each of n images, as Carlini et al. (2020) group them: 1 for those of an image.
+
+    A cluster of m / n encodings grows around each: the one with the largest total of scores to the
+    members joins. k-means with the Jaccard distance makes n of them. Departures: a centre is a set
+    of as many encodings as clusters have, and first centres are drawn far apart (greedy k-means++).
+    """
+    m = len(scores)
+    size, rows = max(round(m / n), 2), torch.arange(m)
+    seeds, members = torch.randperm(m, generator=generator), torch.zeros(m, m)
+    others = scores.clone().fill_diagonal_(0.0)
+    members[rows, seeds] = 1.0
+    total = others[seeds].masked_fill_(members > 0, -torch.inf)
+    for _ in range(size - 1):
+        joins = total.argmax(1)
+        members[rows, joins] = 1.0
+        total += others[joins]
+        total[rows, joins] = -torch.inf
+    far, chosen = torch.ones(m), []
+    for _ in range(n):
+        odds = far.square().double().clamp(min=1e-12)
+        drawn = torch.multinomial(odds, CANDIDATES, replacement=True, generator=generator)
+        left = torch.minimum(far[:, None], 1 - _jaccard(members, members[drawn]))
+        best = int(left.square().sum(0).argmin())
+        far = left[:, best]
+        chosen.append(int(drawn[best]))
+    centres, nearest = members[chosen], None
+    for _ in range(K_MEANS):
+        alike, again = _jaccard(members, centres).max(1)
+        if nearest is not None and torch.equal(again, nearest):
+            break
+        nearest = again
+        counts = torch.zeros_like(centres).index_add_(0, nearest, members)
+        lost = counts.sum(1) == 0  # no cluster is nearest: take those that are near to nothing
+        counts[lost] = members[alike.topk(int(lost.sum()), largest=False).indices]
+        centres = torch.zeros_like(counts).scatter_(1, counts.topk(size, dim=1).indices, 1.0)
+    return centres.T
+
+
+def _jaccard(one: Float[Tensor, "s m"], other: Float[Tensor, "n m"]) -> Float[Tensor, "s n"]:
+    common = one @ other.T
+    return common / (one.sum(1)[:, None] + other.sum(1) - common).clamp(min=1)
+
+
+def pairs_right(edges: Int64[np.ndarray, "m 2"], private: Int64[Tensor, "m 2"], n: int) -> float:
+    """The share of encodings with both images right, found images renamed for most to be."""
+    known, true = (edges >= 0).all(1), np.sort(private.numpy(), axis=1)
+    if not known.any():
+        return 0.0
+    alike = incidence_of(edges[known], n).T @ incidence_of(true[known], n)
+    named = np.sort(linear_sum_assignment(-alike)[1][edges[known]], axis=1)
+    return float((named == true[known]).all(1).sum() / len(edges))
 
 
 def oracle_similarity(

@@ -1,36 +1,32 @@
-"""InstaHide paper: each step of the recovery beside the paper's, and the whole on Gaussian images.
+"""InstaHide paper: each step of the recovery beside the paper's, on Gaussian images.
 
     python -m benchmarks.instahide.speed [--quick] [--json FILE]
 
 Public images: beside the semidefinite program. Graph: beside networkx's inverse_line_graph, which
 takes simple graphs only. Signs: beside all 2^m of Algorithm 3, vectorised over signs, at the same
-pixels. Either side of a comparison has to give the same result, or nothing is timed. The whole:
-seconds from encodings to private images for several seeds; the case says how many came back.
-There the paper's method would have 2^m signs to try, so there is no reference. One thread.
+pixels. Either side of a comparison has to give the same result, or nothing is timed. One thread.
+The whole recovery is timed by `benchmarks.papers.instahide`.
 """
 
 from __future__ import annotations
 
 import itertools
-import statistics
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import networkx as nx
 import numpy as np
 import torch
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Float64, Int64
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from benchmarks.record import Measurement, compared, main, measured
-from recon_core.attacks.instahide.determined import Equations, determined
-from recon_core.attacks.instahide.line_graph import assign, canonical, gram
+from benchmarks.record import Measurement, compared, main
+from recon_core.attacks.instahide.graph import assign, canonical, gram
 from recon_core.attacks.instahide.mixing import Encodings, Mixing
 from recon_core.attacks.instahide.public_images import by_sdp, find_publics
 from recon_core.attacks.instahide.recover import Recovered, recover
-from recon_core.attacks.instahide.signs import solve
+from recon_core.attacks.instahide.signs import Equations, determined, solve
 
 D = 3072
 EXACT = 1e-6
@@ -55,30 +51,24 @@ class Gaussian:
         public = torch.randn(p, d, generator=drawn, dtype=torch.float64)
         return cls(private, public, mixing, mixing.encode(private, public, m, generator=drawn))
 
-    def recovered(self) -> Recovered:
+    def recovered(self, device: str | torch.device = "cpu") -> Recovered:
+        """By the exact attack, from encodings that are on the device."""
         return recover(
-            self.encodings.y,
+            self.encodings.y.to(device),
             self.mixing,
-            public=self.public,
+            public=self.public.to(device),
             n_private=len(self.private),
             generator=torch.Generator().manual_seed(0),
         )
 
     def first(self, m: int) -> Gaussian:
         """The same with the first m encodings only."""
-        e = self.encodings
-        fewer = Encodings(
-            y=e.y[:m],
-            private=e.private[:m],
-            private_weights=e.private_weights[:m],
-            public=e.public[:m],
-            public_weights=e.public_weights[:m],
-        )
-        return replace(self, encodings=fewer)
+        parts = {name: part[:m] for name, part in vars(self.encodings).items() if part is not None}
+        return replace(self, encodings=Encodings(**parts))
 
     def matched(self, found: Recovered) -> Matched:
-        """True image of each one, and the distance from it; up to a sign of each pixel that all
-        share where there are no public images."""
+        """The true image of each recovered one, and the distance from it; up to a sign of each
+        pixel that all share where there are no public images."""
         x = found.images.nan_to_num(0.0)
         signed = self.mixing.k_pub > 0
         alike = x @ self.private.T if signed else x.abs() @ self.private.abs().T
@@ -87,75 +77,34 @@ class Gaussian:
         if not signed:
             truth = truth * torch.where((x * truth).sum(0) < 0, -1.0, 1.0)
         errors = (found.images - truth).abs()
-        known = errors.isfinite()
-        return Matched(ids, errors.nan_to_num(0.0).amax(1), known.all(1), known.any(1))
-
-    def n_exact(self, found: Recovered) -> int:
-        """Images that came back with every pixel right."""
-        return self.matched(found).n_exact
+        known, worst = errors.isfinite(), errors.nan_to_num(0.0).amax(1)
+        n_exact = int((known.all(1) & (worst < EXACT)).sum())
+        return Matched(ids, worst, n_exact, int((known.any(1) & (worst >= EXACT)).sum()))
 
 
 @dataclass(frozen=True)
 class Matched:
-    """The true image of each one, and the largest error of a pixel that is known, in
-    standard deviations. `whole`: all pixels are known; `said`: at least one is."""
+    """The true image of each recovered one, and the largest error of a pixel that is known, in
+    standard deviations. `n_exact`: images with every pixel right; `n_wrong`: with a wrong one."""
 
     ids: Int64[Tensor, " n"]
     errors: Float64[Tensor, " n"]
-    whole: Bool[Tensor, " n"]
-    said: Bool[Tensor, " n"]
-
-    @property
-    def n_exact(self) -> int:
-        return int((self.whole & (self.errors < EXACT)).sum())
-
-    @property
-    def n_wrong(self) -> int:
-        """Images of which a pixel was given that is wrong."""
-        return int((self.said & (self.errors >= EXACT)).sum())
-
-
-def whole(mixing: Mixing, *, n: int, p: int, m: int, n_seeds: int) -> Measurement:
-    """Seconds to recover all private images, and how often all came back."""
-    seconds, exact = [], []
-    for seed in range(n_seeds):
-        case = Gaussian.drawn(mixing, n=n, p=p, m=m, seed=seed)
-        started = time.perf_counter()
-        found = case.recovered()
-        seconds.append(time.perf_counter() - started)
-        exact.append(case.n_exact(found))
-    n_all = sum(k == n for k in exact)
-    return measured(
-        "instahide",
-        f"recovery of {n} private images from {m} encodings with {mixing.k_pub} of {p} public "
-        f"ones, d={D}; all within {EXACT:g} with {n_all} of {n_seeds} seeds, at least "
-        f"{min(exact)} of {n} images with each",
-        statistics.median(seconds),
-        "s",
-        n_seeds,
-    )
+    n_exact: int
+    n_wrong: int
 
 
 def publics(repeats: int, *, p: int, m: int) -> Measurement:
     """Seconds per encoding."""
     case = Gaussian.drawn(Mixing.by_parts(2), n=10, p=p, m=m)
     y, public = case.encodings.y, case.public
-
-    def ours() -> list[list[int]]:
-        found: list[list[int]] = find_publics(y, public, case.mixing).tolist()
-        return found
-
-    def theirs() -> list[list[int]]:
-        found: list[list[int]] = by_sdp(y, public, case.mixing).tolist()
-        return found
-
-    check(ours() == theirs(), "public images")
+    same = torch.equal(find_publics(y, public, case.mixing), by_sdp(y, public, case.mixing))
+    check(same, "public images")
     return compared(
         "instahide",
         f"public images of an encoding, 2 of {p}, d={D}",
-        ours=ours,
+        ours=lambda: find_publics(y, public, case.mixing),
         reference="semidefinite program of the InstaHide paper, cvxpy with SCS",
-        theirs=theirs,
+        theirs=lambda: by_sdp(y, public, case.mixing),
         repeats=repeats,
         per_call=m,
     )
@@ -180,26 +129,6 @@ def graph(repeats: int, *, n: int, m: int) -> Measurement:
     )
 
 
-def parallel_graph(repeats: int, *, n: int, m: int) -> Measurement:
-    """Seconds per graph with parallel edges."""
-    edges = edges_of(n, m, seed=0)
-    shared = gram(edges).astype(np.int8)
-    seconds = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        (part,) = assign(shared)
-        seconds.append(time.perf_counter() - started)
-    check(np.array_equal(canonical(part.roots[0]), canonical(edges)), "graph")
-    return measured(
-        "instahide",
-        f"graph of {n} images from {m} encodings, {m - len(np.unique(edges, axis=0))} of "
-        "which repeat a pair",
-        statistics.median(seconds),
-        "s",
-        repeats,
-    )
-
-
 def signs(repeats: int, *, m: int, d: int) -> Measurement:
     """Seconds per pixel."""
     n = m // 2
@@ -212,17 +141,13 @@ def signs(repeats: int, *, m: int, d: int) -> Measurement:
     def ours() -> Float64[Tensor, "n d"]:
         return solve(torch.from_numpy(y), torch.from_numpy(c), equations, tolerance=1e-8).z
 
-    def theirs() -> Float64[np.ndarray, "n d"]:
-        return all_signs(equations, y, c)
-
-    found, other = ours().numpy(), theirs()
-    check(np.allclose(found, other, atol=1e-6), "pixels")
+    check(np.allclose(ours().numpy(), all_signs(equations, y, c), atol=1e-6), "pixels")
     return compared(
         "instahide",
         f"a pixel of {n} images from the signs of {m} encodings",
         ours=ours,
         reference=f"all 2^{m} signs of the InstaHide paper's Algorithm 3, vectorised over signs",
-        theirs=theirs,
+        theirs=lambda: all_signs(equations, y, c),
         repeats=repeats,
         per_call=d,
     )
@@ -256,19 +181,13 @@ def edges_of(n: int, m: int, seed: int) -> Int64[np.ndarray, "m 2"]:
 
 
 def measure(quick: bool) -> Iterator[Measurement]:
-    """Seconds of each step and of the whole recovery."""
+    """Seconds of each step."""
     torch.set_num_threads(1)
     repeats = 2 if quick else 5
     yield publics(repeats, p=12 if quick else 40, m=3)
     yield graph(repeats, n=20 if quick else 100, m=60 if quick else 1000)
-    yield parallel_graph(repeats, n=100, m=500 if quick else 5000)
     for m in (8,) if quick else (10, 14, 18):
         yield signs(repeats, m=m, d=2 if quick else 4)
-    for m, k_pub in itertools.product(
-        (150,) if quick else (1000, 600), (2,) if quick else (0, 2, 4)
-    ):
-        n, p = (20, 50) if quick else (100, 1000)
-        yield whole(Mixing.by_parts(k_pub), n=n, p=p, m=m, n_seeds=2 if quick else 20)
 
 
 if __name__ == "__main__":

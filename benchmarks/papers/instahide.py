@@ -15,12 +15,9 @@ from collections.abc import Sequence
 import torch
 
 from benchmarks.instahide.agreement import agreement
-from benchmarks.instahide.blind import blind
-from benchmarks.instahide.exact import exact, large, noise, publics
-from benchmarks.instahide.gram import gram
+from benchmarks.instahide.exact import blind, exact, gram, large, noise, publics
 from benchmarks.instahide.photographs import photographs, similarity
-from benchmarks.instahide.samples import samples
-from benchmarks.instahide.signs import signs
+from benchmarks.instahide.samples import samples, signs
 from benchmarks.papers import findings
 from benchmarks.papers.findings import Part
 

@@ -1,120 +1,130 @@
 """The attack of Carlini et al. (2020, arXiv 2011.05315): private images, public ones unknown.
 
-Departures: groups are independent components unless `groups` says otherwise, an encoding is only
-given to images of its classes, and the descent's likelihood and smoothing are ours;
-`Descent(spread=0, n_smooth=0, total_variation=0)` is the paper's.
+A learned similarity of encodings (`similarity_network`) gives scores; encodings are grouped by
+independent components, in place of the paper's grown clusters; an assignment gives two images of
+its classes to every encoding; and images come by gradient descent on
+
+    sum over encodings and pixels of (|A X| - y)^2
+
+inside the box of their pixels, where row i of A holds the two weights of encoding i. The part of
+its public images is noise. The descent is Adam's with a rate that falls to zero. Ours:
+
+- `spread`: with the noise's standard deviation s, y is |N(A X, s^2)|, and what is minimised is (A
+X)^2 + y^2 - 2 s^2 log cosh(y A X / s^2). With s = 0 it is the paper's loss.
+- A spectral start (Candes, Li and Soltanolkotabi 2015): the leading eigenvector of A^T diag(y^2 -
+mean) A.
+- Nothing fixes the sign of a pixel position (of all images there at once): `in_one_sign` chooses.
+`n_smooth`: the images are put in one sign (once), blurred and the start of another descent, in
+which total variation counts.
 """
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import math
-from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from collections import defaultdict
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, Int64
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Float32, Int64
+from scipy.linalg import eigh
+from scipy.optimize import linprog
+from scipy.sparse import coo_array, vstack
+from scipy.sparse.linalg import eigsh
 from torch import Tensor
 
-from recon_core.attacks.instahide.coherence import centred
-from recon_core.attacks.instahide.descent import Descent, descend
-from recon_core.attacks.instahide.groups import (
-    Components,
-    Growth,
-    assigned,
-    common_classes,
-    grown_groups,
-    independent_groups,
-)
+from recon_core.attacks.instahide.coherence import ImageShape, centred
 from recon_core.attacks.instahide.mixing import InstaHide, Mixing, Scheme
 from recon_core.attacks.instahide.recover import Recovered, Status
-from recon_core.attacks.instahide.similarity_network import Similarity, SimilarityNetwork
-from recon_core.strict import NonNegative, Strict, Within
-from recon_core.tagged import Tagged
+from recon_core.attacks.instahide.similarity_network import Similarity
+from recon_core.optimisers import Optimiser
+from recon_core.strict import Count, Natural, NonNegative, Strict
 from recon_core.types import Progress, no_progress
 
-
-def noisy(mixing: Scheme) -> Descent:
-    """For photographs in [-1, 1] with others, not known, in every encoding."""
-    return Descent(n_steps=60, total_variation=0.3, n_smooth=1, spread=unknown_part(mixing))
-
-
-def unknown_part(mixing: Scheme) -> float:
-    """The standard deviation of what public photographs in [-1, 1] add to an encoding's pixel."""
-    k = 2 + mixing.k_pub
-    square = mixing.wb**2 if isinstance(mixing, Mixing) else 2 / (k * (k + 1))
-    return PIXEL_SD * math.sqrt(mixing.k_pub * square)
-
-
 PIXEL_SD = 0.46
-"""Of CIFAR-10's pixels; coefficients that are uniform on a simplex have a mean square of
-2 / (k (k + 1))."""
+"""Standard deviation of CIFAR-10's pixels in [-1, 1]."""
+PRESENT = 1e-6
+"""Share of a mixed label from which on a class is in it."""
+SPARE = 0.1
+"""Components beyond the private images', in shares of their number, for what else scores hold; the
+most peaked are kept."""
+CORE = 0.5
+"""The load from which on an encoding is taken to have an image, in shares of that of its best."""
+BEST = 0.9
+"""Quantile of the loads above 0 of the encodings that an image has, which counts as its best."""
+DENSE = 1500
+"""Encodings from which on eigenvectors are found by iteration."""
+N_ROUNDS, STILL = 300, 1e-6
+"""Of independent component analysis, at most, and the movement below which it has converged."""
+FORBIDDEN = 1e2
+"""Cost of a class that the encoding does not have, in standard deviations of affinities."""
+COLUMNS = 128
+"""Pixels that go through the equations together: 5,000 encodings of them stay in a CPU's cache."""
+RATE, N_POWER = 0.05, 20
+"""Adam's first rate, in units of pixels, and the power iterations of the spectral start."""
+ROUNDED = 1e-2
+"""Differences below this are squared rather than taken absolutely, so that descent can settle."""
+REACH = 2
+"""Positions up to this far apart, in rows and columns, are compared to put them in one sign."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Carlini(Strict):
-    """Settings. `n_arcs`: images that an encoding may be given to, its best. `slack`: by how much
-    an image may have more encodings than its share, in shares of it. `descent`: None is for
-    photographs, as noisy as the scheme makes them."""
+class Descent(Strict):
+    """Settings. `total_variation`: weight of the sum of absolute differences of neighbours.
+    `spread`: standard deviation of the unknown part. `n_smooth`: how many more descents start from
+    blurred images."""
 
-    kind: Literal["carlini"] = "carlini"
-    similarity: SimilarityNetwork = field(default_factory=SimilarityNetwork)
-    groups: Annotated[Components | Growth, Tagged("kind")] = field(default_factory=Components)
-    assignment: Literal["flow", "greedy"] = "flow"
-    n_arcs: Annotated[int, Within("[2, inf)")] = 20
-    slack: NonNegative = 0.05
-    descent: Descent | None = None
+    n_steps: Count = 200
+    total_variation: NonNegative = 0.0
+    spread: NonNegative = 0.0
+    n_smooth: Natural = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.total_variation and not self.n_smooth:
+            raise ValueError(
+                f"n_smooth=0 must be 1 or more for total_variation={self.total_variation} to count"
+            )
 
 
 def recover_as_carlini(
     y: Float[Tensor, "m d"],
-    shape: tuple[int, int, int],
+    shape: ImageShape,
     *,
     n_private: int,
     mixing: Scheme | None = None,
     labels: Float[Tensor, "m n_classes"] | None = None,
-    public: Float[Tensor, "p _"] | None = None,
-    scores: Float[Tensor, "m m"] | Similarity | None = None,
+    scores: Float[Tensor, "m m"] | Similarity,
+    typical: Float[Tensor, " d"] | None = None,
     generator: torch.Generator,
-    how: Carlini | None = None,
+    descent: Descent | None = None,
     progress: Progress = no_progress,
 ) -> Recovered:
-    """Private images, every one ESTIMATED, or UNSOLVED if no encoding was given to it.
+    """Private images, every one ESTIMATED, or UNSOLVED if no encoding was assigned to it.
 
     `y`: encodings in units of images in [-1, 1]; signs are ignored. `mixing`: their scheme, which
-    says weights and how much public images add; without, InstaHide's. `scores`: of all pairs,
-    larger where an image is common, or the network that gives them; without, one is trained on
-    `public`. From scores alone the sign of all images together is not known. Raises ValueError
-    without scores and public images, and for encodings that are not finite.
+    gives weights and the spread of public images; by default InstaHide's. `scores`: of all pairs,
+    larger where an image is common, or the network that gives them. `typical`: a mean picture, by
+    default the network's; without one the sign of all images together is not known. `descent`: by
+    default for photographs, as noisy as the scheme makes them. Raises ValueError for encodings that
+    are not finite.
     """
-    how, mixing = how or Carlini(), mixing or InstaHide()
+    mixing = mixing or InstaHide()
     if not bool(y.isfinite().all()):
         raise ValueError("encodings have pixels that are not finite")
-    if scores is None:
-        if public is None:
-            raise ValueError("give scores, a trained Similarity, or public images to train one on")
-        pool = public.float().reshape(-1, *shape)
-        scores = how.similarity.train(pool, progress=lambda part: progress(0.5 * part))
-    typical = None
     if isinstance(scores, Similarity):
         typical = scores.typical.flatten()
-        scores = scores.scores(y, progress=lambda part: progress(0.5 + 0.05 * part))
-    progress(0.55)
-    alike = centred(scores.float().clone())
-    has = None if labels is None else labels > PRESENT
-    if has is not None:
-        alike = centred(alike * (has.float() @ has.float().T > 0))
-    if isinstance(how.groups, Growth):
-        core = grown_groups(alike, n_private, generator=generator, how=how.groups).to(alike)
-    else:
-        loads = independent_groups(alike, n_private, generator=generator, how=how.groups)
-        core = (loads > 0).to(alike)
-    classes = None if has is None else common_classes(core, has)
-    affinity = alike @ core / (core.sum(0) - core).clamp(min=1)
-    allowed = None if has is None or classes is None else has[:, classes]
-    edges = assigned(affinity, allowed, method=how.assignment, n_arcs=how.n_arcs, slack=how.slack)
+        scores = scores.scores(y, progress=lambda part: progress(0.1 * part))
+    progress(0.1)
+    alike = alike_by_labels(scores, labels)
+    core = (independent_groups(alike, n_private, generator=generator) > 0).to(alike)
+    edges, classes = edges_of_groups(alike, core, labels)
     weights = private_weights(edges, labels, classes, mixing)
-    progress(0.65)
+    progress(0.3)
+    noisy = Descent(n_steps=60, total_variation=0.3, n_smooth=1, spread=unknown_part(mixing))
     found = descend(
         y,
         edges,
@@ -122,8 +132,8 @@ def recover_as_carlini(
         n_private,
         generator=generator,
         shape=shape,
-        how=how.descent or noisy(mixing),
-        progress=lambda part: progress(0.65 + 0.35 * part),
+        how=descent or noisy,
+        progress=lambda part: progress(0.3 + 0.7 * part),
     )
     given = ~found.isnan().any(1)
     images = found.double()
@@ -142,8 +152,39 @@ def recover_as_carlini(
     )
 
 
-PRESENT = 1e-6
-"""Share of a mixed label from which on a class is in it."""
+def unknown_part(mixing: Scheme) -> float:
+    """The standard deviation of what public photographs in [-1, 1] add to an encoding's pixel.
+
+    Coefficients that are uniform on a simplex have a mean square of 2 / (k (k + 1)).
+    """
+    k = 2 + mixing.k_pub
+    square = mixing.wb**2 if isinstance(mixing, Mixing) else 2 / (k * (k + 1))
+    return PIXEL_SD * math.sqrt(mixing.k_pub * square)
+
+
+def alike_by_labels(
+    scores: Float[Tensor, "m m"], labels: Float[Tensor, "m n_classes"] | None
+) -> Float[Tensor, "m m"]:
+    """Centred scores; with labels only those of encodings that have a class in common."""
+    alike = centred(scores.float().clone())
+    if labels is None:
+        return alike
+    has = (labels > PRESENT).float()
+    return centred(alike * (has @ has.T > 0))
+
+
+def edges_of_groups(
+    alike: Float[Tensor, "m m"],
+    core: Float[Tensor, "m n"],
+    labels: Float[Tensor, "m n_classes"] | None,
+) -> tuple[Int64[Tensor, "m 2"], Int64[Tensor, " n"] | None]:
+    """The two images of each encoding, from groups of encodings that surely have each image (1 in
+    `core`), and the classes of the images."""
+    affinity = alike @ core / (core.sum(0) - core).clamp(min=1)
+    if labels is None:
+        return assigned(affinity), None
+    classes = common_classes(core, labels > PRESENT)
+    return assigned(affinity, (labels > PRESENT)[:, classes]), classes
 
 
 def private_weights(
@@ -153,8 +194,8 @@ def private_weights(
     mixing: Scheme,
 ) -> Float32[Tensor, "m 2"]:
     """Weights of the two images of each encoding: its label's parts at their classes, half each
-    where both are of one; without labels the mean of all weights. In the model of the InstaHide
-    paper all are known."""
+    where both are of one class; without labels the mean of all weights. The model of the InstaHide
+    paper fixes them."""
     if isinstance(mixing, Mixing):
         return torch.full(edges.shape, mixing.wa, device=edges.device)
     if labels is None or classes is None:
@@ -163,3 +204,240 @@ def private_weights(
     share = labels.float().gather(1, kind)
     same = kind[:, :1] == kind[:, 1:]
     return torch.where(same, share / 2, share)
+
+
+def independent_groups(
+    scores: Float[Tensor, "m m"],
+    n: int,
+    *,
+    generator: torch.Generator,
+) -> Float[Tensor, "m n"]:
+    """Loads of m encodings on n images: above 0 where an encoding is taken to have the image, 1 at
+    its best.
+
+    A score of common images is a noisy A A^T, where A (m, n) holds the private weights, two in a
+    row. Its n leading eigenvectors span A's columns, and A is the rotation of them with the most
+    zeros: independent component analysis (Hyvarinen 1999: fixed point, symmetric) by the third
+    moment, which is above 0 for a column that is mostly 0. The fourth would be that of normal
+    numbers where a fifth of a column is not 0. `scores`: centred, larger where more is common.
+    Raises ValueError for too few encodings.
+    """
+    m = len(scores)
+    wanted = n + round(SPARE * n)
+    if wanted >= m:
+        raise ValueError(f"{m} encodings are too few for the components of {n} images")
+    matrix = np.asarray(scores.double().cpu())
+    if m < DENSE:
+        vectors = eigh(matrix, subset_by_index=(m - wanted, m - 1))[1]
+    else:
+        first = np.asarray(torch.rand(m, generator=generator, dtype=torch.float64))
+        again = np.random.default_rng(0)  # for restarts within a space that is used up
+        vectors = eigsh(matrix, k=wanted, which="LA", v0=first, rng=again)[1]
+    white = vectors * m**0.5
+    drawn = torch.randn(wanted, wanted, generator=generator, dtype=torch.float64)
+    rotation = np.linalg.qr(np.asarray(drawn))[0]
+    for _ in range(N_ROUNDS):
+        u, _, vt = np.linalg.svd(white.T @ (white @ rotation) ** 2 / m)
+        before, rotation = rotation, u @ vt
+        if np.abs((rotation * before).sum(0)).min() > 1 - STILL:
+            break
+    found = white @ rotation
+    found = found * np.sign((found**3).sum(0))  # long tails above 0
+    peaks = (found**3).mean(0)
+    loads = found[:, np.sort(np.argsort(-peaks, kind="stable")[:n])]
+    n_own = max(2 * m // n, 2)
+    best = np.sort(loads, axis=0)[-max(round((1 - BEST) * n_own), 1)]
+    loads = loads / np.maximum(best, 1e-9)
+    return torch.from_numpy(np.where(loads > CORE, loads, 0.0)).to(scores)
+
+
+def assigned(
+    affinity: Float[Tensor, "m n"],
+    allowed: Bool[Tensor, "m n"] | None = None,
+    *,
+    n_arcs: int = 20,
+    slack: float = 0.05,
+) -> Int64[Tensor, "m 2"]:
+    """Two images for each encoding, no image having more than its share; -1 where there are none.
+
+    The flow with the largest total of affinities (Carlini et al. 2020): a linear program with whole
+    numbers for answers, as its constraints are those of a network. `allowed`: images that an
+    encoding may have; others come last. `n_arcs`: images that are tried for each encoding, its
+    best. `slack`: how much more than 2 m / n encodings an image may have, in shares of it. Raises
+    ValueError for fewer than two images.
+    """
+    m, n = affinity.shape
+    if n < 2:
+        raise ValueError(f"{n} images: an encoding has two of them")
+    worth = affinity.double().cpu()
+    worth = (worth - worth.mean()) / worth.std().clamp(min=1e-30)
+    if allowed is not None:
+        worth = worth - FORBIDDEN * (~allowed.cpu())
+    best = worth.topk(min(n_arcs, n), dim=1)
+    images, gains = np.asarray(best.indices), np.asarray(best.values)
+    capacity = float(np.ceil(2 * m / n * (1 + slack) - 1e-9))
+    arcs, ones = np.arange(images.size), np.ones(images.size)
+    per_row = coo_array((ones, (arcs // images.shape[1], arcs)), shape=(m, images.size))
+    per_image = coo_array((ones, (images.ravel(), arcs)), shape=(n, images.size))
+    answer = linprog(
+        -(gains.ravel() + 2 * FORBIDDEN),  # an encoding without images is worst of all
+        A_ub=vstack([per_row, per_image]).tocsr(),
+        b_ub=np.concatenate([np.full(m, 2.0), np.full(n, capacity)]),
+        bounds=(0, 1),
+        method="highs-ds",
+    )
+    if answer.x is None:
+        raise ValueError(f"no assignment of {m} encodings to {n} images: {answer.message}")
+    taken = (answer.x > 0.5).reshape(images.shape)
+    edges = np.full((m, 2), -1, np.int64)
+    full = taken.sum(1) == 2
+    edges[full] = images[taken & full[:, None]].reshape(-1, 2)
+    return torch.from_numpy(np.sort(edges, axis=1)).to(affinity.device)
+
+
+def common_classes(
+    loads: Float[Tensor, "m n"], has: Bool[Tensor, "m n_classes"]
+) -> Int64[Tensor, " n"]:
+    """The class of each image: the one that most of its encodings have."""
+    return (loads.T @ has.to(loads)).argmax(1)
+
+
+def descend(
+    y: Float[Tensor, "m d"],
+    edges: Int64[Tensor, "m 2"],
+    weights: Float[Tensor, "m 2"],
+    n: int,
+    *,
+    generator: torch.Generator,
+    shape: ImageShape | None = None,
+    how: Descent | None = None,
+    progress: Progress = no_progress,
+) -> Float32[Tensor, "n d"]:
+    """n images in [-1, 1] from their encodings, NaN where no encoding has the image.
+
+    `edges`: the two images of each encoding, -1 if unknown; such encodings are left out. `weights`:
+    theirs. `shape`: of an image, where neighbours matter. Raises ValueError for edges that are no
+    images, and where neighbours matter without a shape.
+    """
+    how = how or Descent()
+    if bool((edges >= n).any()) or bool((edges < -1).any()):
+        raise ValueError(f"edges must be -1 or from 0 to n - 1 = {n - 1}; they reach {edges.max()}")
+    if how.n_smooth and (shape is None or math.prod(shape) != y.shape[1]):
+        raise ValueError(
+            f"n_smooth={how.n_smooth} needs the shape (c, h, w) of images with {y.shape[1]} "
+            f"pixels, not {shape}"
+        )
+    known = (edges >= 0).all(1).nonzero()[:, 0]
+    a = torch.zeros(len(known), n, device=edges.device)
+    a.scatter_add_(1, edges[known], weights[known].float())
+    own = y[known].abs().float()
+    x = _spectral(torch.randn((n, y.shape[1]), generator=generator).to(a), a, own, how.spread)
+    progress(0.1)
+    _move(x, a, own, how)
+    for k in range(how.n_smooth):
+        assert shape is not None
+        progress((k + 1) / (how.n_smooth + 1))
+        signed = x if k else in_one_sign(x, shape)
+        padded = F.pad(signed.reshape(-1, *shape), (1, 1, 1, 1), mode="replicate")
+        x = F.avg_pool2d(padded, 3, 1).flatten(1)
+        _move(x, a, own, how, shape if how.total_variation else None)
+    x[a.abs().sum(0) == 0] = torch.nan
+    return x
+
+
+def _spectral(
+    v: Float32[Tensor, "n d"], a: Float32[Tensor, "m n"], y: Float32[Tensor, "m d"], spread: float
+) -> Float32[Tensor, "n d"]:
+    """Scaled so that its mixtures have the encodings' energy above the unknown part's."""
+    found = []
+    for own, first in zip(y.split(COLUMNS, dim=1), v.split(COLUMNS, dim=1), strict=True):
+        x, energy = first, own.square()
+        centre = energy - energy.mean(0)
+        shift = centre.abs().mean(0) * a.square().sum(0).mean()
+        for _ in range(N_POWER):
+            u = shift * x + a.T @ (centre * (a @ x))
+            x = u / u.norm(dim=0).clamp(min=1e-30)
+        known = (energy.mean(0) - spread**2).clamp(min=1e-6)
+        found.append(x * (known / (a @ x).square().mean(0).clamp(min=1e-30)).sqrt())
+    return torch.cat(found, 1).clamp_(-1.0, 1.0)
+
+
+def _move(
+    x: Float32[Tensor, "n d"],
+    a: Float32[Tensor, "m n"],
+    y: Float32[Tensor, "m d"],
+    how: Descent,
+    shape: ImageShape | None = None,
+) -> None:
+    """Adam's descent from x, in place; total variation counts if there is a shape."""
+    stepper = Optimiser(rule="adam", lr=RATE).stepper(x.unsqueeze(0))
+    columns = [part.contiguous() for part in y.split(COLUMNS, dim=1)]
+    v = how.spread**2
+    for k in range(how.n_steps):
+        stepper.set_rate(RATE * (1 + math.cos(math.pi * k / how.n_steps)) / 2)
+        parts = []
+        for own, part in zip(columns, x.split(COLUMNS, dim=1), strict=True):
+            r = torch.mm(a, part)  # 2 A^T (r - y s), s the sign of r as far as it is believed
+            sign = (r * own).mul_(1 / v).tanh_() if v else r.sign()
+            parts.append(2 * torch.mm(a.T, r.addcmul_(sign, own, value=-1)))
+        gradient = torch.cat(parts, 1)
+        if shape is not None:
+            pictures, rough = x.reshape(-1, *shape), gradient.view(-1, *shape)
+            for dim in (2, 3):  # of the sum over neighbours of sqrt(difference^2 + ROUNDED^2)
+                step = pictures.diff(dim=dim)
+                pull = how.total_variation * step / (step.square() + ROUNDED**2).sqrt()
+                rough.narrow(dim, 1, step.shape[dim]).add_(pull)
+                rough.narrow(dim, 0, step.shape[dim]).sub_(pull)
+        stepper.step_(gradient.unsqueeze(0))
+        x.clamp_(-1.0, 1.0)
+
+
+def in_one_sign(images: Float[Tensor, "n d"], shape: ImageShape) -> Float[Tensor, "n d"]:
+    """The images with positions' signs chosen so that neighbours agree; one sign for all remains,
+    which is that of the first position. `shape`: (c, h, w).
+
+    Photographs' positions near each other, and channels of one, are alike over the images.
+    Positions are merged into regions: of all two that touch, the two whose correlations over their
+    border have the largest sum in absolute value, with the sign of that sum.
+    """
+    x = images.nan_to_num(0.0).double().cpu()
+    unit = np.asarray(x / x.norm(dim=0).clamp(min=1e-12))
+    at = np.arange(unit.shape[1]).reshape(shape)
+    firsts, seconds = [], []
+    c, h, w = shape
+    steps = range(-REACH, REACH + 1)
+    for k, i, j in itertools.product(range(c), steps, steps):
+        if (k, i, j) <= (0, 0, 0) or (k and (i or j)):
+            continue  # each pair once; of channels only the same pixel
+        rows, columns = slice(max(-i, 0), h - max(i, 0)), slice(max(-j, 0), w - max(j, 0))
+        firsts.append(at[: c - k, rows, columns].ravel())
+        rows, columns = slice(max(i, 0), h - max(-i, 0)), slice(max(j, 0), w - max(-j, 0))
+        seconds.append(at[k:, rows, columns].ravel())
+    first, second = np.concatenate(firsts), np.concatenate(seconds)
+    alike = (unit[:, first] * unit[:, second]).sum(0)
+    # the surest two regions first; the smaller one is turned
+    n = unit.shape[1]
+    sign, region = np.ones(n), [[k] for k in range(n)]
+    border: list[dict[int, float]] = [defaultdict(float) for _ in range(n)]
+    for i, j, value in zip(first.tolist(), second.tolist(), alike.tolist(), strict=True):
+        border[i][j] = border[j][i] = value
+    heap = [(-abs(v), i, j, v) for i in range(n) for j, v in border[i].items() if i < j]
+    heapq.heapify(heap)
+    while heap:
+        _size, i, j, value = heapq.heappop(heap)
+        if not region[i] or not region[j] or border[i].get(j) != value:
+            continue  # one was merged since, or their border has changed
+        if len(region[i]) < len(region[j]):
+            i, j = j, i
+        turn = -1.0 if value < 0 else 1.0
+        sign[region[j]] *= turn
+        region[i] += region[j]
+        region[j] = []
+        for other, between in border[j].items():
+            del border[other][j]
+            if other != i:
+                total = border[i].get(other, 0.0) + turn * between
+                border[i][other] = border[other][i] = total
+                heapq.heappush(heap, (-abs(total), i, other, total))
+        border[j] = {}
+    return images * torch.from_numpy(sign * sign[0]).to(images)

@@ -1,82 +1,73 @@
 """Coherence of gradients: a sign that two encodings of natural images share an image.
 
 The mixed image u under y = |u| crosses zero along lines, so that within a small window y's
-gradients are u's up to one sign. Gradients of a window are whitened over all encodings; the squared
-inner product of two has no sign, and its sum over windows is the statistic (`coherence`).
+gradients are u's up to one sign. Gradients of a window are whitened over all encodings. The squared
+inner product of two has no sign, and its sum over windows says whether encodings share an image
+(`coherence`). By it public images are found (`coherent_publics`), and what they leave of the
+encodings tells more (`pursued`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from recon_core.strict import Count, NonNegative, Positive, Strict, Within
 from recon_core.types import Progress, no_progress
 
 ImageShape = tuple[int, int, int]
 """Channels, height and width."""
+SIDE = 4
+"""Of a window, in pixels; windows do not overlap."""
+FLOOR = 0.2
+"""Added to the variances of a window's directions before whitening, in shares of their mean."""
+AT_ONCE = 32
+"""Encodings whose public images are searched together: their products fit into the cache."""
+N_KEPT, MOST_LIKELY = 96, 32
+"""Public images of an encoding that coherence leaves, and that a third of the steps leaves."""
+N_STEPS = 200
+"""Of expectation maximisation."""
+NOISE = 0.5
+"""nu, the variance of what is private, in whitened units."""
+PENALTY = 0.01
+"""On the sum of coefficients, in shares of each image's energy."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Windows(Strict):
-    """`side` of a window, `stride` from one to the next, in pixels. `floor`: what is added to the
-    variance of every direction of a window before whitening, in shares of their mean."""
-
-    side: int = 4
-    stride: int = 4
-    floor: Positive = 0.2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.side < 2 or not 1 <= self.stride <= self.side:
-            raise ValueError(
-                f"side={self.side} must be 2 or more and stride={self.stride} from 1 to it, or "
-                "pixels are left out"
-            )
-
-    def of_pixels(self, shape: ImageShape) -> Int64[Tensor, "h w"]:
-        """The window whose middle is nearest to each pixel, counted row by row."""
-        rows, columns = (self._nearest(side) for side in shape[1:])
-        return rows[:, None] * self.n_along(shape[2]) + columns
-
-    def n_along(self, length: int) -> int:
-        return (length - self.side) // self.stride + 1
-
-    def _nearest(self, length: int) -> Int64[Tensor, " k"]:
-        middles = torch.arange(self.n_along(length)) * self.stride + (self.side - 1) / 2
-        return (torch.arange(length)[:, None] - middles).abs().argmin(1)
-
-
-def gradient_windows(
-    images: Float[Tensor, "m d"], shape: ImageShape, windows: Windows
-) -> Float[Tensor, "w m p"]:
-    """Differences to the right and to the one below, of every window as a vector. Raises ValueError
-    if the images are not of that shape, or smaller than a window."""
+def gradient_windows(images: Float[Tensor, "m d"], shape: ImageShape) -> Float[Tensor, "w m p"]:
+    """Differences of each pixel to the right one and to the one below, a vector for every window.
+    Raises ValueError if the images are not of that shape, or smaller than a window."""
     channels, height, width = shape
     if images.shape[1] != channels * height * width:
         raise ValueError(
             f"images have {images.shape[1]} pixels; shape={shape} has {channels * height * width}"
         )
-    if min(height, width) < windows.side:
-        raise ValueError(f"images of {height} x {width} are smaller than side={windows.side}")
+    if min(height, width) < SIDE:
+        raise ValueError(f"images of {height} x {width} are smaller than a window's {SIDE} pixels")
     pictures = images.reshape(-1, *shape)
     across = functional.pad(pictures.diff(dim=3), (0, 1))
     down = functional.pad(pictures.diff(dim=2), (0, 0, 0, 1))
-    side, stride = windows.side, windows.stride
-    cut = torch.cat([across, down], 1).unfold(2, side, stride).unfold(3, side, stride)
+    cut = torch.cat([across, down], 1).unfold(2, SIDE, SIDE).unfold(3, SIDE, SIDE)
     vectors = cut.permute(2, 3, 0, 1, 4, 5)
-    return vectors.reshape(-1, len(images), 2 * channels * side * side)
+    return vectors.reshape(-1, len(images), 2 * channels * SIDE**2)
 
 
-def whitening(cut: Float[Tensor, "w m p"], windows: Windows) -> Float[Tensor, "w p p"]:
+def signs_of_pixels(signs: Float[Tensor, "w m"], shape: ImageShape) -> Float[Tensor, "m d"]:
+    """The sign of every pixel: that of the nearest window."""
+    channels, *sides = shape
+    rows, columns = (
+        (torch.arange(n, device=signs.device) // SIDE).clamp(max=n // SIDE - 1) for n in sides
+    )
+    places = rows[:, None] * (sides[1] // SIDE) + columns
+    return signs.T[:, places.flatten().repeat(channels)]
+
+
+def whitening(cut: Float[Tensor, "w m p"]) -> Float[Tensor, "w p p"]:
     covariance = cut.mT @ cut / cut.shape[1]
     values, vectors = torch.linalg.eigh(covariance)
-    floor = windows.floor * values.mean(1, keepdim=True).clamp(min=torch.finfo(cut.dtype).tiny)
+    floor = FLOOR * values.mean(1, keepdim=True).clamp(min=torch.finfo(cut.dtype).tiny)
     found: Tensor = (vectors * (values.clamp(min=0) + floor).rsqrt()[:, None]) @ vectors.mT
     return found
 
@@ -88,8 +79,8 @@ def unit(vectors: Float[Tensor, "w m p"]) -> Float[Tensor, "w m p"]:
 
 
 def coherence(white: Float[Tensor, "w m p"]) -> Float[Tensor, "m m"]:
-    """The sum over windows of squared inner products of unit vectors, rows and columns centred, of
-    whitened windows of encodings whose signs are not known."""
+    """Scores of encodings from their whitened windows: squared inner products of unit vectors,
+    summed over windows and centred."""
     directions = unit(white)
     total = white.new_zeros(white.shape[1], white.shape[1])
     for window in directions:
@@ -100,8 +91,8 @@ def coherence(white: Float[Tensor, "w m p"]) -> Float[Tensor, "m m"]:
 def signed_coherence(
     private: Float[Tensor, "w m p"], certainty: Float[Tensor, "w m"]
 ) -> Float[Tensor, "m m"]:
-    """The same without squares, where signs are known with a `certainty` in [0, 1]: windows of what
-    public images leave. About 0 where nothing is common; not centred."""
+    """Scores without squares, where signs are known with a `certainty` in [0, 1]: from windows of
+    what public images leave. About 0 where nothing is common; not centred."""
     directions = unit(private) * certainty.square()[:, :, None]
     total = private.new_zeros(private.shape[1], private.shape[1])
     for window in directions:
@@ -110,7 +101,7 @@ def signed_coherence(
 
 
 def centred(scores: Float[Tensor, "m m"]) -> Float[Tensor, "m m"]:
-    """Without the diagonal, and what a row and a column have in all their entries."""
+    """Scores without the diagonal and without the means of rows and columns."""
     scores = scores.fill_diagonal_(0.0)
     mean = scores.mean(0)
     return scores - mean - mean[:, None] + mean.mean()
@@ -127,28 +118,11 @@ def public_coherence(
     return (found - found.mean(0)) / found.std(0).clamp(min=1e-30)
 
 
-AT_ONCE = 32
-"""Encodings whose publics are looked for together: so many have their products in cache."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PublicSearch(Strict):
-    """`n_kept`: public images that coherence leaves for each encoding. `n_steps` of expectation
-    maximisation; `noise`: nu, in whitened units; `penalty`: on the sum of coefficients, in shares
-    of each image's energy."""
-
-    n_kept: Annotated[int, Within("[2, inf)")] = 96
-    n_steps: Count = 200
-    noise: Positive = 0.5
-    penalty: NonNegative = 0.01
-
-
 def coherent_publics(
     white: Float[Tensor, "w m p"],
     public: Float[Tensor, "w q p"],
     *,
     largest: float,
-    how: PublicSearch | None = None,
     progress: Progress = no_progress,
 ) -> Float[Tensor, "m q"]:
     """Coefficients of the public images in every encoding, most of them 0, from windows of
@@ -160,47 +134,24 @@ def coherent_publics(
     in which the expected sign is tanh(f c / nu) and the maximisation least squares. Coefficients
     are at or above 0 and few, which proximal steps keep.
     """
-    how = how or PublicSearch()
     gram = torch.einsum("wip,wjp->ij", public, public)
-    n_kept = min(how.n_kept, public.shape[1])
-    likely = public_coherence(white, public).topk(n_kept, dim=1).indices
+    coherent = public_coherence(white, public).topk(min(N_KEPT, public.shape[1]), dim=1).indices
     found = []
     for rows in torch.arange(white.shape[1], device=white.device).split(AT_ONCE):
-        found.append(_some(white[:, rows], public, gram, likely[rows], largest=largest, how=how))
+        products = torch.einsum("wbp,wqp->bwq", white[:, rows], public)
+        likely = coherent[rows]
+        weights = products.new_zeros(likely.shape)
+        weights[:, :1], weights[:, 1:2] = 0.2, 0.1  # at 0 no sign is known
+        for n_steps in (N_STEPS // 3, N_STEPS - N_STEPS // 3):
+            own = products.gather(2, likely[:, None].expand(-1, products.shape[1], -1))
+            block = gram[likely[:, :, None], likely[:, None]]
+            weights = _maximised(own, block, weights, n_steps=n_steps, largest=largest)
+            whole = torch.zeros_like(products[:, 0]).scatter_(1, likely, weights)
+            best = weights.topk(min(MOST_LIKELY, weights.shape[1]), dim=1).indices
+            likely, weights = likely.gather(1, best), weights.gather(1, best)
+        found.append(whole)
         progress((int(rows[-1]) + 1) / white.shape[1])
     return torch.cat(found)
-
-
-def window_signs(
-    white: Float[Tensor, "w m p"], known: Float[Tensor, "w m p"], noise: float
-) -> Float[Tensor, "w m"]:
-    return torch.tanh((white * known).sum(2) / noise)
-
-
-def _some(
-    white: Float[Tensor, "w b p"],
-    public: Float[Tensor, "w q p"],
-    gram: Float[Tensor, "q q"],
-    likely: Int64[Tensor, "b k"],
-    *,
-    largest: float,
-    how: PublicSearch,
-) -> Float[Tensor, "b q"]:
-    products = torch.einsum("wbp,wqp->bwq", white, public)
-    own = products.gather(2, likely[:, None].expand(-1, products.shape[1], -1))
-    block = gram[likely[:, :, None], likely[:, None]]
-    weights = torch.zeros_like(own[:, 0])
-    weights[:, :1], weights[:, 1:2] = 0.2, 0.1  # at 0 no sign is known
-    n_first = how.n_steps // 3
-    weights = _maximised(own, block, weights, n_steps=n_first, largest=largest, how=how)
-    best = weights.topk(min(MOST_LIKELY, weights.shape[1]), dim=1).indices
-    likely = likely.gather(1, best)
-    block = gram[likely[:, :, None], likely[:, None]]
-    own = own.gather(2, best[:, None].expand(-1, own.shape[1], -1))
-    weights = weights.gather(1, best)
-    n_last = how.n_steps - n_first
-    weights = _maximised(own, block, weights, n_steps=n_last, largest=largest, how=how)
-    return torch.zeros_like(products[:, 0]).scatter_(1, likely, weights)
 
 
 def _maximised(
@@ -210,27 +161,56 @@ def _maximised(
     *,
     n_steps: int,
     largest: float,
-    how: PublicSearch,
 ) -> Float[Tensor, "b k"]:
     """Proximal steps with the signs that are expected at each."""
-    step = 1 / _largest_value(block)[:, None]
-    toll = how.penalty * block.diagonal(dim1=1, dim2=2)
+    vector: Tensor = block.diagonal(dim1=1, dim2=2).sqrt()
+    for _ in range(10):  # power iteration: the largest eigenvalue of each Gram matrix
+        vector = (block @ vector[..., None])[..., 0]
+        length: Tensor = vector.norm(dim=1, keepdim=True)
+        vector = vector / length
+    step = 1 / (1.1 * length)
+    toll = PENALTY * block.diagonal(dim1=1, dim2=2)
     for _ in range(n_steps):
-        signs = torch.tanh((products @ weights[..., None])[..., 0] / how.noise)
+        signs = torch.tanh((products @ weights[..., None])[..., 0] / NOISE)
         slope = (signs[:, None] @ products)[:, 0] - (block @ weights[..., None])[..., 0] - toll
         weights = (weights + step * slope).clamp_(0, largest)
     return weights
 
 
-def _largest_value(block: Float[Tensor, "b k k"]) -> Float[Tensor, " b"]:
-    """Slightly more than the largest eigenvalue of each Gram matrix, by power iteration."""
-    vector: Tensor = block.diagonal(dim1=1, dim2=2).sqrt()
-    for _ in range(10):
-        vector = (block @ vector[..., None])[..., 0]
-        length: Tensor = vector.norm(dim=1, keepdim=True)
-        vector = vector / length
-    return 1.1 * length[:, 0]
+@dataclass(frozen=True)
+class Pursued:
+    """Evidence of public images: their `coefficients` in every encoding, the expected `signs` of
+    windows, from -1 to 1, and the `scores` of what is left without them, not centred."""
+
+    coefficients: Float[Tensor, "m q"]
+    signs: Float[Tensor, "w m"]
+    scores: Float[Tensor, "m m"]
 
 
-MOST_LIKELY = 32
-"""Public images of an encoding that are left after a third of the steps."""
+def pursued(
+    y: Float[Tensor, "m d"],
+    shape: ImageShape,
+    public: Float[Tensor, "q d"],
+    *,
+    largest: float,
+    progress: Progress = no_progress,
+) -> Pursued:
+    """Public images by their whitened gradients, and the scores of what they leave. `public`: all
+    images that may be in the encodings y; `largest`: the largest coefficient."""
+    cut = gradient_windows(y, shape)
+    whiten = whitening(cut)
+    white, theirs = cut @ whiten, gradient_windows(public, shape) @ whiten
+    coefficients = coherent_publics(white, theirs, largest=largest, progress=progress)
+    return without_publics(coefficients, white, theirs)
+
+
+def without_publics(
+    coefficients: Float[Tensor, "m q"],
+    white: Float[Tensor, "w m p"],
+    theirs: Float[Tensor, "w q p"],
+) -> Pursued:
+    """Signs of windows by the public images with these coefficients, and scores without them."""
+    known = torch.einsum("mq,wqp->wmp", coefficients, theirs)
+    signs = torch.tanh((white * known).sum(2) / NOISE)
+    left = signed_coherence(signs[..., None] * white - known, signs.abs())
+    return Pursued(coefficients, signs, left)

@@ -58,6 +58,11 @@ class Mixing(Strict):
         return cls(k_pub=k_pub, wa=(2 + k_pub) ** -0.5, wb=(2 + k_pub) ** -0.5, noise=noise)
 
     @property
+    def largest(self) -> float:
+        """The largest coefficient of an image."""
+        return max(self.wa, self.wb)
+
+    @property
     def private_variance(self) -> float:
         """tau^2 = 2 wa^2 and the noise: of a pixel given its public images."""
         return 2 * self.wa**2 + self.noise**2
@@ -118,25 +123,28 @@ class InstaHide(Strict):
         """n_epochs * n encodings, epoch after epoch. Huang et al. allow that an image meets itself;
         here a permutation without fixed points is drawn."""
         n = len(private)
-        partners = [_derangement(n, generator) for _ in range(self.n_epochs)]
-        pairs = torch.stack([torch.arange(n).repeat(self.n_epochs), torch.cat(partners)], 1)
+        if n < 2:
+            raise ValueError(f"{n} private images are too few: every encoding has 2 of them")
+        here, partners = torch.arange(n), []
+        while len(partners) < self.n_epochs:
+            drawn = torch.randperm(n, generator=generator)
+            if not bool((drawn == here).any()):
+                partners.append(drawn)
+        pairs = torch.stack([here.repeat(self.n_epochs), torch.cat(partners)], 1)
         others = _drawn(len(pairs), len(public), self.k_pub, "public", generator)
-        lam = self._coefficients(len(pairs), generator).to(private)
+        lam = torch.full((len(pairs), 2 + self.k_pub), 2.0)
+        while len(above := (lam.amax(1) > self.largest).nonzero()[:, 0]):
+            spans = -torch.rand((len(above), 2 + self.k_pub), generator=generator).log()
+            lam[above] = spans / spans.sum(1, keepdim=True)
+        lam = lam.to(private)
         mixed = mixture(private, pairs, lam[:, :2]) + mixture(public, others, lam[:, 2:])
         own = None if labels is None else mixture(labels, pairs, lam[:, :2])
         return Encodings(mixed.abs(), pairs, lam[:, :2], others, lam[:, 2:], own)
 
-    def _coefficients(self, m: int, generator: torch.Generator) -> Float[Tensor, "m k"]:
-        lam = torch.full((m, 2 + self.k_pub), 2.0)
-        while len(above := (lam.amax(1) > self.largest).nonzero()[:, 0]):
-            spans = -torch.rand((len(above), 2 + self.k_pub), generator=generator).log()
-            lam[above] = spans / spans.sum(1, keepdim=True)
-        return lam
-
 
 Scheme = InstaHide | Mixing
-"""Either, in this order: `Annotated` keeps one form for unions that only differ in it, so that a
-second order somewhere else would decide which one is meant where no `kind` is given."""
+"""Every union of the two must have this order: `Annotated` caches unions regardless of order, and
+the first member is the one that is meant where no `kind` is given."""
 
 
 def mixture(
@@ -162,14 +170,3 @@ def _drawn(m: int, n: int, k: int, what: str, generator: torch.Generator) -> Int
         if not len(again):
             return ids
         ids[again] = torch.randint(0, n, (len(again), k), generator=generator)
-
-
-def _derangement(n: int, generator: torch.Generator) -> Int64[Tensor, " n"]:
-    """A random permutation that leaves nothing where it is."""
-    if n < 2:
-        raise ValueError(f"{n} private images are too few: every encoding has 2 of them")
-    here = torch.arange(n)
-    found = torch.randperm(n, generator=generator)
-    while bool((found == here).any()):
-        found = torch.randperm(n, generator=generator)
-    return found

@@ -2,7 +2,9 @@
 
 Fitted is y = |A x + c| for all pixels at once: alternating minimisation as in phase retrieval
 (Netrapalli et al. 2013), with the assignment among the unknowns. Encodings count by the inverse of
-their squared residual. Pixels of files are whole numbers; images near to them are rounded.
+their squared residual. Pixels of files are whole numbers; images near to them are rounded. Pairs
+and public images are a few atoms with coefficients at or above 0: sparse regression of many
+problems at once (`few_atoms`, `exchanged`).
 """
 
 from __future__ import annotations
@@ -10,27 +12,46 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from recon_core.attacks.instahide.coherence import ImageShape
 from recon_core.attacks.instahide.mixing import Mixing, Scheme, mixture
-from recon_core.attacks.instahide.nonnegative import exchanged, few_atoms, ridge, solved
-from recon_core.attacks.instahide.pair_statistics import Seen
 from recon_core.strict import Count, Strict
 from recon_core.types import Progress, no_progress
+
+AT_ONCE = 500
+"""Encodings whose pairs and weights are fitted together; bounds memory."""
+EASY = 3
+"""First rounds, without public images of small coefficients: private images are too rough."""
+PATIENCE, PATIENCE_AT_LEVELS = 10, 2
+"""Rounds without gain after which the fit stops; fewer where all images are at grey levels, and
+only encodings are left."""
+NEAR = 0.15
+"""The mean distance to a grey level, in levels, from which on images are rounded."""
+STRICTER = 50
+"""Factor by which the tolerance is smaller for a proof, where images are rounded."""
+FEWEST = 2
+"""Encodings that two images can always meet; one more proves something."""
+MOST = 0.98
+"""Share of an encoding's pixels that must be met for it to be explained."""
+N_CANDIDATES = 8
+"""Private images that are tried as the first of a pair."""
+N_KEPT, N_STEPS = 48, 80
+"""Atoms that are kept for the proximal steps, and the number of these."""
+ALONE = 1e-3
+"""Share of the usual energy that an atom must have beside others to count for more."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Refinement(Strict):
     """`n_rounds`: at most. `n_levels`: grey levels that pixels have from `low` to `high`, 0 if they
-    are any number. `n_candidates`: private images that are tried as the first of a pair."""
+    are any number."""
 
     n_rounds: Count = 100
     n_levels: int = 256
     low: float = -1.0
     high: float = 1.0
-    n_candidates: Count = 8
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -48,10 +69,10 @@ class Refinement(Strict):
 
 @dataclass(frozen=True)
 class PrivateWeights:
-    """Knowledge of A before it is found. `allowed`: images that an encoding may have, by its label;
-    `known`: the weight that each would have, None if labels do not say; `classes` of images, None
-    without labels. `free`: encodings whose private weights are fitted, `alike`: those with two
-    images of one class."""
+    """What is known of A before the fit. `allowed`: images that an encoding may have, by its label;
+    `known`: the weight that each would have, None without labels; `classes` of images, None without
+    labels. `free`: encodings whose private weights are fitted; `alike`: those with two images of
+    one class."""
 
     allowed: Bool[Tensor, "m n"]
     known: Float[Tensor, "m n"] | None
@@ -63,8 +84,8 @@ class PrivateWeights:
 @dataclass(frozen=True)
 class Fitted:
     """Images, and what every encoding is made of. `residual`: root mean square over pixels of ||A x
-    + c| - y|; `met`: the share of pixels at which that is below the tolerance; `exactly`: the same
-    for a tolerance that, where images are rounded, only rounding errors keep."""
+    + c| - y|; `met`: the share of pixels at which that is below the tolerance; `exactly`: the share
+    for the stricter tolerance of a proof."""
 
     images: Float[Tensor, "n d"]
     ends: Int64[Tensor, "m 2"]
@@ -77,16 +98,27 @@ class Fitted:
 
 
 class NaturalFit:
-    """The problem: encodings, public images, and what is known of the weights."""
+    """The problem: encodings `y`, public images `pool`, and what is known of the weights."""
 
     def __init__(
-        self, seen: Seen, private: PrivateWeights, mixing: Scheme, how: Refinement
+        self,
+        y: Float[Tensor, "m d"],
+        pool: Float[Tensor, "q d"],
+        shape: ImageShape,
+        *,
+        private: PrivateWeights,
+        mixing: Scheme,
+        how: Refinement,
     ) -> None:
-        assert seen.public is not None
-        self.y, self.pool, self.shape, self.largest = seen.y, seen.public, seen.shape, seen.largest
+        self.y, self.pool, self.shape, self.largest = y, pool, shape, mixing.largest
         self.private, self.how, self.k_pub = private, how, mixing.k_pub
         self.public_weight = mixing.wb if isinstance(mixing, Mixing) else None
-        self.filter = _whitening_filter(self.pool if len(self.pool) else self.y, self.shape)
+        # whitening: the inverse root of the mean spectrum, without the mean
+        pictures = (pool if len(pool) else y).reshape(-1, *shape)
+        away = pictures - pictures.mean((0, 2, 3), keepdim=True)
+        power = torch.fft.rfft2(away).abs().square().mean((0, 1))
+        self.filter = (power + 0.05 * power.mean()).rsqrt()
+        self.filter[0, 0] = 0.0
         self.atoms = self.whitened(self.pool) if len(self.pool) else self.pool
         self.atoms_gram = self.atoms @ self.atoms.T
         self.tolerance = how.spacing / 20 or 1e-3 * float(self.y.square().mean().sqrt())
@@ -104,13 +136,13 @@ class NaturalFit:
         images = ridge(weights, signs * self.y - public_part, 0.3)
         rows = torch.arange(len(self.y), device=self.y.device)
         ends, own = self._pairs(rows, signs * self.y - public_part, images)
-        first = self._without_public(images, ends, own)
+        first = self.without_public(images, ends, own)
         mixed = public_part + mixture(images, ends, own)
         a = self._matrix(ends, own)
-        first = replace(first, images=ridge(a, mixed.sign() * self.y - public_part, 0.1))
-        return self._public_again(
-            first, (public_part + mixture(first.images, ends, own)).sign(), easy=True
-        )
+        images = ridge(a, mixed.sign() * self.y - public_part, 0.1)
+        first = replace(first, images=images, met=torch.zeros_like(first.met))
+        signs = (public_part + mixture(images, ends, own)).sign()
+        return self._public_again(first, signs, easy=True)
 
     def started_again(
         self,
@@ -136,14 +168,18 @@ class NaturalFit:
         whole[rows] = (public_part + mixture(images, ends[rows], weights[rows])).sign()
         return self._measured(self._public_again(f, whole, easy=True))
 
-    def start_from(
+    def without_public(
         self,
         images: Float[Tensor, "n d"],
         ends: Int64[Tensor, "m 2"],
         weights: Float[Tensor, "m 2"],
     ) -> Fitted:
-        """Start from images, where encodings have no public ones."""
-        return self._measured(self._without_public(images, ends, weights))
+        """Start from images, with public images of weight 0."""
+        none = self.y.new_zeros(len(self.y))
+        shares = self.y.new_zeros(len(self.y), self.k_pub)
+        return self._measured(
+            Fitted(images, ends, weights, shares.long(), shares, none, none, none)
+        )
 
     def refined(self, fitted: Fitted, progress: Progress = no_progress) -> Fitted:
         """Round after round, until every encoding is explained, or nothing changes."""
@@ -169,7 +205,11 @@ class NaturalFit:
 
     def _round(self, f: Fitted, *, easy: bool) -> Fitted:
         f = self._public_again(f, self._mixed(f).sign(), easy=easy)
-        f = self._pairs_again(f)
+        rows = (f.met < MOST).nonzero()[:, 0]
+        rest = self._mixed(f).sign() * self.y - self._public_part(f)
+        ends, weights = f.ends.clone(), f.weights.clone()
+        ends[rows], weights[rows] = self._pairs(rows, rest[rows], f.images)
+        f = replace(f, ends=ends, weights=weights)
         for _ in range(2):
             f = self._fitted_weights(f)
             f = self._images_again(f)
@@ -184,8 +224,13 @@ class NaturalFit:
         for _ in range(2):
             signs = (a @ images + public_part).sign()
             images = ridge(a, signs * self.y - public_part, 1e-9, trust)
-        f = replace(f, images=images)
-        return f if self.private.known is not None else self._scaled(f, trust)
+        if self.private.known is not None:
+            return replace(f, images=images)
+        # without known weights, an image and its weights have a common scale that the equations do
+        # not fix; that all weights of an encoding sum to 1 does
+        rest = (1 - f.public_weights.sum(1, keepdim=True)).clamp(min=0)
+        scale = ridge(a, rest, 1e-6, trust)[:, 0].clamp(0.2, 5.0)
+        return replace(f, images=images / scale[:, None], weights=f.weights * scale[f.ends])
 
     def _public_again(self, f: Fitted, signs: Float[Tensor, "m d"], *, easy: bool) -> Fitted:
         """Other public images for the encodings that are not explained."""
@@ -200,46 +245,30 @@ class NaturalFit:
             penalty = 0.01 if easy else 0.002
             found = few_atoms(products, gram, self.k_pub, penalty=penalty, largest=largest)
             if not easy:
-                found = exchanged(products, gram, found.ids, largest=largest)
-            ids[some], weights[some] = found.ids, found.weights
+                found = exchanged(products, gram, found[0], largest=largest)
+            ids[some], weights[some] = found
         if self.public_weight is not None:
             weights = torch.full_like(weights, self.public_weight)
         return replace(f, public=ids, public_weights=weights)
 
-    def _pairs_again(self, f: Fitted) -> Fitted:
-        rows = (f.met < MOST).nonzero()[:, 0]
-        rest = self._mixed(f).sign() * self.y - self._public_part(f)
-        ends, weights = f.ends.clone(), f.weights.clone()
-        ends[rows], weights[rows] = self._pairs(rows, rest[rows], f.images)
-        return replace(f, ends=ends, weights=weights)
-
     def _pairs(
         self, rows: Int64[Tensor, " b"], rest: Float[Tensor, "b d"], images: Float[Tensor, "n d"]
     ) -> tuple[Int64[Tensor, "b 2"], Float[Tensor, "b 2"]]:
-        """The two images, and their weights, that are nearest to what public images leave."""
+        """The two images and their weights nearest to `rest`, what public images leave.
+
+        Where weights are known, the pair that takes most from the residual, of the likeliest first
+        images and the best second one; if labels allow no pair, the two that are likeliest alone.
+        """
         theirs = self.whitened(images)
         gram = theirs @ theirs.T
         products = torch.cat([self.whitened(r) @ theirs.T for r in rest.split(AT_ONCE)])
         if self.private.known is None:
-            found = few_atoms(products, gram, 2, penalty=0.001, largest=self.largest)
-            return found.ids, found.weights
-        return self._known_pairs(rows, products, gram, self.private.known[rows])
-
-    def _known_pairs(
-        self,
-        rows: Int64[Tensor, " b"],
-        products: Float[Tensor, "b n"],
-        gram: Float[Tensor, "n n"],
-        known: Float[Tensor, "b n"],
-    ) -> tuple[Int64[Tensor, "b 2"], Float[Tensor, "b 2"]]:
-        """What the residual loses, of each first image that is likely and the best second one.
-
-        Where labels allow no pair, the two that are likely by themselves.
-        """
+            return few_atoms(products, gram, 2, penalty=0.001, largest=self.largest)
+        known = self.private.known[rows]
         gain = 2 * known * products - known.square() * gram.diagonal()
         ends = gain.topk(2, dim=1).indices
         gain = gain.masked_fill(~self.private.allowed[rows], -torch.inf)
-        firsts = gain.topk(min(self.how.n_candidates, len(gram)), dim=1).indices
+        firsts = gain.topk(min(N_CANDIDATES, len(gram)), dim=1).indices
         best = gain.new_full((len(gain),), -torch.inf)
         for first in firsts.T:
             own = known.gather(1, first[:, None])
@@ -272,14 +301,6 @@ class NaturalFit:
             if self.public_weight is None:
                 shares[some] = both[:, 2:].where(free, public)
         return self._measured(replace(f, weights=weights, public_weights=shares))
-
-    def _scaled(self, f: Fitted, trust: Float[Tensor, " m"]) -> Fitted:
-        """Where weights are not known, an image and its weights have a common scale that the
-        equations do not say; that all weights of an encoding sum to 1 does."""
-        a = self._matrix(f.ends, f.weights)
-        rest = (1 - f.public_weights.sum(1, keepdim=True)).clamp(min=0)
-        scale = ridge(a, rest, 1e-6, trust)[:, 0].clamp(0.2, 5.0)
-        return replace(f, images=f.images / scale[:, None], weights=f.weights * scale[f.ends])
 
     def at_levels(self, images: Float[Tensor, "n d"]) -> Bool[Tensor, " n"]:
         """Images of which every pixel is a grey level, to rounding errors."""
@@ -318,13 +339,6 @@ class NaturalFit:
         exactly = (off <= least).to(off).mean(1)
         return replace(f, residual=off.square().mean(1).sqrt(), met=met, exactly=exactly)
 
-    def _without_public(self, images: Tensor, ends: Tensor, weights: Tensor) -> Fitted:
-        """Not measured, with k_pub public images of weight 0."""
-        none = self.y.new_zeros(len(self.y))
-        shares = self.y.new_zeros(len(self.y), self.k_pub)
-        off = torch.full_like(none, torch.inf)
-        return Fitted(images, ends, weights, shares.long(), shares, off, none, none)
-
     def _matrix(
         self, ends: Int64[Tensor, "m 2"], weights: Float[Tensor, "m 2"]
     ) -> Float[Tensor, "m n"]:
@@ -332,28 +346,87 @@ class NaturalFit:
         return weights.new_zeros(len(ends), n).scatter_(1, ends, weights)
 
 
-AT_ONCE = 500
-"""Encodings whose pairs and weights are looked for together; bounds memory."""
-EASY = 3
-"""Rounds in which public images of small coefficients are not looked for: images are too rough."""
-PATIENCE, PATIENCE_AT_LEVELS = 10, 2
-"""Rounds without gain after which no more are tried: images that are all at grey levels are done,
-and only encodings are left."""
-NEAR = 0.15
-"""The mean distance to a grey level, in levels, from which on images are rounded."""
-STRICTER = 50
-"""By how much an encoding must be met better to prove its images, where these are rounded."""
-FEWEST = 2
-"""Encodings that two images can always meet; one more proves something."""
-MOST = 0.98
-"""Share of an encoding's pixels that must be met for it to be explained."""
+def few_atoms(
+    products: Float[Tensor, "b p"],
+    gram: Float[Tensor, "p p"],
+    k: int,
+    *,
+    penalty: float = 0.01,
+    largest: float = 1.0,
+) -> tuple[Int64[Tensor, "b k"], Float[Tensor, "b k"]]:
+    """Ids and coefficients in [0, largest] of the k atoms whose sum is nearest to each target.
+
+    `products` of targets and atoms, `gram` of atoms. The N_KEPT most alike are ordered by
+    proximal gradient descent with a penalty on the sum of coefficients, in shares of each atom's
+    energy; the k largest are fitted by least squares.
+    """
+    energy = gram.diagonal().clamp(min=torch.finfo(gram.dtype).tiny)
+    kept = (products / energy.sqrt()).topk(min(N_KEPT, len(gram)), dim=1).indices
+    own = products.gather(1, kept)
+    block = gram[kept[:, :, None], kept[:, None]]
+    step = 1 / block.abs().sum(2).amax(1, keepdim=True)
+    toll = penalty * energy[kept]
+    weights = torch.zeros_like(own)
+    ahead, t = weights, 1.0
+    for _ in range(N_STEPS):
+        slope = own - (block @ ahead[..., None])[..., 0] - toll
+        again = (ahead + step * slope).clamp_(0, largest)
+        t, before = (1 + (1 + 4 * t * t) ** 0.5) / 2, t
+        ahead = again + (before - 1) / t * (again - weights)
+        weights = again
+    best = weights.topk(k, dim=1).indices
+    ids = kept.gather(1, best)
+    chosen = gram[ids[:, :, None], ids[:, None]]
+    return ids, solved(chosen, own.gather(1, best)).clamp_(0, largest)
 
 
-def _whitening_filter(images: Float[Tensor, "q d"], shape: ImageShape) -> Float[Tensor, "h k"]:
-    """The inverse root of the mean spectrum, without the mean."""
-    pictures = images.reshape(-1, *shape)
-    away = pictures - pictures.mean((0, 2, 3), keepdim=True)
-    power = torch.fft.rfft2(away).abs().square().mean((0, 1))
-    found: Tensor = (power + 0.05 * power.mean()).rsqrt()
-    found[0, 0] = 0.0
-    return found
+def exchanged(
+    products: Float[Tensor, "b p"],
+    gram: Float[Tensor, "p p"],
+    ids: Int64[Tensor, "b k"],
+    *,
+    largest: float = 1.0,
+) -> tuple[Int64[Tensor, "b k"], Float[Tensor, "b k"]]:
+    """Ids and coefficients after exchanges: each atom in turn gives way to the one that, beside the
+    others, leaves least. That finds atoms of small coefficients, which no penalty keeps."""
+    ids, energy = ids.clone(), gram.diagonal()
+    for place in list(range(ids.shape[1])) * 2:
+        others = torch.cat([ids[:, :place], ids[:, place + 1 :]], 1)
+        cross = gram[others]
+        block = _regular(cross.gather(2, others[:, None].expand(-1, others.shape[1], -1)))
+        right = torch.cat([products.gather(1, others)[..., None], cross], 2)
+        fitted = torch.linalg.solve(block, right)
+        left = products - (fitted[:, :, :1] * cross).sum(1)
+        alone = energy - (fitted[:, :, 1:] * cross).sum(1)
+        gain = left.clamp(min=0).square() / alone.clamp(min=ALONE * float(energy.mean()))
+        ids[:, place] = gain.scatter_(1, others, -1.0).argmax(1)
+    chosen = gram[ids[:, :, None], ids[:, None]]
+    weights = solved(chosen, products.gather(1, ids)).clamp_(0, largest)
+    order = weights.argsort(1, descending=True)
+    return ids.gather(1, order), weights.gather(1, order)
+
+
+def solved(block: Float[Tensor, "b k k"], right: Float[Tensor, "b k"]) -> Float[Tensor, "b k"]:
+    """Solutions of symmetric systems, with a millionth of their scale on the diagonal."""
+    found: Tensor = torch.linalg.solve(_regular(block), right[..., None])
+    return found[..., 0]
+
+
+def _regular(block: Float[Tensor, "b k k"]) -> Float[Tensor, "b k k"]:
+    scale = block.diagonal(dim1=1, dim2=2).mean(1).clamp(min=torch.finfo(block.dtype).tiny)
+    small = torch.eye(block.shape[1], dtype=block.dtype, device=block.device) * 1e-6
+    return block + scale[:, None, None] * small
+
+
+def ridge(
+    a: Float[Tensor, "m n"],
+    right: Float[Tensor, "m d"],
+    damping: float,
+    trust: Float[Tensor, " m"] | None = None,
+) -> Float[Tensor, "n d"]:
+    """Least squares, in float64, with `trust` in each row."""
+    weighted = (a if trust is None else a * trust[:, None]).T
+    normal: Float64[Tensor, "n n"] = (weighted @ a).double()
+    normal.diagonal().add_(damping)
+    found: Tensor = torch.linalg.solve(normal, (weighted @ right).double())
+    return found.to(a)

@@ -7,7 +7,7 @@ coefficients in turns (`natural_fit`). Images that are proved are then public, t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -15,17 +15,25 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from recon_core.attacks.instahide.coherence import ImageShape, PublicSearch, Windows, centred
-from recon_core.attacks.instahide.descent import Descent, descend
-from recon_core.attacks.instahide.determined import Equations, determined
-from recon_core.attacks.instahide.groups import (
-    Components,
+from recon_core.attacks.instahide.carlini import (
+    SPARE,
+    Descent,
     assigned,
     common_classes,
+    descend,
     independent_groups,
 )
-from recon_core.attacks.instahide.line_graph import gram
-from recon_core.attacks.instahide.mixing import InstaHide, Mixing, Scheme
+from recon_core.attacks.instahide.coherence import (
+    ImageShape,
+    centred,
+    coherence,
+    gradient_windows,
+    pursued,
+    signs_of_pixels,
+    whitening,
+)
+from recon_core.attacks.instahide.graph import gram
+from recon_core.attacks.instahide.mixing import Mixing, Scheme
 from recon_core.attacks.instahide.natural_fit import (
     FEWEST,
     MOST,
@@ -34,23 +42,22 @@ from recon_core.attacks.instahide.natural_fit import (
     PrivateWeights,
     Refinement,
 )
-from recon_core.attacks.instahide.pair_statistics import Seen, likeness, pursued
 from recon_core.attacks.instahide.recover import Recovered, Status
+from recon_core.attacks.instahide.signs import Equations, determined
 from recon_core.strict import Natural, Strict
 from recon_core.threads import share_of
 from recon_core.types import Progress, no_progress
 
+UNKNOWN = 0.05
+"""The mean certainty of windows' signs below which these are not used."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Practical(Strict):
-    """Settings of the attack on photographs. `descent`: where encodings have no public images.
-    `n_again`: how often missing images are looked for again, at most."""
+    """Settings of the attack on photographs. `n_again`: how often missing images are searched for
+    again, at most."""
 
     kind: Literal["practical"] = "practical"
-    windows: Windows = field(default_factory=Windows)
-    publics: PublicSearch = field(default_factory=PublicSearch)
-    components: Components = field(default_factory=Components)
-    descent: Descent = field(default_factory=lambda: Descent(n_smooth=1))
     refinement: Refinement = field(default_factory=Refinement)
     n_again: Natural = 4
 
@@ -71,118 +78,108 @@ def recover_practically(
 
     `y`: encodings; signs are ignored. `shape`: (channels, height, width). `public`: images in the
     encodings' units. `labels`: mixed labels. Images are RECOVERED if encodings that are explained
-    determine them, else ESTIMATED. Weights that are fitted leave two images that are only in
-    encodings with each other open up to a mixture of both; then grey levels decide, and where there
-    are none only encodings with known weights count. Raises ValueError for encodings that are not
+    determine them, else ESTIMATED. Fitted weights leave two images that are only in encodings with
+    each other open up to a mixture of both: then grey levels decide, and without these only
+    encodings with known weights count. Raises ValueError for encodings that are not
     finite or not of that shape, fewer encodings than components, and fewer public images than are
     mixed.
     """
     how = how or Practical()
     y, pool = _checked(y, shape, mixing, public, n_private=n_private, labels=labels)
-    largest = mixing.largest if isinstance(mixing, InstaHide) else max(mixing.wa, mixing.wb)
-    seen = Seen(y, shape, public=pool, largest=largest, windows=how.windows, search=how.publics)
-    said = pursued(seen, pool, share_of(progress, 0.0, 0.2)) if mixing.k_pub else None
-    if said is not None and float(said.signs.abs().mean()) >= UNKNOWN:
-        scores, signs = centred(said.scores), said.signs
+    pursuit = None
+    if mixing.k_pub:
+        search = share_of(progress, 0.0, 0.2)
+        pursuit = pursued(y, shape, pool, largest=mixing.largest, progress=search)
+    certain = pursuit is not None and float(pursuit.signs.abs().mean()) >= UNKNOWN
+    if pursuit is not None and certain:
+        scores = centred(pursuit.scores)
     else:
-        scores, signs = likeness("coherence", seen), None
+        cut = gradient_windows(y, shape)
+        scores = coherence(cut @ whitening(cut))
     progress(0.25)
-    loads = independent_groups(scores, n_private, generator=generator, how=how.components)
+    loads = independent_groups(scores, n_private, generator=generator)
     progress(0.3)
     private = _private_weights(mixing, labels, loads)
-    problem = NaturalFit(seen, private, mixing, how.refinement)
-    if said is not None:
-        of_pixels = _of_pixels(torch.ones_like(said.signs) if signs is None else signs, seen)
-        start = problem.start(loads, of_pixels, said.coefficients @ pool)
-    else:
-        start = _descended(problem, scores, loads, generator, how.descent)
-    fitted = problem.refined(start, share_of(progress, 0.35, 0.7))
-    again = _Again(seen, mixing, labels, how, generator)
-    fitted = again.found(fitted, problem, share_of(progress, 0.7, 1.0))
-    return _recovered(fitted, problem, scores)
-
-
-def _of_pixels(signs: Float[Tensor, "w m"], seen: Seen) -> Float[Tensor, "m d"]:
-    """Every pixel's sign: its window's."""
-    places = seen.windows.of_pixels(seen.shape).flatten().repeat(seen.shape[0]).to(signs.device)
-    return signs.T[:, places]
-
-
-@dataclass(frozen=True)
-class _Again:
-    """Looks for the images that were not proved, with those that were as public images."""
-
-    seen: Seen
-    mixing: Scheme
-    labels: Float[Tensor, "m n_classes"] | None
-    how: Practical
-    generator: torch.Generator
-
-    def found(self, f: Fitted, problem: NaturalFit, progress: Progress) -> Fitted:
-        sure = _sure(f, problem)
-        for k in range(self.how.n_again):
-            before = problem.private
-            started = self._started(f, problem, sure)
-            if started is None:
-                break
-            share = share_of(progress, k / self.how.n_again, (k + 1) / self.how.n_again)
-            other = problem.refined(started, share)
-            now = _sure(other, problem)
-            if int(now.sum()) >= int(sure.sum()):
-                f, sure = other, now
-            else:
-                problem.private = before
-        progress(1.0)
-        return f
-
-    def _started(self, f: Fitted, problem: NaturalFit, sure: Bool[Tensor, " n"]) -> Fitted | None:
-        """From encodings that are not explained; None if there is nothing to look for, or not
-        enough of them."""
-        rows = (f.met < MOST).nonzero()[:, 0]
-        missing = (~sure).nonzero()[:, 0]
-        n = len(missing)
-        if not n or n == len(sure) or len(rows) <= n + round(self.how.components.spare * n):
-            return None
-        pool = torch.cat([problem.pool, f.images[sure]])
-        said = pursued(replace(self.seen, y=self.seen.y[rows]), pool)
-        loads = independent_groups(
-            said.scores, n, generator=self.generator, how=self.how.components
-        )
-        whole = torch.zeros_like(problem.private.allowed, dtype=loads.dtype)
-        whole.scatter_(1, f.ends, 1.0)[:, missing] = 0.0
-        whole[rows] = 0.0
-        whole[rows[:, None], missing] = loads
-        problem.private = _private_weights(self.mixing, self.labels, whole)
-        return problem.started_again(
-            f,
-            rows,
-            missing,
-            loads=loads,
-            signs=_of_pixels(said.signs, self.seen),
-            known=said.coefficients @ pool,
-            public_part=said.coefficients[:, : len(problem.pool)] @ problem.pool,
-        )
-
-
-def _descended(
-    problem: NaturalFit,
-    scores: Float[Tensor, "m m"],
-    loads: Float[Tensor, "m n"],
-    generator: torch.Generator,
-    how: Descent,
-) -> Fitted:
-    """A start without public images: every pixel by descent, for nothing says its sign."""
-    private = problem.private
-    core = (loads > 0).to(scores)
-    alike = scores @ core / (core.sum(0) - core).clamp(min=1)
-    ends = assigned(alike, private.allowed).clamp(min=0)
-    if private.known is None:
+    problem = NaturalFit(y, pool, shape, private=private, mixing=mixing, how=how.refinement)
+    if pursuit is not None:
+        signs = pursuit.signs if certain else torch.ones_like(pursuit.signs)
+        start = problem.start(loads, signs_of_pixels(signs, shape), pursuit.coefficients @ pool)
+    else:  # nothing says the sign of a pixel: every one by descent
+        core = (loads > 0).to(scores)
+        alike = scores @ core / (core.sum(0) - core).clamp(min=1)
+        ends = assigned(alike, private.allowed).clamp(min=0)
         weights = torch.full(ends.shape, 0.5, device=loads.device)
-    else:
-        weights = private.known.gather(1, ends)
-    n, shape = loads.shape[1], problem.shape
-    found = descend(problem.y, ends, weights, n, generator=generator, shape=shape, how=how)
-    return problem.start_from(found.nan_to_num(0.0), ends, weights)
+        if private.known is not None:
+            weights = private.known.gather(1, ends)
+        smooth = Descent(n_smooth=1)
+        images = descend(y, ends, weights, n_private, generator=generator, shape=shape, how=smooth)
+        start = problem.without_public(images.nan_to_num(0.0), ends, weights)
+    fitted = problem.refined(start, share_of(progress, 0.35, 0.7))
+    sure = _sure(fitted, problem)
+    for k in range(how.n_again):
+        before = problem.private
+        again = _started_again(
+            fitted, problem, sure, mixing=mixing, labels=labels, generator=generator
+        )
+        if again is None:
+            break
+        share = share_of(progress, 0.7 + 0.3 * k / how.n_again, 0.7 + 0.3 * (k + 1) / how.n_again)
+        again = problem.refined(again, share)
+        now = _sure(again, problem)
+        if int(now.sum()) >= int(sure.sum()):
+            fitted, sure = again, now
+        else:
+            problem.private = before
+    progress(1.0)
+    private = problem.private
+    ends, order = fitted.ends.sort(1)
+    edges = np.asarray(ends.cpu())
+    return Recovered(
+        images=fitted.images.double(),
+        status=tuple(Status.RECOVERED if s else Status.ESTIMATED for s in sure.tolist()),
+        edges=edges,
+        weights=np.asarray(fitted.weights.gather(1, order).double().cpu()),
+        public=fitted.public,
+        explained=np.asarray((fitted.exactly >= MOST).cpu()),
+        scores=scores,
+        common=torch.from_numpy(gram(edges).astype(np.int8)),
+        labels=None if private.classes is None else np.asarray(private.classes.cpu()),
+    )
+
+
+def _started_again(
+    f: Fitted,
+    problem: NaturalFit,
+    sure: Bool[Tensor, " n"],
+    *,
+    mixing: Scheme,
+    labels: Float[Tensor, "m n_classes"] | None,
+    generator: torch.Generator,
+) -> Fitted | None:
+    """Search for the images that were not proved, in the encodings that are not explained, with the
+    proved images as public ones. None if nothing is missing, or if encodings are too few."""
+    rows = (f.met < MOST).nonzero()[:, 0]
+    missing = (~sure).nonzero()[:, 0]
+    n = len(missing)
+    if not n or n == len(sure) or len(rows) <= n + round(SPARE * n):
+        return None
+    pool = torch.cat([problem.pool, f.images[sure]])
+    pursuit = pursued(problem.y[rows], problem.shape, pool, largest=problem.largest)
+    loads = independent_groups(pursuit.scores, n, generator=generator)
+    whole = torch.zeros_like(problem.private.allowed, dtype=loads.dtype)
+    whole.scatter_(1, f.ends, 1.0)[:, missing] = 0.0
+    whole[rows] = 0.0
+    whole[rows[:, None], missing] = loads
+    problem.private = _private_weights(mixing, labels, whole)
+    return problem.started_again(
+        f,
+        rows,
+        missing,
+        loads=loads,
+        signs=signs_of_pixels(pursuit.signs, problem.shape),
+        known=pursuit.coefficients @ pool,
+        public_part=pursuit.coefficients[:, : len(problem.pool)] @ problem.pool,
+    )
 
 
 def _private_weights(
@@ -208,7 +205,7 @@ def _private_weights(
 
 
 def _sure(f: Fitted, problem: NaturalFit) -> Bool[Tensor, " n"]:
-    """Images that explained encodings determine; at grey levels, where there are any."""
+    """Images that explained encodings determine, at grey levels where there are any."""
     n = len(f.images)
     proves, possible = f.exactly >= MOST, torch.ones(n, dtype=torch.bool, device=f.images.device)
     if problem.how.spacing:
@@ -223,27 +220,6 @@ def _sure(f: Fitted, problem: NaturalFit) -> Bool[Tensor, " n"]:
     return possible & torch.from_numpy(sure & (seen > FEWEST)).to(possible.device)
 
 
-def _recovered(f: Fitted, problem: NaturalFit, scores: Float[Tensor, "m m"]) -> Recovered:
-    private = problem.private
-    ends, order = f.ends.sort(1)
-    edges, sure = np.asarray(ends.cpu()), _sure(f, problem)
-    return Recovered(
-        images=f.images.double(),
-        status=tuple(Status.RECOVERED if s else Status.ESTIMATED for s in sure.tolist()),
-        edges=edges,
-        weights=np.asarray(f.weights.gather(1, order).double().cpu()),
-        public=f.public,
-        explained=np.asarray((f.exactly >= MOST).cpu()),
-        scores=scores,
-        common=torch.from_numpy(gram(edges).astype(np.int8)),
-        labels=None if private.classes is None else np.asarray(private.classes.cpu()),
-    )
-
-
-UNKNOWN = 0.05
-"""The mean certainty of windows' signs below which these are not used."""
-
-
 def _checked(
     y: Float[Tensor, "m d"],
     shape: ImageShape,
@@ -253,13 +229,14 @@ def _checked(
     n_private: int,
     labels: Float[Tensor, "m n_classes"] | None,
 ) -> tuple[Float[Tensor, "m d"], Float[Tensor, "q d"]]:
+    """Absolute values of encodings, and the public images: none if none are in encodings."""
     m, d = y.shape
     if not bool(y.isfinite().all()):
         row = int((~y.isfinite()).any(1).nonzero()[0])
         raise ValueError(f"encoding {row} has pixels that are not finite")
     if d != shape[0] * shape[1] * shape[2]:
         raise ValueError(f"encodings have {d} pixels, shape={shape} {np.prod(shape)}")
-    if public is None or not mixing.k_pub:  # in no encoding: nothing that is public is needed
+    if public is None or not mixing.k_pub:
         public = y.new_zeros(0, d)
     if public.shape[1] != d:
         raise ValueError(f"public images have {public.shape[1]} pixels, encodings {d}")

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from recon_core.attacks.instahide.mixing import Mixing, Scheme, mixture
@@ -22,9 +22,7 @@ from recon_core.types import Progress, no_progress
 AT_ONCE_ON_CPU, AT_ONCE_ON_GPU = 8, 256
 """Encodings whose blocks are computed together: on a CPU few, whose images its cache holds."""
 DOUBT = 6.0
-"""Standard deviations of the best exchange's gain, below 0, from which on a choice is certain."""
-
-
+"""A choice is certain if the best exchange would lose this many of its standard deviations."""
 N_KEPT = 64
 """Images that the diagonal leaves for the block."""
 
@@ -36,8 +34,8 @@ def find_publics(
     n_tried: int = 8,
 ) -> Int64[Tensor, "m k"]:
     """The k_pub public images of every encoding, in ascending order. Pixels are in units of a
-    standard normal. `n_tried`: of the best, those tried in the place of a chosen one by likelihood.
-    Raises ValueError if there are fewer than k_pub."""
+    standard normal. `n_tried`: how many of the best are tried by likelihood in place of a chosen
+    one. Raises ValueError if there are fewer than k_pub."""
     k = mixing.k_pub
     if len(public) < k:
         raise ValueError(f"{len(public)} public images are too few: every encoding has {k} of them")
@@ -51,7 +49,13 @@ def find_publics(
     for rows in torch.arange(len(y), device=y.device).split(at_once):
         some = kept[rows]
         block = spike(y[rows], public[some], mixing)
-        chosen, loss = _exchanged(block, _greedy(block, k))
+        gain, greedy = block.diagonal(dim1=1, dim2=2).clone(), []
+        for _ in range(k):  # one after another the image that adds most to the sum of the block
+            best = gain.argmax(1, keepdim=True)
+            greedy.append(best)
+            gain += 2 * block.gather(1, best[:, :, None].expand(-1, 1, block.shape[2]))[:, 0]
+            gain.scatter_(1, best, -torch.inf)
+        chosen, loss = _exchanged(block, torch.cat(greedy, 1))
         found.append(some.gather(1, chosen))
         doubted[rows] = loss < DOUBT * ((8 + 16 * (k - 1)) / y.shape[1]) ** 0.5
     ids = torch.cat(found)
@@ -71,23 +75,10 @@ def spike(
     return found
 
 
-def _greedy(block: Float[Tensor, "b s s"], k: int) -> Int64[Tensor, "b k"]:
-    """One after another the image that adds most to the sum of the block."""
-    gain = block.diagonal(dim1=1, dim2=2).clone()
-    chosen = []
-    for _ in range(k):
-        best = gain.argmax(1, keepdim=True)
-        chosen.append(best)
-        gain += 2 * block.gather(1, best[:, :, None].expand(-1, 1, block.shape[2]))[:, 0]
-        gain.scatter_(1, best, -torch.inf)
-    return torch.cat(chosen, 1)
-
-
 def _exchanged(
     block: Float[Tensor, "b s s"], chosen: Int64[Tensor, "b k"]
 ) -> tuple[Int64[Tensor, "b k"], Float[Tensor, " b"]]:
-    """One image for another while the sum of the block grows; and what the best exchange would then
-    lose."""
+    """Exchanges while the sum of the block grows, and what the best further one would lose."""
     b, k = chosen.shape
     own = block.diagonal(dim1=1, dim2=2)
     for _ in range(10):
@@ -112,20 +103,18 @@ def _by_likelihood(
     candidates: Int64[Tensor, "b t"],
     mixing: Mixing,
 ) -> Int64[Tensor, "b k"]:
-    """One image for another while the likelihood of |s + c| = y grows, s normal."""
-    k = ids.shape[1]
+    """Exchange images while the likelihood of |s + c| = y grows, for normal s."""
+    k, variance = ids.shape[1], mixing.private_variance
     weights = y.new_full(ids.shape, mixing.wb)
     c = mixture(public, ids, weights)
-    score = folded_likelihood(y, c, mixing.private_variance)
+    score = folded_likelihood(y, c, variance)
     for _ in range(2 * k):
         best, change = score, torch.full((len(ids), 2), -1, device=y.device)
         for out in range(k):
             without = c - mixing.wb * public[ids[:, out]]
             for t in range(candidates.shape[1]):
                 into = candidates[:, t]
-                tried = folded_likelihood(
-                    y, without + mixing.wb * public[into], mixing.private_variance
-                )
+                tried = folded_likelihood(y, without + mixing.wb * public[into], variance)
                 tried = tried.where(~(ids == into[:, None]).any(1), -torch.inf)
                 better = tried > best
                 best = best.where(~better, tried)
@@ -182,35 +171,24 @@ def by_sdp(
     solver gives nothing for an encoding.
     """
     check_pool(len(public), mixing)
-    k = mixing.k_pub
+    p, k = len(public), mixing.k_pub
     found = np.zeros((len(y), k), np.int64)
-    solve = _program(len(public), k) if k else None
-    for row in range(len(y) if solve else 0):
-        block = spike(y[row : row + 1].double(), public[None].double(), mixing)[0]
-        z = solve(np.asarray(block.cpu())) if solve else None
-        if z is None:
-            raise ValueError(
-                f"the semidefinite program of encoding {row} has no solution to this accuracy; use "
-                "the method exact"
-            )
-        leading = np.linalg.eigh(z)[1][:, -1]
-        found[row] = np.sort(np.argsort(-np.abs(leading), kind="stable")[:k])
-        progress((row + 1) / len(y))
-    return torch.from_numpy(found).to(y.device)
-
-
-def _program(p: int, k: int) -> Any:
-    """A function from M (p, p) to the program's Z, None if the solver fails; compiled once."""
+    if not k:
+        return torch.from_numpy(found).to(y.device)
     cvxpy: Any = importlib.import_module("cvxpy")  # its names are made at run time
     m, z = cvxpy.Parameter((p, p), symmetric=True), cvxpy.Variable((p, p), PSD=True)
     within = [cvxpy.trace(z) == 1, cvxpy.sum(cvxpy.abs(z)) <= k]
     problem = cvxpy.Problem(cvxpy.Maximize(cvxpy.sum(cvxpy.multiply(m, z))), within)
-
-    def solve(spiked: Float64[np.ndarray, "p p"]) -> Float64[np.ndarray, "p p"] | None:
-        m.value = (spiked + spiked.T) / 2
+    for row in range(len(y)):
+        block = spike(y[row : row + 1].double(), public[None].double(), mixing)[0].cpu().numpy()
+        m.value = (block + block.T) / 2
         problem.solve(solver=cvxpy.SCS, warm_start=False)
         if problem.status not in (cvxpy.OPTIMAL, cvxpy.OPTIMAL_INACCURATE):
-            return None
-        return np.asarray(z.value)
-
-    return solve
+            raise ValueError(
+                f"the semidefinite program of encoding {row} has no solution to this accuracy; use "
+                "the method exact"
+            )
+        leading = np.linalg.eigh(np.asarray(z.value))[1][:, -1]
+        found[row] = np.sort(np.argsort(-np.abs(leading), kind="stable")[:k])
+        progress((row + 1) / len(y))
+    return torch.from_numpy(found).to(y.device)

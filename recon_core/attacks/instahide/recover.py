@@ -16,17 +16,25 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int8, Int64
 from torch import Tensor
 
-from recon_core.attacks.instahide.clusters import assign_uncertain, common_images, overlaps
-from recon_core.attacks.instahide.determined import Equations
-from recon_core.attacks.instahide.line_graph import Component, NotALineGraphError, assign_nearly
+from recon_core.attacks.instahide.graph import (
+    Component,
+    NotALineGraphError,
+    assign_nearly,
+    assign_uncertain,
+    common_images,
+    overlaps,
+)
 from recon_core.attacks.instahide.mixing import Mixing, mixture
 from recon_core.attacks.instahide.public_images import by_sdp, find_publics
-from recon_core.attacks.instahide.signs import CAP, Solved, solve, suspects
+from recon_core.attacks.instahide.signs import CAP, Equations, Solved, solve, suspects
 from recon_core.types import Progress, no_progress
+
+MOST = 0.98
+"""Share of pixels that must meet an equation, and of equations that must hold, to be believed."""
 
 
 class Status(StrEnum):
-    """Fate of a private image."""
+    """What became of a private image."""
 
     RECOVERED = "recovered"
     AMBIGUOUS = "ambiguous"  # either sign of an encoding has a solution
@@ -86,7 +94,24 @@ def recover(
     program (`by_sdp`), which takes few of them. Raises ValueError for encodings that are not
     finite, too few, or have public images that are not given.
     """
-    y = _checked(y, mixing, public, n_private)
+    m, d = y.shape
+    if not bool(y.isfinite().all()):
+        row = int((~y.isfinite()).any(1).nonzero()[0])
+        raise ValueError(f"encoding {row} has pixels that are not finite")
+    if mixing.k_pub and public is None:
+        raise ValueError(
+            f"k_pub={mixing.k_pub}, but no public images are given; exact recovery needs them"
+        )
+    if public is not None and public.shape[1] != d:
+        raise ValueError(
+            f"public images have {public.shape[1]} pixels, encodings {d}; they must be alike"
+        )
+    if n_private is not None and not 2 <= n_private <= m:
+        raise ValueError(
+            f"{m} encodings of n_private={n_private} images: there must be 2 images or more, and "
+            "no fewer encodings than images, or they are not determined"
+        )
+    y = y.abs().double()
     pool = y.new_zeros((0, y.shape[1])) if public is None else public.to(y)
     if semidefinite:
         ids = by_sdp(y, pool, mixing, progress=lambda share: progress(0.3 * share))
@@ -119,7 +144,7 @@ def recover(
 
 
 class _Solving:
-    """What is known so far: images of components that were solved, encodings that they explain."""
+    """Images of the components that were solved so far, and the encodings that they explain."""
 
     def __init__(
         self,
@@ -138,36 +163,26 @@ class _Solving:
         self.images: list[Float64[Tensor, "k d"]] = []
         self.status: list[Status] = []
         self.cap = CAP * mixing.variance
-        self.tolerance = _rounding(y, public) * mixing.variance**0.5 + 8 * mixing.noise
+        single = all(torch.equal(some.float().double(), some) for some in (y, public))
+        rounding = 1e-5 if single else 1e-8  # at 1e-4, sparse graphs meet some pixels by chance
+        self.tolerance = rounding * mixing.variance**0.5 + 8 * mixing.noise
 
     def add(self, component: Component) -> None:
         """The images of a component. Two assignments of one have the same sums and explain all
         encodings: the triangle and K(1, 3), and K(1, 3) with one more edge, K4 without an edge and
         K4 with another order of their edges."""
         rows, edges = component.rows, min(component.roots, key=np.max)  # with the fewest images
-        if len(component.roots) > 1:
-            self._place(rows, edges, None, np.zeros(len(edges), bool))
-            return
-        solved, good = self._solved(rows, edges)
-        if good.all() or not self.n_repairs:
-            self._place(rows, edges, solved, good)
-        else:
-            self._place(rows, *self._repaired(rows, edges))
-
-    def _place(
-        self,
-        rows: Int64[np.ndarray, " k"],
-        edges: Int64[np.ndarray, "k 2"],
-        solved: Solved | None,
-        good: Bool[np.ndarray, " k"],
-    ) -> None:
         n, first = int(edges.max()) + 1, len(self.status)
-        self.edges[rows] = edges + first
-        self.explained[rows] = good
-        if solved is None:
+        if len(component.roots) > 1:
+            self.edges[rows] = edges + first
             self.images.append(self.y.new_full((n, self.y.shape[1]), torch.nan))
             self.status += [Status.SEVERAL_GRAPHS] * n
             return
+        solved, good = self._solved(rows, edges, n)
+        if not good.all() and self.n_repairs:
+            edges, solved, good = self._repaired(rows, edges, n)
+        self.edges[rows] = edges + first
+        self.explained[rows] = good
         enough = solved.met.double().mean(1) > MOST
         self.images.append(solved.z.where(solved.met & enough[:, None], torch.nan))
         known = solved.determined
@@ -180,17 +195,14 @@ class _Solving:
                 self.status.append(Status.RECOVERED if bool(enough[k]) else Status.UNSOLVED)
 
     def _solved(
-        self, rows: Int64[np.ndarray, " k"], edges: Int64[np.ndarray, "k 2"], n: int = 0
+        self, rows: Int64[np.ndarray, " k"], edges: Int64[np.ndarray, "k 2"], n: int
     ) -> tuple[Solved, Bool[np.ndarray, " k"]]:
-        """Images of these encodings, of n or as many as these have, and what they explain."""
+        """The n images of these encodings, and which encodings they explain."""
         at = torch.from_numpy(rows).to(self.y.device)
-        equations = self._equations(edges, n or int(edges.max()) + 1)
         y, c = self.y[at], self.c[at]
+        equations = Equations(edges, np.full(edges.shape, self.mixing.wa), n)
         solved = solve(y, c, equations, tolerance=self.tolerance, cap=self.cap)
         return solved, self._explained(solved.z, y, c, edges)
-
-    def _equations(self, edges: Int64[np.ndarray, "k 2"], n: int) -> Equations:
-        return Equations(edges, np.full(edges.shape, self.mixing.wa), n)
 
     def _explained(
         self,
@@ -206,20 +218,26 @@ class _Solving:
         return np.asarray((met | left.isnan().all(1)).cpu())
 
     def _repaired(
-        self, rows: Int64[np.ndarray, " k"], edges: Int64[np.ndarray, "k 2"]
+        self, rows: Int64[np.ndarray, " k"], edges: Int64[np.ndarray, "k 2"], n: int
     ) -> tuple[Int64[np.ndarray, "k 2"], Solved, Bool[np.ndarray, " k"]]:
-        """Without encodings that the others contradict, and with those that then are explained."""
-        edges, at, n = edges.copy(), torch.from_numpy(rows).to(self.y.device), int(edges.max()) + 1
+        """Leave out encodings that the others contradict, and let those return that the images
+        then explain, also with other public images or another pair."""
+        edges, at = edges.copy(), torch.from_numpy(rows).to(self.y.device)
         for _ in range(self.n_repairs):
+            equations = Equations(edges, np.full(edges.shape, self.mixing.wa), n)
             wrong = suspects(
-                self.y[at],
-                self.c[at],
-                self._equations(edges, n),
-                tolerance=self.tolerance,
-                cap=self.cap,
+                self.y[at], self.c[at], equations, tolerance=self.tolerance, cap=self.cap
             )
             solved, _good = self._solved(rows[~wrong], edges[~wrong], n)
-            self._look_again(solved.z, rows, edges)
+            left = ~self._explained(solved.z, self.y[at], self.c[at], edges)
+            images = solved.z.nan_to_num(0.0)
+            for row in np.flatnonzero(left).tolist():
+                k = int(rows[row])
+                for ends, ids in self._guesses(images, k, edges[row]):
+                    c = _public_part(self.public, ids[None], self.mixing)
+                    if self._explained(solved.z, self.y[k : k + 1], c, ends[None])[0]:
+                        edges[row], self.ids[k], self.c[k] = ends, ids, c[0]
+                        break
             good = self._explained(solved.z, self.y[at], self.c[at], edges)
             if good.all() or not good.any():
                 break
@@ -228,68 +246,32 @@ class _Solving:
             good[good] = kept
         return edges, solved, good
 
-    def _look_again(
-        self,
-        z: Float64[Tensor, "n d"],
-        rows: Int64[np.ndarray, " k"],
-        edges: Int64[np.ndarray, "k 2"],
-    ) -> None:
-        """Other public images and pairs for encodings that the images do not explain."""
-        images = z.nan_to_num(0.0)
-        at = torch.from_numpy(rows).to(self.y.device)
-        wrong = np.flatnonzero(~self._explained(z, self.y[at], self.c[at], edges))
-        for row in wrong.tolist():
-            k = int(rows[row])
-            for ends, ids in self._guesses(images, k, edges[row]):
-                c = _public_part(self.public, ids[None], self.mixing)
-                if self._explained(z, self.y[k : k + 1], c, ends[None])[0]:
-                    edges[row], self.ids[k], self.c[k] = ends, ids, c[0]
-                    break
-
     def _guesses(
         self, images: Float64[Tensor, "n d"], k: int, ends: Int64[np.ndarray, " 2"]
     ) -> Iterator[tuple[Int64[np.ndarray, " 2"], Int64[Tensor, " k"]]]:
-        """What encoding k could be: other public images, or another pair, or both in turn."""
-        y, ids = self.y[k], self.ids[k]
-        yield ends, self._publics_given(images, y, ends)
+        """What encoding k could be: other public images, or another pair, or both in turn.
+
+        y^2 - s^2 = 2 s c + c^2 times s is, on average, in proportion to c, and the same holds with
+        s and c exchanged; without public images squares are compared.
+        """
+        square, ids = self.y[k].square(), self.ids[k]
+
+        def publics_of(ends: Int64[np.ndarray, " 2"]) -> Int64[Tensor, " k"]:
+            s = self.mixing.wa * images[torch.from_numpy(ends).to(images.device)].sum(0)
+            scores = self.public @ ((square - s.square()) * s)
+            return scores.topk(self.mixing.k_pub).indices.sort().values
+
+        yield ends, publics_of(ends)
         for _ in range(3):
-            ends = self._pair_given(images, y, _public_part(self.public, ids[None], self.mixing)[0])
+            c = _public_part(self.public, ids[None], self.mixing)[0]
+            if self.mixing.k_pub:
+                scores = images @ ((square - c.square()) * c)
+            else:
+                scores = images.square() @ (square - square.mean())
+            ends = np.sort(np.asarray(scores.topk(2).indices.cpu()))
             yield ends, ids
-            ids = self._publics_given(images, y, ends)
+            ids = publics_of(ends)
             yield ends, ids
-
-    def _publics_given(
-        self,
-        images: Float64[Tensor, "n d"],
-        y: Float64[Tensor, " d"],
-        ends: Int64[np.ndarray, " 2"],
-    ) -> Int64[Tensor, " k"]:
-        """y^2 - s^2 = 2 s c + c^2: its product with s is, on average, in proportion to c."""
-        s = self.mixing.wa * images[torch.from_numpy(ends).to(y.device)].sum(0)
-        scores = self.public @ ((y.square() - s.square()) * s)
-        return scores.topk(self.mixing.k_pub).indices.sort().values
-
-    def _pair_given(
-        self, images: Float64[Tensor, "n d"], y: Float64[Tensor, " d"], c: Float64[Tensor, " d"]
-    ) -> Int64[np.ndarray, " 2"]:
-        """The same with the parts exchanged; without public images, by squares."""
-        if self.mixing.k_pub:
-            scores = images @ ((y.square() - c.square()) * c)
-        else:
-            scores = images.square() @ (y.square() - y.square().mean())
-        return np.sort(np.asarray(scores.topk(2).indices.cpu()))
-
-
-def _rounding(*tensors: Float64[Tensor, "_ d"]) -> float:
-    """How far equations of such numbers may be from met, in deviations of a pixel: as far as single
-    precision takes them if all are of that. At 1e-4 some of 3,072 pixels of a sparse graph meet
-    their equations by chance with wrong signs."""
-    single = all(torch.equal(some.float().double(), some) for some in tensors)
-    return 1e-5 if single else 1e-8
-
-
-MOST = 0.98
-"""Share of pixels of an equation that must be met, and of equations' pixels, to be believed."""
 
 
 def _graph(
@@ -298,7 +280,7 @@ def _graph(
     n_private: int | None,
     generator: torch.Generator,
 ) -> tuple[list[Component], bool]:
-    """Who is in which encoding: exactly, or what is most likely, if the overlaps have errors."""
+    """The graph and whether it is exact; the most likely one if the overlaps have errors."""
     try:
         components = assign_nearly(common, scores)
     except NotALineGraphError:
@@ -309,7 +291,7 @@ def _graph(
         if n_private is None or fewest <= n_private:
             return components, True
     found = assign_uncertain(scores, n_private, generator=generator)
-    edges = np.unique(np.asarray(found.edges.cpu()), return_inverse=True)[1].reshape(-1, 2)
+    edges = np.unique(np.asarray(found.cpu()), return_inverse=True)[1].reshape(-1, 2)
     return [Component(np.arange(len(edges)), (edges,))], False
 
 
@@ -317,29 +299,3 @@ def _public_part(
     public: Float64[Tensor, "p d"], ids: Int64[Tensor, "m k"], mixing: Mixing
 ) -> Float64[Tensor, "m d"]:
     return mixture(public, ids, public.new_full(ids.shape, mixing.wb))
-
-
-def _checked(
-    y: Float[Tensor, "m d"],
-    mixing: Mixing,
-    public: Float[Tensor, "p _"] | None,
-    n_private: int | None,
-) -> Float64[Tensor, "m d"]:
-    m, d = y.shape
-    if not bool(y.isfinite().all()):
-        row = int((~y.isfinite()).any(1).nonzero()[0])
-        raise ValueError(f"encoding {row} has pixels that are not finite")
-    if mixing.k_pub and public is None:
-        raise ValueError(
-            f"k_pub={mixing.k_pub}, but no public images are given; exact recovery needs them"
-        )
-    if public is not None and public.shape[1] != d:
-        raise ValueError(
-            f"public images have {public.shape[1]} pixels, encodings {d}; they must be alike"
-        )
-    if n_private is not None and not 2 <= n_private <= m:
-        raise ValueError(
-            f"{m} encodings of n_private={n_private} images: there must be 2 images or more, and "
-            "no fewer encodings than images, or they are not determined"
-        )
-    return y.abs().double()

@@ -7,21 +7,24 @@ in [0, 1] in pairs; what comes back is paired with the private image that it is 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64, UInt8
+from jaxtyping import Int64, UInt8
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torch.nn import functional
 
-from recon_core.attacks.family_run import FamilyRun, Learned, run_result
-from recon_core.attacks.instahide.mixing import InstaHide, Mixing, Scheme
+from recon_core.attacks.family_run import FamilyRun, run_result
+from recon_core.attacks.instahide.carlini import SPARE
+from recon_core.attacks.instahide.coherence import SIDE
+from recon_core.attacks.instahide.mixing import Encodings, InstaHide, Mixing, Scheme
 from recon_core.attacks.instahide.practical import Practical, recover_practically
-from recon_core.attacks.instahide.recover import Recovered
 from recon_core.tagged import Tagged
 from recon_core.threads import Shares
 from recon_core.types import Outcome, Progress, RunResult, RunSpec
@@ -85,7 +88,7 @@ class InstaHideRecovery(FamilyRun):
                 f"{max(n_private, 0)} private ones; encodings mix 2, so that 3 can be told apart"
             )
         m = self.n_made(n_private)
-        needed = n_private + round(self.attack.components.spare * n_private) + 1
+        needed = n_private + round(SPARE * n_private) + 1
         if m < needed:
             raise ValueError(
                 f"{m} encodings of {n_private} private images are too few to be told apart; set "
@@ -101,11 +104,8 @@ class InstaHideRecovery(FamilyRun):
         super().check_batch(specs, images)
         self.check_images(images.shape[1])
         side = min(images.shape[3:])
-        if side < max(self.attack.windows.side, SSIM_SIDE):
-            raise ValueError(
-                f"images of {side} pixels are too small: windows have "
-                f"{self.attack.windows.side}, SSIM {SSIM_SIDE}"
-            )
+        if side < SSIM_SIDE:
+            raise ValueError(f"images of {side} pixels are too small: SSIM needs {SSIM_SIDE}")
 
     def arithmetic(self, device: torch.device) -> AbstractContextManager[None]:
         del device
@@ -138,83 +138,53 @@ class InstaHideRecovery(FamilyRun):
         own = self.augmented(spec, images)
         targets = own.targets
         private, public = two_sets(spec, self.n_public)
-        pixels = (targets.flatten(1).float() * (2 / 255) - 1).to(device)
-        y, labels = self._encoded(spec, pixels, private, public)
-        found: Recovered | None = None
+        pixels = targets.flatten(1).float() * (2 / 255) - 1
+        classes = torch.tensor(spec.labels)
+        encode: Callable[..., Encodings] = self.scheme.encode
+        if isinstance(self.scheme, Mixing):
+            encode = partial(self.scheme.encode, m=self.n_encodings)
+        made = encode(
+            pixels[private],
+            pixels[public],
+            generator=spec.victim_generator("encodings"),
+            labels=functional.one_hot(classes - classes.min()).float()[private],
+        )
+        assert made.labels is not None
         try:
             found = recover_practically(
-                y,
+                made.y.to(device),
                 own.shape,
                 mixing=self.scheme,
-                public=pixels[public.to(device)],
+                public=pixels[public].to(device),
                 n_private=len(private),
-                labels=labels if self.use_labels else None,
+                labels=made.labels.to(device) if self.use_labels else None,
                 generator=spec.generator("attack"),
                 how=self.attack,
                 progress=progress,
             )
-        except np.linalg.LinAlgError:
-            found = None  # scores without structure: no eigenvectors were found
+        except np.linalg.LinAlgError:  # scores without structure: no eigenvectors were found
+            progress(1.0)
+            return run_result(spec, Outcome.UNFITTED, targets, own.augment, stats={}, pairs=None)
         progress(1.0)
-        return self._result(spec, own, private, found)
-
-    def _encoded(
-        self,
-        spec: RunSpec,
-        pixels: Float[Tensor, "n d"],
-        private: Int64[Tensor, " a"],
-        public: Int64[Tensor, " b"],
-    ) -> tuple[Float[Tensor, "m d"], Float[Tensor, "m n_classes"]]:
-        drawn = spec.victim_generator("encodings")
-        own, others = pixels.cpu()[private], pixels.cpu()[public]
-        classes = torch.tensor(spec.labels)
-        labels = functional.one_hot(classes - classes.min()).float()[private]
-        if isinstance(self.scheme, InstaHide):
-            made = self.scheme.encode(own, others, generator=drawn, labels=labels)
-        else:
-            made = self.scheme.encode(own, others, self.n_encodings, generator=drawn, labels=labels)
-        assert made.labels is not None
-        return made.y.to(pixels), made.labels.to(pixels)
-
-    def _result(
-        self,
-        spec: RunSpec,
-        own: Learned,
-        private: Int64[Tensor, " a"],
-        found: Recovered | None,
-    ) -> RunResult:
-        stats, pairs, outcome, targets = {}, None, Outcome.UNFITTED, own.targets
-        if found is not None and bool(found.images.isfinite().all()):
-            outcome = Outcome.OK
-            x = ((found.images.cpu().float() + 1) / 2).reshape(-1, *targets.shape[1:])
-            stats = {
-                "train_accuracy": float(found.explained.mean()),
-                "n_iterations": float(len(found.explained)),
-            }
-            truth = targets[private].float() / 255
-            n_rounds = torch.full((len(x),), self.attack.refinement.n_rounds)
-            pairs = self.own_pairs(x, targets, private[nearest(x, truth)], n_rounds)
-        elif found is not None:
-            outcome = Outcome.NONFINITE
-        return run_result(spec, outcome, targets, own.augment, stats=stats, pairs=pairs)
+        if not bool(found.images.isfinite().all()):
+            return run_result(spec, Outcome.NONFINITE, targets, own.augment, stats={}, pairs=None)
+        x = ((found.images.cpu().float() + 1) / 2).reshape(-1, *targets.shape[1:])
+        truth = targets[private].float() / 255
+        apart = torch.cdist(x.flatten(1), truth.flatten(1)).square()
+        nearest = torch.from_numpy(linear_sum_assignment(apart.numpy())[1])
+        stats = {
+            "train_accuracy": float(found.explained.mean()),
+            "n_iterations": float(len(found.explained)),
+        }
+        n_rounds = torch.full((len(x),), self.attack.refinement.n_rounds)
+        pairs = self.own_pairs(x, targets, private[nearest], n_rounds)
+        return run_result(spec, Outcome.OK, targets, own.augment, stats=stats, pairs=pairs)
 
 
 def two_sets(spec: RunSpec, n_public: int) -> tuple[Int64[Tensor, " a"], Int64[Tensor, " b"]]:
     """(rows of private images, rows of public ones), both rising, by the victim's generator."""
     order = torch.randperm(len(spec.image_ids), generator=spec.victim_generator("public"))
     return order[n_public:].sort().values, order[:n_public].sort().values
-
-
-def nearest(x: Float[Tensor, "n c h w"], truth: Float[Tensor, "n c h w"]) -> Int64[Tensor, " n"]:
-    """The true image that each found one is: together nearest, by squared distance."""
-    apart = torch.cdist(x.flatten(1), truth.flatten(1)).square()
-    from scipy.optimize import linear_sum_assignment
-
-    return torch.from_numpy(linear_sum_assignment(apart.numpy())[1])
-
-
-PER_WINDOW, PER_SCORE, PER_FITTED, PER_ATOM, PER_PIXEL = 5.0, 4.0, 9.0, 3.0, 3.0
-FLOAT = 4
 
 
 def instahide_bytes(
@@ -227,11 +197,10 @@ def instahide_bytes(
     and 4 m^2 for windows and scores, or 9 d m and 3 q^2 for the fit; beside them 3 d (m + q + n).
     Runs of a batch go one after another.
     """
-    d, windows = math.prod(shape), experiment.attack.windows
+    d = math.prod(shape)
     n_private = max(n_images - experiment.n_public, 2)
     m, q = experiment.n_made(n_private), experiment.n_public
-    n_windows = math.prod(max(windows.n_along(side), 1) for side in shape[1:])
-    differences = n_windows * 2 * shape[0] * windows.side**2
-    first = PER_WINDOW * differences * (m + q) + PER_SCORE * m * m
-    second = PER_FITTED * d * m + PER_ATOM * q * q + 2.0 * m * m
-    return int(FLOAT * (max(first, second) + PER_PIXEL * d * (m + q + n_private)))
+    differences = 2 * shape[0] * math.prod(max(side // SIDE, 1) * SIDE for side in shape[1:])
+    first = 5 * differences * (m + q) + 4 * m * m
+    second = 9 * d * m + 3 * q * q + 2 * m * m
+    return 4 * (max(first, second) + 3 * d * (m + q + n_private))

@@ -1,36 +1,115 @@
 """Pixels from equations whose signs are hidden: step 4 of the InstaHide paper (section 3.4).
 
-At every pixel |a z_u + b z_v + c| = y for each encoding (u, v). The paper tries all 2^m signs
-(Algorithm 3). `solve` starts from the shortest odd cycle, whose L equations have one solution for
-each of 2^L signs, adds images in the order of how many encodings tie them to those already there,
-keeps the best few combinations (a beam), and solves by least squares until no sign changes.
+At every pixel |a z_u + b z_v + c| = y for each encoding (u, v), so that W z = sigma y - c with an
+unknown sign sigma. Which other signs have a solution too is known before any pixel is looked at, by
+the matroid of W's rows (`determined`): with public images an equation in no circuit (a coloop) has
+one for either sign, 2^coloops in all; without, the signs of every connected component may be turned
+round, 2^components. Images that none of this moves are determined.
+
+The paper tries all 2^m signs (Algorithm 3). `solve` starts from the shortest odd cycle, whose L
+equations have one solution for each of 2^L signs, adds images in the order of how many encodings
+tie them to those already there, keeps the best few combinations (a beam), and solves by least
+squares until no sign changes.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64, Int64
+from jaxtyping import Bool, Float, Float64, Int64, Integer
+from scipy.linalg import qr
 from scipy.sparse import coo_array
-from scipy.sparse.csgraph import shortest_path
+from scipy.sparse.csgraph import connected_components, shortest_path
 from torch import Tensor
 
-from recon_core.attacks.instahide.determined import Determined, Equations, determined
-
+TOL = 1e-9
+MOST_BITS = 1023
+"""A float holds 2 to this power."""
 PIXELS_AT_ONCE = 512
 LONGEST = 13
-"""Of odd cycles that are started from: 2^13 signs."""
-
-
+"""Encodings of the longest odd cycle that is started from: 2^13 signs."""
 BEAMS = (8, 64, 512, 4096)
-"""Combinations that are kept, and how many where that was too few."""
+"""Numbers of combinations that are kept; each is tried where the one before was too few."""
 CAP = 0.1
 """The most that one encoding's squared error adds to a cost, so that a wrong one does no more."""
 N_REFINEMENTS = 20
+
+
+@dataclass(frozen=True)
+class Equations:
+    """The linear part of m equations in n images: vertices and weights of every edge."""
+
+    edges: Int64[np.ndarray, "m 2"]
+    weights: Float64[np.ndarray, "m 2"]
+    n: int
+
+    @property
+    def matrix(self) -> Float64[np.ndarray, "m n"]:
+        """W of the InstaHide paper, definition 2.7, with the weights in it."""
+        w = np.zeros((len(self.edges), self.n))
+        np.put_along_axis(w, self.edges, self.weights, axis=1)
+        return w
+
+
+@dataclass(frozen=True)
+class Determined:
+    """What equations determine. `coloops`: equations that are in no circuit; `ambiguous`: images
+    that other signs move; `free`: images that no encoding, or no sum of them, fixes; `parts`: the
+    determined images, in groups whose equations are connected, and which, without public images,
+    have a common sign. `n_solutions`: of a generic pixel, if nothing is free."""
+
+    coloops: Bool[np.ndarray, " m"]
+    ambiguous: Bool[np.ndarray, " n"]
+    free: Bool[np.ndarray, " n"]
+    parts: tuple[Int64[np.ndarray, " _"], ...]
+    n_solutions: float
+
+    @property
+    def images(self) -> Bool[np.ndarray, " n"]:
+        """True if the image has one solution, or two that are each other's negative."""
+        known: Bool[np.ndarray, " n"] = ~(self.ambiguous | self.free)
+        return known
+
+
+def determined(equations: Equations, *, with_public: bool) -> Determined:
+    """What the equations determine, where encodings have public images or none."""
+    w, edges = equations.matrix, equations.edges
+    u, s, vt = np.linalg.svd(w, full_matrices=False)
+    rank = int((s > TOL * max(s.max(initial=0.0), 1.0) * max(w.shape)).sum())
+    u, s, vt = u[:, :rank], s[:rank], vt[:rank]
+    coloops = (u * u).sum(1) > 1 - TOL
+    free = (vt * vt).sum(0) < 1 - TOL
+    moves = np.abs(vt.T @ (u / s).T) > TOL**0.5  # (n, m): images that an equation's sign moves
+    if with_public:
+        ambiguous = moves[:, coloops].any(1) & ~free
+        known = ~(ambiguous | free)
+        tied = edges[~coloops & known[edges].all(1)]
+        label, n_bits = _connected(tied[:, 0], tied[:, 1], equations.n), int(coloops.sum())
+    else:
+        # in the matroid, rows of a basis are connected with those whose combination has them
+        _q, r, order = qr(w.T, mode="economic", pivoting=True)
+        coefficients = np.linalg.solve(r[:rank, :rank], r[:rank, rank:])
+        of_basis, of_others = np.nonzero(np.abs(coefficients) > TOL**0.5)
+        component = _connected(order[of_basis], order[rank + of_others], len(w))
+        label, n_bits = component[moves.argmax(1)], int(component.max(initial=-1)) + 1
+        ambiguous = (moves & (component != label[:, None])).any(1) & ~free
+        known = ~(ambiguous | free)
+    parts = tuple(np.flatnonzero(known & (label == k)) for k in np.unique(label[known]))
+    n_solutions = 2.0**n_bits if n_bits <= MOST_BITS else math.inf
+    return Determined(coloops, ambiguous, free, parts, n_solutions)
+
+
+def _connected(
+    first: Integer[np.ndarray, " k"], second: Integer[np.ndarray, " k"], n: int
+) -> Int64[np.ndarray, " n"]:
+    """The connected component of each of n vertices."""
+    graph = coo_array((np.ones(len(first)), (first, second)), shape=(n, n))
+    return np.asarray(connected_components(graph, directed=False)[1], np.int64)
 
 
 @dataclass(frozen=True)
@@ -45,10 +124,6 @@ class Solved:
     determined: Determined
 
 
-class NoShortCycleError(ValueError):
-    """There is no odd cycle that is short enough to start from."""
-
-
 def solve(
     y: Float[Tensor, "m d"],
     c: Float[Tensor, "m d"],
@@ -60,9 +135,9 @@ def solve(
 ) -> Solved:
     """Pixels of all determined images. `c`: the weighted public images of every encoding.
 
-    `tolerance`: the largest residual of an equation that is met. Where c is 0 the images of each of
-    `Determined.parts` have a common sign that nothing tells: their first is positive. Images with
-    no odd cycle that is short enough to start from meet nothing.
+    `tolerance`: the largest residual of an equation that is met. Where c is 0 the common sign of
+    the images of each of `Determined.parts` is not determined: their first is positive. Images
+    without an odd cycle that is short enough to start from meet nothing.
     """
     known = determined(equations, with_public=bool(c.any()))
     n, d = equations.n, y.shape[1]
@@ -105,10 +180,10 @@ def suspects(
 
 @dataclass(frozen=True)
 class _Part:
-    """Equations of images that all are determined, and the order in which these are found.
+    """Equations of determined images, and the order in which these are found.
 
-    `cycle`: rows of the first equations; `order`: the images of these, then the others; `behind`:
-    of each other image the rows that tie it to images before it.
+    `cycle`: rows of the first equations; `order`: their images, then the others; `behind`: for each
+    other image the rows that tie it to images before it.
     """
 
     equations: Equations
@@ -118,11 +193,17 @@ class _Part:
     behind: list[list[int]]
 
     @classmethod
-    def of(cls, equations: Equations, part: Int64[np.ndarray, " k"]) -> _Part:
+    def of(
+        cls, equations: Equations, rows: Int64[np.ndarray, " r"], part: Int64[np.ndarray, " k"]
+    ) -> _Part | None:
+        """The equations `rows` of the images `part`; None without a short odd cycle."""
         local = np.full(equations.n, -1)
         local[part] = np.arange(len(part))
-        own = Equations(local[equations.edges], equations.weights, len(part))
-        cycle, order = _start(own)
+        own = Equations(local[equations.edges[rows]], equations.weights[rows], len(part))
+        start = _start(own)
+        if start is None:
+            return None
+        cycle, order = start
         rows_of: list[list[int]] = [[] for _ in range(own.n)]
         for row, (u, v) in enumerate(own.edges.tolist()):
             rows_of[u].append(row)
@@ -163,8 +244,15 @@ class _Part:
             for some in left.split(max(PIXELS_AT_ONCE * beams[0] // beam, 1)):
                 if not gained or not len(some):
                     break  # where no pixel gains, equations are wrong and no beam is wide enough
-                found = self.search(y[:, some].float(), c[:, some].float(), beam, cap)
-                found, apart = _refined(w, inverse, found.double(), y[:, some], c[:, some])
+                found = self.search(y[:, some].float(), c[:, some].float(), beam, cap).double()
+                mixed = w @ found + c[:, some]
+                for _ in range(N_REFINEMENTS):  # least squares until no sign changes
+                    signs = mixed.sign()
+                    found = inverse @ (signs * y[:, some] - c[:, some])
+                    mixed = w @ found + c[:, some]
+                    if torch.equal(mixed.sign(), signs):
+                        break
+                apart = (mixed.abs() - y[:, some]).abs().amax(0)
                 better = apart < residual[some]
                 residual[some] = apart.where(better, residual[some])
                 z[:, some] = found.where(better, z[:, some])
@@ -235,13 +323,9 @@ def _parts(
         inside = np.zeros(equations.n, bool)
         inside[images] = True
         rows = np.flatnonzero(inside[equations.edges].all(1) & ~known.coloops)
-        if not len(rows):
-            continue
-        try:
-            part = _Part.of(equations.of(rows), images)
-        except NoShortCycleError:
-            continue
-        yield rows, part
+        part = _Part.of(equations, rows, images) if len(rows) else None
+        if part is not None:
+            yield rows, part
 
 
 def _best(
@@ -255,27 +339,8 @@ def _best(
     return z.gather(2, kept[None].expand(len(z), -1, -1)), cost
 
 
-def _refined(
-    w: Float64[Tensor, "m k"],
-    inverse: Float64[Tensor, "k m"],
-    z: Float64[Tensor, "k d"],
-    y: Float64[Tensor, "m d"],
-    c: Float64[Tensor, "m d"],
-) -> tuple[Float64[Tensor, "k d"], Float64[Tensor, " d"]]:
-    """Least squares with the signs that z has, until they do not change."""
-    signs = (w @ z + c).sign()
-    for _ in range(N_REFINEMENTS):
-        z = inverse @ (signs * y - c)
-        mixed = w @ z + c
-        if torch.equal(mixed.sign(), signs):
-            break
-        signs = mixed.sign()
-    return z, (mixed.abs() - y).abs().amax(0)
-
-
-def _start(equations: Equations) -> tuple[list[int], list[int]]:
-    """Rows of a shortest odd cycle, and its vertices in the same order; NoShortCycleError if there
-    is none that is short enough."""
+def _start(equations: Equations) -> tuple[list[int], list[int]] | None:
+    """Rows of a shortest odd cycle, and its vertices in the same order; None if it is too long."""
     n, edges = equations.n, equations.edges
     ends = np.concatenate([edges + np.array([0, n]), edges + np.array([n, 0])])
     double = coo_array((np.ones(len(ends)), (ends[:, 0], ends[:, 1])), shape=(2 * n, 2 * n))
@@ -285,21 +350,12 @@ def _start(equations: Equations) -> tuple[list[int], list[int]]:
     lengths = far[np.arange(n), np.arange(n) + n]
     root = int(np.argmin(lengths))
     if not lengths[root] <= LONGEST:
-        raise NoShortCycleError(
-            f"the shortest odd cycle of {n} images has {lengths[root]:g} encodings; at most "
-            f"{LONGEST} can be started from: more encodings of these images are needed"
-        )
+        return None
     walk, vertex = [root], root + n
     while vertex != root:
         vertex = int(back[root, vertex])
         walk.append(vertex % n)
-    vertices = walk[:-1]
-    return _rows(equations, [*vertices, vertices[0]]), vertices
-
-
-def _rows(equations: Equations, walk: Sequence[int]) -> list[int]:
-    """An equation for every step of a walk."""
-    first: dict[tuple[int, int], int] = {}
-    for row, (u, v) in enumerate(equations.edges.tolist()):
-        first.setdefault((min(u, v), max(u, v)), row)
-    return [first[min(u, v), max(u, v)] for u, v in itertools.pairwise(walk)]
+    first: dict[tuple[int, ...], int] = {}
+    for row, edge in enumerate(edges.tolist()):
+        first.setdefault(tuple(sorted(edge)), row)
+    return [first[tuple(sorted(step))] for step in itertools.pairwise(walk)], walk[:-1]

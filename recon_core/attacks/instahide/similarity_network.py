@@ -1,8 +1,12 @@
 """Similarity of two encodings, learned from public images alone.
 
 Carlini et al. (2020, arXiv 2011.05315, section 4.1) show a network a pair of encodings at a time.
-Here each encoding passes once; its field (`sign_network`) is compared with another's in windows:
-with G_v the inner product of two fields in window v and E the mean square of a field,
+Here each encoding passes once. Where a smooth image crosses zero its absolute value has a crease.
+Trained on mixtures of public images, whose signs are known, a U-Net on patches of 2 x 2 pixels
+gives their high frequencies, whitened and of unit energy near every pixel, up to a sign for each
+window of 4 to 32 pixels: it corrects the whitened |y| by a factor and a sum, and weighs it. Two
+such fields are compared in windows: with G_v the inner product of two fields in window v and E the
+mean square of a field,
 
     score = sum over v of w_v (sqrt(1 + (a_v G_v)^2) - 1) + l G_whole - e (E_1 + E_2) + b,
 
@@ -12,8 +16,9 @@ a batch, which is mixed from few private images, with `unfolding_loss` beside it
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Literal
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -23,21 +28,30 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from recon_core.attacks.instahide.mixing import InstaHide, mixture
-from recon_core.attacks.instahide.sign_network import (
-    GRID,
-    Unfolder,
-    n_windows,
-    unfolding_loss,
-    windows,
-)
 from recon_core.restore.examples import Examples
 from recon_core.restore.fit import Fit, Training
-from recon_core.strict import Count, NonNegative, Strict, Within
+from recon_core.strict import Count, Strict, Within
 from recon_core.types import N_AUGMENT, Progress, no_progress, seeded_generator
 
+PATCH = 2
+GRID = 8
+"""Sides of images must be multiples of this: patches, halved twice."""
+FILTER = 7
+"""Side of the whitening filter, in pixels."""
+REGULAR = 0.1
+"""Added to the power at each frequency, in shares of its mean."""
+NEAR = 5
+"""Side of the neighbourhood with unit energy, in pixels."""
+FAINT = 0.05
+"""Amplitude, in shares of the image's, below which a neighbourhood stays faint."""
+CREASE = 0.05
+"""Width around zero, in units of pixels in [-1, 1], that is shown to the network as a crease."""
+LEAST = 0.05
+"""Weight of a pixel, at least."""
 BLOCK = 4
 """Side of the smallest window, in pixels."""
-
+PASS, ROWS = 128, 32
+"""Encodings that go through the network, and that are compared with all others, at a time."""
 SHORT = Training(
     n_steps=1200,
     batch_size=64,
@@ -60,15 +74,13 @@ class HiddenExamples(Examples):
 @dataclass(frozen=True, kw_only=True)
 class SimilarityNetwork(Strict):
     """Settings. `width`, `deep_width`: channels of the U-Net. `n_private`: private images that a
-    batch is mixed from. `n_calibration`: mixtures that the whitening is taken from. `unfolding`:
-    weight of its loss beside the logistic one. `scheme` says what encodings are like."""
+    batch is mixed from. `n_calibration`: mixtures that the whitening is computed from. `scheme`:
+    how encodings are made."""
 
-    kind: Literal["network"] = "network"
     width: Count = 64
     deep_width: Count = 96
     n_private: Annotated[int, Within("[4, inf)", fix="of fewer, all pairs share an image")] = 24
     n_calibration: Count = 1000
-    unfolding: NonNegative = 1.0
     scheme: InstaHide = field(default_factory=InstaHide)
     training: Training = SHORT
 
@@ -81,9 +93,6 @@ class SimilarityNetwork(Strict):
             )
         if self.training.batch_size < 2:
             raise ValueError(f"batch_size={self.training.batch_size} has no pairs; use 2 or more")
-
-    def of_shape(self, shape: tuple[int, int, int]) -> _Shaped:
-        return _Shaped(self, shape)
 
     def drawn(
         self, images: Float[Tensor, "p c h w"], n: int, generator: torch.Generator
@@ -125,12 +134,12 @@ class SimilarityNetwork(Strict):
         """The averaged network after the training, on public `images` in [-1, 1]. Raises
         NonfiniteLossError if it diverges, ValueError for images that do not fit."""
         c, h, w = images.shape[1:]
-        fit = Fit(self.of_shape((c, h, w)), self.training, device=device)
+        fit = Fit(Shaped(self, (c, h, w)), self.training, device=device)
         draw = seeded_generator(self.training.seed, 0, "similarity calibration")
         signed = self.drawn(images, self.n_calibration, draw).target.to(device)
         for net in (fit.net, fit.ema):
             assert isinstance(net, Similarity)
-            net.unfold.calibrate(signed)
+            net.unfold.whitening.copy_(whitening_filter(signed))
             net.typical.copy_(images.mean(0))
         while not fit.done:
             draw = seeded_generator(self.training.seed, fit.step, "similarity batch")
@@ -141,7 +150,7 @@ class SimilarityNetwork(Strict):
 
 
 @dataclass(frozen=True)
-class _Shaped:
+class Shaped:
     """`SimilarityNetwork` for images of one shape: a `LossAndNetwork`."""
 
     how: SimilarityNetwork
@@ -164,20 +173,18 @@ class _Shaped:
         """Mean over all pairs of the batch. A rank's pairs are those among its own examples."""
         del generator, first
         if not isinstance(batch, HiddenExamples):
-            raise TypeError(f"a {type(batch).__name__} says no private images; use HiddenExamples")
+            raise TypeError(f"a {type(batch).__name__} has no private images; use HiddenExamples")
         share = 1.0 if total is None else len(batch) / total
         logits, fields, target = net(batch.condition, batch.target)
         i, j = torch.triu_indices(len(batch), len(batch), 1, device=logits.device)
         truth = shared_images(batch.private)[i, j].clamp(max=1).to(logits)
         loss = F.binary_cross_entropy_with_logits(logits[i, j], truth)
-        if self.how.unfolding:
-            loss = loss + self.how.unfolding * unfolding_loss(fields, target, BLOCK)
-        return share * loss
+        return share * (loss + unfolding_loss(fields, target, BLOCK))
 
 
 class Similarity(nn.Module):
     """The network and the kernel, for images of one shape (c, h, w). `typical`: the mean of the
-    images that it was trained on, which tells pictures from their negatives."""
+    training images, which tells pictures from their negatives."""
 
     typical: Tensor
 
@@ -192,7 +199,7 @@ class Similarity(nn.Module):
         self.shape, self.widths = shape, (width, deep_width)
         self.register_buffer("typical", torch.zeros(shape))
         self.unfold = Unfolder(c, width, deep_width)
-        counts = n_windows(h // BLOCK, w // BLOCK)
+        counts = [math.prod(s.shape) for s in windows(torch.zeros(h // BLOCK, w // BLOCK))]
         sides = [BLOCK * 2**k for k in range(len(counts) - 1)]
         n_values = [c * side**2 for side in sides] + [c * h * w]
         self.inner = nn.ParameterList(
@@ -208,7 +215,7 @@ class Similarity(nn.Module):
         """Log odds of all pairs, their fields, and the fields that signs would give."""
         fields = self.unfold(y)
         blocks = self.blocks(fields)
-        return self.compared(blocks, blocks), fields, self.unfold.target(signed)
+        return self.compared(blocks, blocks), fields, of_unit_energy(self.unfold.whitened(signed))
 
     def blocks(self, fields: Float[Tensor, "n c h w"]) -> Float[Tensor, "gh gw n p"]:
         c, h, w = self.shape
@@ -230,10 +237,7 @@ class Similarity(nn.Module):
 
     @torch.no_grad()
     def scores(
-        self,
-        y: Float[Tensor, "m d"],
-        *,
-        progress: Progress = no_progress,
+        self, y: Float[Tensor, "m d"], *, progress: Progress = no_progress
     ) -> Float32[Tensor, "m m"]:
         """Log odds of all pairs of encodings, of pixels in units of images in [-1, 1]; symmetric,
         and nothing on the diagonal. Signs are ignored. ROWS are compared with all others at a
@@ -263,10 +267,6 @@ def shared_images(private: Int64[Tensor, "m 2"]) -> Int64[Tensor, "m m"]:
     return same.sum((2, 3))
 
 
-PASS, ROWS = 128, 32
-"""Encodings that go through the network, and that are compared with all others, at a time."""
-
-
 def save(network: Similarity) -> bytes:
     state = {name: value.contiguous() for name, value in network.state_dict().items()}
     return bytes(save_tensors(state | {"shape": torch.tensor(network.shape)}))
@@ -285,3 +285,125 @@ def load(data: bytes) -> Similarity:
     network = Similarity((c, h, w), *widths)
     network.load_state_dict(state)
     return network.eval()
+
+
+class Unfolder(nn.Module):
+    """Absolute values (n, c, h, w) of mixtures of images in [-1, 1] to fields of that shape."""
+
+    whitening: Tensor
+
+    def __init__(self, n_channels: int, width: int, deep_width: int) -> None:
+        super().__init__()
+        self.n_channels = n_channels
+        c, a, b = n_channels, width, deep_width
+        self.register_buffer("whitening", torch.zeros(c, c, FILTER, FILTER))
+        self.patches = nn.Conv2d(3 * c, a, 2 * PATCH, stride=PATCH, padding=PATCH // 2)
+        self.down = nn.ModuleList([_Residual(a), _conv(a, b), _Residual(b), _conv(b, b)])
+        self.bottom = nn.ModuleList([_Residual(b), _Residual(b)])
+        self.up = nn.ModuleList([_Residual(b), nn.Conv2d(b, a, 1), _Residual(a)])
+        self.correction = _conv(a, (2 * c + 1) * PATCH**2)
+        nn.init.zeros_(self.correction.weight)
+        assert self.correction.bias is not None
+        nn.init.zeros_(self.correction.bias)
+
+    def forward(self, y: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c h w"]:
+        c, white = self.n_channels, self.whitened(y)
+        seen = torch.cat([4 * y - 1, (-y / CREASE).exp(), white], 1)
+        seen = seen.contiguous(memory_format=torch.channels_last)  # half again as fast on a CPU
+        fine = self.down[0](F.relu(self.patches(seen)))
+        coarse = self.down[2](F.relu(self.down[1](F.avg_pool2d(fine, 2))))
+        coarsest = self.bottom[0](F.relu(self.down[3](F.avg_pool2d(coarse, 2))))
+        deep = F.interpolate(self.bottom[1](coarsest), scale_factor=2)
+        coarse = self.up[0](coarse + deep)
+        fine = self.up[2](fine + F.interpolate(self.up[1](coarse), scale_factor=2))
+        change = F.pixel_shuffle(self.correction(F.relu(fine)), PATCH)
+        factor, added, weight = change.split([c, c, 1], 1)
+        field: Tensor = of_unit_energy(white * (1 + factor) + added)
+        weighed: Tensor = field * (1 + weight).clamp(min=LEAST)
+        return weighed
+
+    def whitened(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c h w"]:
+        edge = FILTER // 2
+        return F.conv2d(F.pad(x, (edge,) * 4, mode="replicate"), self.whitening)
+
+
+class _Residual(nn.Module):
+    """x plus two convolutions of it."""
+
+    def __init__(self, n_channels: int) -> None:
+        super().__init__()
+        self.first, self.second = _conv(n_channels, n_channels), _conv(n_channels, n_channels)
+
+    def forward(self, x: Float[Tensor, "n k h w"]) -> Float[Tensor, "n k h w"]:
+        change: Tensor = self.second(F.relu(self.first(F.relu(x))))
+        return x + change
+
+
+def _conv(n_in: int, n_out: int) -> nn.Conv2d:
+    return nn.Conv2d(n_in, n_out, 3, padding=1)
+
+
+def of_unit_energy(field: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c h w"]:
+    edge = NEAR // 2
+    energy = field.square().mean(1, keepdim=True)
+    around = F.avg_pool2d(F.pad(energy, (edge,) * 4, mode="replicate"), NEAR, 1)
+    whole = energy.mean((1, 2, 3), keepdim=True)
+    return field * (around + FAINT**2 * whole + 1e-12).rsqrt()
+
+
+def whitening_filter(signed: Float[Tensor, "n c h w"]) -> Float32[Tensor, "c c k k"]:
+    """The filter, (channels out, channels in, FILTER, FILTER), that makes images' power equal at
+    all frequencies and channels uncorrelated; without the mean, and with outputs of variance 1."""
+    height, width = signed.shape[2:]
+    n_channels, edge = signed.shape[1], FILTER // 2
+    if min(height, width) < FILTER:
+        raise ValueError(f"images of {height} x {width} pixels are smaller than the filter's 7 x 7")
+    transform = torch.fft.fft2(signed.float() - signed.float().mean((0, 2, 3), keepdim=True))
+    power = torch.einsum("nihw,njhw->hwij", transform, transform.conj()) / len(signed)
+    power[0, 0] = power[1, 0] + power[0, 1]
+    levels, axes = torch.linalg.eigh(power)
+    scale = (levels.clamp(min=0.0) + REGULAR * levels.mean()).rsqrt().to(axes.dtype)
+    inverse = (axes * scale[..., None, :]) @ axes.mH
+    response = torch.fft.fftshift(torch.fft.ifft2(inverse.permute(2, 3, 0, 1)).real, dim=(2, 3))
+    rows = slice(height // 2 - edge, height // 2 + edge + 1)
+    columns = slice(width // 2 - edge, width // 2 + edge + 1)
+    kernel = response[:, :, rows, columns].flip(2, 3)
+    kernel = kernel - kernel.mean((2, 3), keepdim=True)
+    spread = F.conv2d(signed.float(), kernel.contiguous()).std()
+    if not float(spread) > 0:
+        raise ValueError(f"{len(signed)} images of {n_channels} channels have no contrast")
+    white: Tensor = kernel / spread
+    return white
+
+
+def windows(blocks: Float[Tensor, "gh gw *s"]) -> list[Float[Tensor, "a b *s"]]:
+    """Sums over all windows of 1, 2, 4, ... blocks a side, the last of them the whole."""
+    sums, side = [blocks], 1
+    while 2 * side <= min(blocks.shape[:2]):
+        last = sums[-1]
+        rows = last[:-side] + last[side:]
+        sums.append(rows[:, :-side] + rows[:, side:])
+        side *= 2
+    if sums[-1].shape[:2] != (1, 1):
+        sums.append(blocks.sum((0, 1), keepdim=True))
+    return sums
+
+
+def unfolding_loss(
+    field: Float[Tensor, "n c h w"], target: Float[Tensor, "n c h w"], block: int
+) -> Float[Tensor, ""]:
+    """Squared error of the field up to a sign per window, mean over windows' sizes, less the
+    target's own square: f^2 - 2 |f t|, summed in windows, per pixel. -1 is perfect."""
+    n, _c, h, w = field.shape
+
+    def summed(x: Float[Tensor, "n c h w"]) -> Float[Tensor, "gh gw n"]:
+        return (
+            x.mean(1).reshape(n, h // block, block, w // block, block).sum((2, 4)).permute(1, 2, 0)
+        )
+
+    products, squares = windows(summed(field * target)), windows(summed(field.square()))
+    losses = []
+    for k, (product, square) in enumerate(zip(products, squares, strict=True)):
+        n_pixels = h * w if k + 1 == len(products) else (block * 2**k) ** 2
+        losses.append((square - 2 * product.abs()).mean() / n_pixels)
+    return torch.stack(losses).mean()

@@ -1,5 +1,8 @@
-"""Attack InstaHide encodings that are given as files. A method is one entry of `METHODS`: its
-title, its steps with the progress that each ends at, and a function that gives a `Recovered`."""
+"""Attack InstaHide encodings from files.
+
+A method is one entry of `METHODS`: its title, its steps with the progress at which each ends, and a
+function that returns a `Recovered`.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recon_core.attacks.instahide.carlini import Carlini, recover_as_carlini
-from recon_core.attacks.instahide.line_graph import NotALineGraphError
+from recon_core.attacks.instahide.carlini import recover_as_carlini
+from recon_core.attacks.instahide.graph import NotALineGraphError
 from recon_core.attacks.instahide.mixing import InstaHide
 from recon_core.attacks.instahide.practical import Practical, recover_practically
 from recon_core.attacks.instahide.recover import Recovered, recover
+from recon_core.attacks.instahide.similarity_network import SimilarityNetwork
+from recon_core.threads import share_of
 from recon_core.types import Progress, no_progress, seeded_generator
 from tasks.families.instahide.encode import read_similarity
 from tasks.families.instahide.inputs import LEVELS, SEMIDEFINITE, InstaHideJob, PreparedChallenge
@@ -39,17 +44,13 @@ def attack_all(
 ) -> list[Scored]:
     """Every method, with its scores where the truth is known.
 
-    Of one method alone what it raises, ValueError, is raised; of several it is their result.
+    A ValueError of one method alone is raised; of several it is that method's result.
     """
     done = []
     n = len(prepared.methods)
     for k, name in enumerate(prepared.methods):
-
-        def of_all(share: float, k: int = k) -> None:
-            progress((k + share) / n)
-
         method = METHODS[name]
-        clock = _Clock(method.steps, of_all)
+        clock = _Clock(method.steps, share_of(progress, k / n, (k + 1) / n))
         try:
             found = method.run(job, prepared, device, clock)
         except ValueError as error:
@@ -68,22 +69,18 @@ class _Clock:
     def __init__(self, steps: tuple[tuple[str, float], ...], progress: Progress) -> None:
         self._steps, self._progress = steps, progress
         self._seconds = dict.fromkeys((name for name, _end in steps), 0.0)
-        self._last = time.perf_counter()
-        self._now_in = steps[0][0]
+        self._last, self._step = time.perf_counter(), steps[0][0]
 
     def __call__(self, share: float) -> None:
-        names = [name for name, end in self._steps if share <= end + 1e-9]
-        self._now_in = names[0] if names else self._steps[-1][0]
-        self._lap()
+        unfinished = (name for name, end in self._steps if share <= end + 1e-9)
+        self._step = next(unfinished, self._steps[-1][0])
+        self.seconds()
         self._progress(share)
 
-    def _lap(self) -> None:
-        now = time.perf_counter()
-        self._seconds[self._now_in] += now - self._last
-        self._last = now
-
     def seconds(self) -> dict[str, float]:
-        self._lap()
+        now = time.perf_counter()
+        self._seconds[self._step] += now - self._last
+        self._last = now
         return self._seconds
 
 
@@ -97,8 +94,8 @@ def _exact(
 ) -> Recovered:
     if isinstance(prepared.scheme, InstaHide):
         raise ValueError(
-            "the exact attack is on the model of paper 004, whose weights are equal; this scheme "
-            "is instahide: use --method practical"
+            "the exact attack is on the model of the InstaHide paper, whose weights are equal; "
+            "this scheme is instahide: use --method practical"
         )
     y, public, _labels = _tensors(prepared, device)
     try:
@@ -148,20 +145,25 @@ def _carlini(
             f"{prepared.units.kind}: use --method exact"
         )
     y, public, labels = _tensors(prepared, device)
-    network = None if job.similarity is None else read_similarity(job.similarity).to(device)
-    how = Carlini()
-    if isinstance(prepared.scheme, InstaHide):
-        how = replace(how, similarity=replace(how.similarity, scheme=prepared.scheme))
+    shape, scheme = prepared.challenge.shape, prepared.scheme
+    if job.similarity is not None:
+        network = read_similarity(job.similarity).to(device)
+    elif public is not None:
+        how = SimilarityNetwork(scheme=scheme if isinstance(scheme, InstaHide) else InstaHide())
+        first = share_of(progress, 0.0, 0.5)
+        pool = public.cpu().float().reshape(-1, *shape)
+        network = how.train(pool, progress=first, device=device)
+    else:
+        raise ValueError("give --similarity, a network, or public images to train one on")
     return recover_as_carlini(
-        y, prepared.challenge.shape, n_private=prepared.n_private, mixing=prepared.scheme,
-        labels=labels, public=public, scores=network,
-        generator=seeded_generator(job.seed, 0, "attack"), how=how, progress=progress,
+        y, shape, n_private=prepared.n_private, mixing=scheme, labels=labels, scores=network,
+        generator=seeded_generator(job.seed, 0, "attack"), progress=share_of(progress, 0.5, 1.0),
     )  # fmt: skip
 
 
 EXACT_STEPS = (("public images", 0.3), ("overlaps", 0.4), ("graph and signs", 1.0))
 METHODS: dict[str, Method] = {
-    "exact": Method("exact (paper 004)", _exact, EXACT_STEPS),
+    "exact": Method("exact (InstaHide paper)", _exact, EXACT_STEPS),
     "practical": Method(
         "practical (photographs)",
         _practical,

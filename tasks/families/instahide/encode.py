@@ -1,9 +1,11 @@
-"""Means to try an InstaHide attack: challenges (encodings, public images, labels, and the truth
-apart), and the similarity of encodings, trained once on photographs for attacks on others."""
+"""What an InstaHide attack can be tried on: challenges (encodings, public images, labels, and the
+secret), and the similarity of encodings, trained once on photographs for attacks on others."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,19 +35,10 @@ GAUSSIAN = "gaussian"
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncodeJob(Strict):
-    """`data`: a source of images, or `gaussian`. `scheme`: Mixing needs `m`, the number of
-    encodings; InstaHide has n_epochs. Pixels of photographs are from -1 to 1; `standardise`, of
-    Mixing: less their mean and divided by their standard deviation, over all images."""
-
+class _ImagesJob(Strict):
     data: str
     out: Path
-    scheme: Scheme = field(default_factory=InstaHide)
-    n_private: Annotated[int, Within("[2, inf)", fix="an encoding mixes 2")] = 100
-    n_public: int = 1000
-    m: int | None = None
     size: int = 32
-    standardise: bool = False
     seed: int = 0
     skip_corrupt: bool = False
 
@@ -53,6 +46,19 @@ class EncodeJob(Strict):
     def images(self) -> ImageSet:
         """The source's split for training; SourceError if it cannot be read."""
         return load_images(self.data, split="train", size=self.size, skip_corrupt=self.skip_corrupt)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodeJob(_ImagesJob):
+    """`data`: a source of images, or `gaussian`. `scheme`: Mixing needs `m`, the number of
+    encodings; InstaHide has n_epochs. Pixels of photographs are from -1 to 1; `standardise`, of
+    Mixing: less their mean and divided by their standard deviation, over all images."""
+
+    scheme: Scheme = field(default_factory=InstaHide)
+    n_private: Annotated[int, Within("[2, inf)", fix="an encoding mixes 2")] = 100
+    n_public: int = 1000
+    m: int | None = None
+    standardise: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -82,77 +88,50 @@ class EncodeJob(Strict):
             )
 
 
-@dataclass(frozen=True)
-class Material:
-    """Images in the units of the scheme, and what is to be said about them."""
-
-    private: Tensor
-    public: Tensor
-    labels: Tensor | None
-    source: str
-    facts: dict[str, Any]
-
-
 def encode(job: EncodeJob) -> dict[str, Any]:
-    """Writes the challenge, the same bytes for the same job; its facts. Raises SourceError if the
-    folder is not empty or the images cannot be read, ValueError if there are too few."""
+    """Write the challenge, the same bytes for the same job; return its facts. Raises SourceError if
+    the folder is not empty or the images cannot be read, ValueError if there are too few."""
     check_new(job.out)
-    material = _gaussian(job) if job.data == GAUSSIAN else _photographs(job)
+    labels: Tensor | None = None
+    pixels: dict[str, Any] = {"kind": "normal"}
+    if job.data == GAUSSIAN:
+        shape = (job.n_private + job.n_public, 3, job.size, job.size)
+        images = torch.randn(shape, generator=seeded_generator(job.seed, 0, "images"))
+        source = f"standard normal pixels, {job.size} by {job.size}"
+    else:
+        images, labels, pixels, source = _photographs(job)
+    private, public = images[: job.n_private], images[job.n_private :]
+    make: Callable[..., Encodings] = job.scheme.encode
+    if isinstance(job.scheme, Mixing):
+        make = partial(job.scheme.encode, m=job.m or 0)
     drawn = seeded_generator(job.seed, 0, "encodings")
-    shape = material.private.shape[1:]
-    private, public = material.private.flatten(1), material.public.flatten(1)
-    made = _encoded(job, private, public, material.labels, drawn)
-    signs = seeded_generator(job.seed, 0, "signs")
+    made = make(private.flatten(1), public.flatten(1), generator=drawn, labels=labels)
+    signed = made.flipped(seeded_generator(job.seed, 0, "signs"))
     facts = {
         "scheme": TypeAdapter(type(job.scheme)).dump_python(job.scheme),
-        "pixels": material.facts,
+        "pixels": pixels,
         "n_private": job.n_private,
         "m": len(made.y),
     }
     challenge = Challenge(
-        encodings=made.flipped(signs).reshape(-1, *shape).float().numpy(),
-        public=material.public.float().numpy() if len(material.public) else None,
+        encodings=signed.reshape(-1, *images.shape[1:]).float().numpy(),
+        public=public.float().numpy() if len(public) else None,
         labels=None if made.labels is None else made.labels.float().numpy(),
         facts=facts,
         secret={
-            "private": material.private.float().numpy(),
+            "private": private.float().numpy(),
             "edges": made.private.numpy(),
             "weights": made.private_weights.double().numpy(),
             "public_ids": made.public.numpy(),
             "public_weights": made.public_weights.double().numpy(),
         },
     )
-    write_challenge(job.out, challenge, {"seed": job.seed, "source": material.source})
+    write_challenge(job.out, challenge, {"seed": job.seed, "source": source})
     return facts
 
 
-def _encoded(
-    job: EncodeJob,
-    private: Tensor,
-    public: Tensor,
-    labels: Tensor | None,
-    drawn: torch.Generator,
-) -> Encodings:
-    if isinstance(job.scheme, InstaHide):
-        return job.scheme.encode(private, public, generator=drawn, labels=labels)
-    assert job.m is not None  # EncodeJob refuses it
-    return job.scheme.encode(private, public, job.m, generator=drawn, labels=labels)
-
-
-def _gaussian(job: EncodeJob) -> Material:
-    drawn = seeded_generator(job.seed, 0, "images")
-    shape = (3, job.size, job.size)
-    images = torch.randn((job.n_private + job.n_public, *shape), generator=drawn)
-    return Material(
-        images[: job.n_private],
-        images[job.n_private :],
-        None,
-        f"standard normal pixels, {job.size} by {job.size}",
-        {"kind": "normal"},
-    )
-
-
-def _photographs(job: EncodeJob) -> Material:
+def _photographs(job: EncodeJob) -> tuple[Tensor, Tensor | None, dict[str, Any], str]:
+    """Private and public images, the private ones' classes, the units of pixels, and the source."""
     found = job.images
     wanted = job.n_private + job.n_public
     if len(found) < wanted:
@@ -165,40 +144,25 @@ def _photographs(job: EncodeJob) -> Material:
     images = torch.from_numpy(found.images)[rows].float() * (2 / 255) - 1
     labels = torch.from_numpy(found.labels)[rows[: job.n_private]]
     n_classes = len(found.class_names)
-    facts: dict[str, Any] = {"kind": "levels", "n_levels": 256, "low": -1.0, "high": 1.0}
+    pixels: dict[str, Any] = {"kind": "levels", "n_levels": 256, "low": -1.0, "high": 1.0}
     if job.standardise:
         mean, sd = float(images.double().mean()), float(images.double().std())
         if sd == 0:
             raise ValueError(f"all pixels of {job.data} are equal; --standardise divides by 0")
         images = (images - mean) / sd
-        facts = {"kind": "standardised", "n_levels": 256, "mean": mean, "sd": sd}
-    return Material(
-        images[: job.n_private],
-        images[job.n_private :],
-        functional.one_hot(labels, n_classes).float() if n_classes > 1 else None,
-        f"{found.name} {found.content_hash}",
-        facts,
-    )
+        pixels = {"kind": "standardised", "n_levels": 256, "mean": mean, "sd": sd}
+    hot = functional.one_hot(labels, n_classes).float() if n_classes > 1 else None
+    return images, hot, pixels, f"{found.name} {found.content_hash}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class SimilarityJob:
+class SimilarityJob(_ImagesJob):
     """`data`: a source of images, none of which need be in the encodings; its split for training.
-    `scheme`: how the encodings to be compared are made. `n_steps`: of training; None: the
-    network's own."""
+    `scheme`: how the encodings to be compared are made. `n_steps`: of training; None: the default
+    of the network."""
 
-    data: str
-    out: Path
     scheme: InstaHide = field(default_factory=InstaHide)
-    size: int = 32
     n_steps: int | None = None
-    seed: int = 0
-    skip_corrupt: bool = False
-
-    @property
-    def images(self) -> ImageSet:
-        """The source's split for training; SourceError if it cannot be read."""
-        return load_images(self.data, split="train", size=self.size, skip_corrupt=self.skip_corrupt)
 
     @property
     def how(self) -> SimilarityNetwork:
@@ -212,7 +176,7 @@ class SimilarityJob:
 def train_similarity(
     job: SimilarityJob, *, device: str, progress: Progress = no_progress
 ) -> dict[str, Any]:
-    """Writes the network, replacing an earlier one when it is done; what it is.
+    """Train and write the network, which replaces an earlier file; return its facts.
 
     Raises SourceError for images that cannot be read, ValueError for too few or of a wrong size.
     """

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 
 from recon_core.attacks.instahide.mixing import Mixing, Scheme
 from recon_core.attacks.instahide.public_images import check_pool
@@ -18,24 +16,23 @@ from recon_core.strict import Count, Strict, Within
 from recon_core.tagged import Tagged
 from storage.challenge import Challenge, read_challenge
 
+T = TypeVar("T")
 SCHEME: TypeAdapter[Scheme] = TypeAdapter(Annotated[Scheme, Tagged("kind")])
 AUTO = "auto"
 SEVERAL = {"both": ("exact", "practical"), "all": ("exact", "practical", "carlini")}
 """Names for several methods."""
-SEMIDEFINITE = "sdp"
-"""The exact method with the paper's program for public images, which takes few of them."""
-BLIND = "carlini"
-"""The method that needs no public images."""
+SEMIDEFINITE, BLIND = "sdp", "carlini"
+"""The exact method with the paper's program, for few public images; the method that needs none."""
 BEYOND = 1.001
 """Pixels above this are none of pictures in [-1, 1]."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InstaHideJob(Strict):
-    """`path`: a challenge's folder, a .npy, or a folder of pictures. Settings that a challenge says
-    itself are None. `method`: one of `tasks.families.instahide.attack.METHODS`, `both` or `all`, or
-    `auto`: exact for normal pixels, practical for pictures, or carlini if public images are in
-    encodings and not known. `similarity`: a trained network for carlini, else one is trained on the
+    """`path`: a challenge's folder, a .npy, or a folder of pictures. The challenge gives settings
+    that are None. `method`: one of `tasks.families.instahide.attack.METHODS`, `both` or `all`, or
+    `auto`: exact for normal pixels, practical for pictures, or carlini if encodings have unknown
+    public images. `similarity`: a trained network for carlini; without one it is trained on the
     public images."""
 
     path: Path
@@ -64,16 +61,16 @@ class InstaHideJob(Strict):
 
 @dataclass(frozen=True, kw_only=True)
 class Units:
-    """Units of a pixel z: it is the pixel z sd + mean of a picture from -1 to 1.
+    """Units of a pixel z, which is the pixel z sd + mean of a picture from -1 to 1.
 
     `kind`: levels (z is that pixel), standardised, or normal, which has no picture and is drawn
-    from -3 to 3. `n_levels`: values that a pixel can have, 0: any.
+    from -3 to 3. `n_levels`: number of values of a pixel, 0: any.
     """
 
-    kind: str
-    mean: float = 0.0
-    sd: float = 1.0
-    n_levels: int = 0
+    kind: Literal["normal", "levels", "standardised"]
+    mean: FiniteFloat = 0.0
+    sd: Annotated[FiniteFloat, Field(gt=0)] = 1.0
+    n_levels: int = 256
 
     @property
     def is_normal(self) -> bool:
@@ -89,8 +86,8 @@ class Units:
 
     @property
     def same(self) -> float:
-        """The largest error of a pixel of an image that is called exact: half of one of 256 grey
-        levels; as much of a standard deviation of normal pixels."""
+        """The largest error of a pixel of an exact image: half of one of 256 grey levels, or as
+        much of a standard deviation of normal pixels."""
         return (1 / 255) if self.is_normal else 1 / 255 / self.sd
 
     @property
@@ -104,13 +101,13 @@ class Units:
         return found
 
 
-NORMAL = Units(kind="normal", sd=1 / 3)
-LEVELS = Units(kind="levels", n_levels=256)
+NORMAL = Units(kind="normal", sd=1 / 3, n_levels=0)
+LEVELS = Units(kind="levels")
 
 
 @dataclass(frozen=True)
 class PreparedChallenge:
-    """A challenge, with all that it does not say itself."""
+    """A challenge, with the scheme, units and methods of the attack."""
 
     challenge: Challenge
     scheme: Scheme
@@ -120,7 +117,7 @@ class PreparedChallenge:
 
 
 def prepare_challenge(job: InstaHideJob, known: tuple[str, ...]) -> PreparedChallenge:
-    """Reads everything. `known`: the methods there are.
+    """Read everything. `known`: names of all methods.
 
     Raises SourceError or ValueError for what is missing or does not fit.
     """
@@ -132,8 +129,17 @@ def prepare_challenge(job: InstaHideJob, known: tuple[str, ...]) -> PreparedChal
         challenge = replace(challenge, public=None)
     if not job.use_labels:
         challenge = replace(challenge, labels=None)
-    scheme = job.scheme or _scheme(challenge)
-    n_private = job.n_private or _n_private(challenge)
+    if job.scheme is None and challenge.facts.get("scheme") is None:
+        raise ValueError(
+            "nothing says how the encodings were made; give --scheme and --k-pub (theory: --wa and "
+            "--wb, too)"
+        )
+    scheme = job.scheme or _fact(challenge, "scheme", SCHEME)
+    n_private = job.n_private or challenge.facts.get("n_private")
+    if n_private is not None and (not isinstance(n_private, int) or n_private < 2):
+        raise ValueError(
+            f"challenge.json: n_private={n_private!r} is no number of images, 2 or more"
+        )
     m = len(challenge.encodings)
     if n_private is not None and n_private > m:
         raise ValueError(
@@ -162,51 +168,23 @@ def prepare_challenge(job: InstaHideJob, known: tuple[str, ...]) -> PreparedChal
 
 
 def _units(challenge: Challenge, scheme: Scheme) -> Units:
-    """As the challenge says; else normal if pixels are beyond those of pictures."""
-    about = challenge.facts.get("pixels")
-    if about is None:
-        if challenge.public is not None:
-            beyond = float(np.abs(challenge.public).max(initial=0)) > BEYOND
-        else:
-            most = 2 * scheme.wa if isinstance(scheme, Mixing) else 1.0  # k_pub is 0
-            beyond = float(np.abs(challenge.encodings).max()) > BEYOND * most
-        return NORMAL if beyond else LEVELS
-    kinds = ("normal", "levels", "standardised")
-    kind = about.get("kind") if isinstance(about, Mapping) else about
-    if kind not in kinds:
-        raise ValueError(f"challenge.json: pixels.kind={kind!r} is none of {', '.join(kinds)}")
-    if kind == "normal":
-        return NORMAL
+    """The challenge's units; without them, normal if pixels exceed those of pictures."""
+    if "pixels" in challenge.facts:
+        units = _fact(challenge, "pixels", TypeAdapter(Units))
+        return NORMAL if units.is_normal else units
+    if challenge.public is not None:
+        beyond = float(np.abs(challenge.public).max(initial=0)) > BEYOND
+    else:
+        most = 2 * scheme.wa if isinstance(scheme, Mixing) else 1.0  # k_pub is 0
+        beyond = float(np.abs(challenge.encodings).max()) > BEYOND * most
+    return NORMAL if beyond else LEVELS
+
+
+def _fact(challenge: Challenge, name: str, kind: TypeAdapter[T]) -> T:
+    """What challenge.json says under this name; ValueError if it makes no sense."""
     try:
-        mean, sd = float(about.get("mean", 0.0)), float(about.get("sd", 1.0))
-        n_levels = int(about.get("n_levels", 256))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"challenge.json: pixels: {error}") from error
-    if not (math.isfinite(mean) and math.isfinite(sd) and sd > 0):
-        raise ValueError(f"challenge.json: pixels: mean={mean}, sd={sd} must be finite, sd above 0")
-    return Units(kind=str(kind), mean=mean, sd=sd, n_levels=n_levels)
-
-
-def _n_private(challenge: Challenge) -> int | None:
-    found = challenge.facts.get("n_private")
-    if found is None:
-        return None
-    if not isinstance(found, int) or found < 2:
-        raise ValueError(f"challenge.json: n_private={found!r} is no number of images, 2 or more")
-    return found
-
-
-def _scheme(challenge: Challenge) -> Scheme:
-    about = challenge.facts.get("scheme")
-    if about is None:
-        raise ValueError(
-            "nothing says how the encodings were made; give --scheme and --k-pub (theory: --wa and "
-            "--wb, too)"
-        )
-    try:
-        return SCHEME.validate_python(about)
+        return kind.validate_python(challenge.facts[name])
     except ValidationError as error:
         first = error.errors()[0]
-        raise ValueError(
-            f"challenge.json: scheme.{'.'.join(map(str, first['loc']))}: {first['msg']}"
-        ) from error
+        at = ".".join(map(str, (name, *first["loc"])))
+        raise ValueError(f"challenge.json: {at}: {first['msg']}") from error

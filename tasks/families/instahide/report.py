@@ -1,6 +1,6 @@
 """Results of an attack on encodings, for people: a page, a sheet of pictures, raw files.
 
-Nothing is computed here but what is drawn. The page is one file that asks nothing of the network.
+The page is one file that needs no network. Its figures are heat maps of the overlaps and the graph.
 """
 
 from __future__ import annotations
@@ -17,17 +17,22 @@ import numpy.typing as npt
 
 from recon_core.attacks.instahide.recover import Recovered
 from storage.files import text_bytes, write_file
-from tasks.families.instahide.figures import graph, heat_maps
-from tasks.families.instahide.headline import WHY, left_open
 from tasks.families.instahide.inputs import PreparedChallenge
-from tasks.families.instahide.results import Scored, image_row
+from tasks.families.instahide.results import WHY, Scored, image_row, left_open
 from tasks.page.files import page_html
-from tasks.page.pictures import COLUMNS, data_uri, png_bytes, strips_sheet, wrapped
+from tasks.page.pictures import COLUMNS, Tile, data_uri, png_bytes, strips_sheet, wrapped
 
 ENCODINGS_SHOWN = 10
 LARGEST_SHOWN = 64
 """Side, in pixels, from which on pictures are made smaller for the page."""
 IMAGES = "images"
+HEAT = 360
+"""Pixels of a heat map's side, about; of more encodings some are shown."""
+DRAWN = 30
+"""Images up to which the graph is drawn, with their pictures at its vertices."""
+RADIUS = 273.0
+"""Of the circle on which vertices are."""
+WHITE, DARK = (255.0, 255.0, 255.0), (16.0, 48.0, 110.0)
 
 Picture = npt.NDArray[np.uint8]
 COLOURS = {
@@ -86,18 +91,15 @@ def instahide_sheet(scored: Scored, prepared: PreparedChallenge, n_shown: int) -
     """PNG: the truth over what came back, ten a row, each with its SSIM."""
     cells = tiles(scored, prepared, n_shown)
     nothing = np.full(prepared.challenge.shape, 255, np.uint8)
-    found = [
-        (_or(cell["picture"], nothing), cell["label"].rpartition(", ")[2], False) for cell in cells
-    ]
-    rows = [("found", found)]
+
+    def row(key: str, words: list[str]) -> list[Tile]:
+        pictures = (nothing if cell[key] is None else cell[key] for cell in cells)
+        return [(shown, text, False) for shown, text in zip(pictures, words, strict=True)]
+
+    rows = [("found", row("picture", [cell["label"].rpartition(", ")[2] for cell in cells]))]
     if any(cell["truth_picture"] is not None for cell in cells):
-        true = [(_or(cell["truth_picture"], nothing), "", False) for cell in cells]
-        rows = [("true", true), *rows]
+        rows = [("true", row("truth_picture", [""] * len(cells))), *rows]
     return strips_sheet([*wrapped(rows)], columns=COLUMNS)
-
-
-def _or(picture: Picture | None, nothing: Picture) -> Picture:
-    return nothing if picture is None else picture
 
 
 def tiles(scored: Scored, prepared: PreparedChallenge, n_shown: int) -> list[dict[str, Any]]:
@@ -158,12 +160,28 @@ def instahide_page(
     """The page. `context`: `command`, `created`, `outcome`, `n_shown` and `versions`."""
     best = best_of(scored)
     its = None if best is None else record["methods"][record["best"]]
+    some = prepared.challenge.encodings[:ENCODINGS_SHOWN]
+    most = max(float(np.quantile(np.abs(some), 0.999)), 1e-30)  # white, but for a few above it
+    n_shown = context["n_shown"]
+    walls = [
+        {"title": s.title, "n": len(s.found.status), "cells": tiles(s, prepared, n_shown)}
+        for s in sorted(scored, key=lambda s: s is not best)
+        if s.found is not None
+    ]
+    filters = {
+        "uri": _uri,
+        "map": data_uri,
+        "share": lambda value: "–" if value is None else f"{100 * value:.1f} %",
+    }
     return page_html(
-        "attack-instahide.html", {"uri": _uri, "map": data_uri, "share": _share}, record=record,
-        units=prepared.units, encodings=_encodings(prepared),
-        walls=_walls(scored, best, prepared, context["n_shown"]),
+        "attack-instahide.html", filters, record=record,
+        units=prepared.units, walls=walls,
+        encodings=[
+            [(share.clip(0, 1) * 255).round().astype(np.uint8) for share in both]
+            for both in zip((some / most + 1) / 2, np.abs(some) / most, strict=True)
+        ],
         heat=heat_maps(best.found) if best and best.found else [],
-        graph=_graph(best.found, best, prepared) if best and best.found else None, best=its,
+        graph=graph(best, prepared) if best and best.found else None, best=its,
         open=left_open(its, record["scheme"]["k_pub"]) if its else [], why=WHY, colours=COLOURS,
         context=context,
     )  # fmt: skip
@@ -175,53 +193,82 @@ def best_of(scored: Sequence[Scored]) -> Scored | None:
     return max(there, key=lambda s: s.found.n_recovered if s.found else 0, default=None)
 
 
-def _walls(
-    scored: Sequence[Scored], best: Scored | None, prepared: PreparedChallenge, n_shown: int
-) -> list[dict[str, Any]]:
-    """Every method's images, the best's first."""
+def heat_maps(found: Recovered) -> list[dict[str, Any]]:
+    """Scores in the encodings' order and by recovered image, and common images by recovered image:
+    of each `title`, `picture`, the values `low` and `high` of its scale, and the number of rows."""
+    m = len(found.edges)
+    by_image = np.lexsort((found.edges[:, 1], found.edges[:, 0]))
+    own = np.linspace(0, m - 1, min(m, HEAT)).round().astype(int)
+    some = by_image[own]
+    scores, common = np.asarray(found.scores.cpu()), np.asarray(found.common.cpu()).astype(float)
+    np.fill_diagonal(common, 2)
+    mine = scores[np.ix_(some, some)]
+    off = mine[~np.eye(len(mine), dtype=bool)] if len(mine) > 1 else mine.ravel()
+    off = off[np.isfinite(off)]
+    low, high = (float(np.median(off)), float(np.quantile(off, 0.995))) if len(off) else (0.0, 1.0)
     return [
-        {
-            "title": s.title,
-            "cells": tiles(s, prepared, n_shown),
-            "n": len(s.found.status),
-        }
-        for s in sorted(scored, key=lambda s: s is not best)
-        if s.found is not None
+        _heat("measured, in the encodings' order", scores[np.ix_(own, own)], low, high),
+        _heat("measured, by recovered image", mine, low, high),
+        _heat("common images, by recovered image", common[np.ix_(some, some)], 0.0, 2.0),
     ]
 
 
-def _graph(found: Recovered, scored: Scored, prepared: PreparedChallenge) -> dict[str, Any]:
-    images = _images(scored, prepared)
-
-    def thumbnail(k: int) -> str:
-        if np.isnan(images[k]).all():
-            return ""
-        shown = np.abs(images[k]) if prepared.scheme.k_pub == 0 else images[k]
-        return _uri(picture(shown, prepared))
-
-    return graph(found, thumbnail)
+def _heat(title: str, values: npt.NDArray[Any], low: float, high: float) -> dict[str, Any]:
+    share = ((np.nan_to_num(values) - low) / max(high - low, 1e-30)).clip(0, 1)
+    rgb = np.array(WHITE) + share[..., None] * (np.array(DARK) - np.array(WHITE))
+    side = max(1, HEAT // max(len(values), 1))
+    large = rgb.repeat(side, 0).repeat(side, 1)
+    pixels: Picture = large.round().astype(np.uint8).transpose(2, 0, 1)
+    return {"title": title, "picture": pixels, "low": low, "high": high, "n": len(values)}
 
 
-def _encodings(prepared: PreparedChallenge) -> list[tuple[Picture, Picture]]:
-    """Some encodings as they are published and without signs, both from black to white: of theirs
-    the largest values are white, less a few that stand out."""
-    some = prepared.challenge.encodings[:ENCODINGS_SHOWN]
-    most = max(float(np.quantile(np.abs(some), 0.999)), 1e-30)
-    return [(_grey((e / most + 1) / 2), _grey(np.abs(e) / most)) for e in some]
-
-
-def _grey(shares: npt.NDArray[Any]) -> Picture:
-    pixels: Picture = (shares.clip(0, 1) * 255).round().astype(np.uint8)
-    return pixels
+def graph(scored: Scored, prepared: PreparedChallenge) -> dict[str, Any]:
+    """Images as vertices on a circle, encodings as lines; of many images the matrix of counts."""
+    found, images = scored.found, _images(scored, prepared)
+    assert found is not None
+    n = len(found.status)
+    known = found.edges[(found.edges >= 0).all(1)]
+    counts = np.zeros((n, n), np.int64)
+    np.add.at(counts, (known[:, 0], known[:, 1]), 1)
+    counts += counts.T
+    per_image = np.sort(counts.sum(1))
+    said = {
+        "n": n,
+        "n_known": len(known),
+        "fewest": int(per_image[0]),
+        "half": int(per_image[n // 2]),
+        "most": int(per_image[-1]),
+        "n_pairs": int((np.triu(counts) > 0).sum()),
+        "most_of_a_pair": int(counts.max(initial=0)),
+    }
+    if n > DRAWN:
+        high = float(max(counts.max(initial=1), 1))
+        return said | {"drawn": False, "matrix": _heat("", counts.astype(float), 0.0, high)}
+    if prepared.scheme.k_pub == 0:
+        images = np.abs(images)
+    turn = 2 * np.pi * np.arange(n) / n
+    at = 300.0 + RADIUS * np.stack([np.sin(turn), -np.cos(turn)], 1)
+    vertices = [
+        {
+            "k": k,
+            "x": at[k, 0],
+            "y": at[k, 1],
+            "uri": "" if np.isnan(images[k]).all() else _uri(picture(images[k], prepared)),
+            "status": found.status[k].value,
+            "n": int(counts[k].sum()),
+        }
+        for k in range(n)
+    ]
+    lines = [
+        {"x1": at[i, 0], "y1": at[i, 1], "x2": at[j, 0], "y2": at[j, 1], "n": int(counts[i, j])}
+        for i, j in zip(*np.nonzero(np.triu(counts)), strict=True)
+    ]
+    return said | {"drawn": True, "vertices": vertices, "lines": lines, "height": 600.0}
 
 
 def _images(scored: Scored, prepared: PreparedChallenge) -> npt.NDArray[np.float64]:
     assert scored.found is not None
     return np.asarray(scored.found.images.cpu(), np.float64).reshape(-1, *prepared.challenge.shape)
-
-
-def _share(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.1f} %"
 
 
 def _uri(pixels: Picture) -> str:

@@ -10,7 +10,7 @@ from jaxtyping import Float, Float64, Int64
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from recon_core.attacks.instahide.line_graph import incidence_of
+from recon_core.attacks.instahide.graph import incidence_of
 from recon_core.attacks.instahide.mixing import Encodings, Mixing
 from storage.sources.embedded import photograph_tiles
 

@@ -87,8 +87,6 @@ def test_what_is_missing_is_found_with_what_is_there() -> None:
     again, _truth = attacked(24, k_pub=1)
     assert int(recovered(again).sum()) > int(recovered(once).sum())
     assert float(errors(again, truth, signed=True)[recovered(again)].max()) < HALF_A_LEVEL
-    with pytest.raises(ValueError, match="n_again=-1"):
-        Practical(n_again=-1)
 
 
 def test_without_grey_levels_fitted_weights_prove_nothing() -> None:

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from recon_core.attacks.instahide.clusters import overlaps
-from recon_core.attacks.instahide.line_graph import (
+from recon_core.attacks.instahide.graph import (
     NotALineGraphError,
     canonical,
     gram,
+    overlaps,
 )
 from recon_core.attacks.instahide.mixing import Mixing
 from recon_core.attacks.instahide.public_images import find_publics

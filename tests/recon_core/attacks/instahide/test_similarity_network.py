@@ -12,19 +12,18 @@ from torch import Tensor
 
 from benchmarks.instahide.oracles import auc, oracle_similarity
 from recon_core.attacks.instahide.mixing import InstaHide
-from recon_core.attacks.instahide.sign_network import (
-    of_unit_energy,
-    unfolding_loss,
-    whitening_filter,
-    windows,
-)
 from recon_core.attacks.instahide.similarity_network import (
     HiddenExamples,
+    Shaped,
     Similarity,
     SimilarityNetwork,
     load,
+    of_unit_energy,
     save,
     shared_images,
+    unfolding_loss,
+    whitening_filter,
+    windows,
 )
 from recon_core.restore.examples import Examples
 from recon_core.restore.fit import Training
@@ -91,7 +90,8 @@ def test_training_tells_encodings_of_unseen_images_better_than_none(trained: Sim
     assert 0.7 < before < after - 0.005
     losses = []
     for net in (untrained, trained):
-        fields, target = net.unfold(batch.condition), net.unfold.target(batch.target)
+        fields = net.unfold(batch.condition)
+        target = of_unit_energy(net.unfold.whitened(batch.target))
         losses.append(float(unfolding_loss(fields, target, 4)))
     assert losses[1] < losses[0] - 0.1
 
@@ -166,10 +166,6 @@ def test_the_loss_is_least_at_the_target_up_to_a_sign() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"n_private": 3}, "n_private=3"),
-        ({"width": 0}, "width=0"),
-        ({"unfolding": -1.0}, r"unfolding=-1\.0"),
-        ({"n_calibration": 0}, "n_calibration=0"),
         ({"training": replace(TRAINING, mirror=True)}, "mirror"),
         ({"training": replace(TRAINING, batch_size=1)}, "batch_size=1"),
     ],
@@ -183,13 +179,13 @@ def test_images_that_do_not_fit_are_errors(trained: Similarity) -> None:
     with pytest.raises(ValueError, match="too few"):
         TINY.drawn(smooth_images(11, 0), 5, torch.Generator())
     with pytest.raises(ValueError, match="multiples of 8"):
-        TINY.of_shape((1, 12, 16)).build(seed=0)
+        Shaped(TINY, (1, 12, 16)).build(seed=0)
     with pytest.raises(ValueError, match="10 pixels"):
         trained.scores(torch.zeros(3, 10))
     batch = held_out()
     plain = Examples(condition=batch.condition, target=batch.target, augment=batch.augment)
     with pytest.raises(TypeError, match="HiddenExamples"):
-        TINY.of_shape(SHAPE).loss(trained, plain, generator=torch.Generator())
+        Shaped(TINY, SHAPE).loss(trained, plain, generator=torch.Generator())
 
 
 def pairs(m: int, n: int, seed: int = 0):
@@ -197,14 +193,7 @@ def pairs(m: int, n: int, seed: int = 0):
     return torch.stack([torch.randperm(n, generator=generator)[:2] for _ in range(m)])
 
 
-def test_without_noise_it_is_the_truth():
-    private = pairs(700, 30)
-    found = oracle_similarity(private, noise=0.0, generator=torch.Generator())
-    assert torch.equal(found, shared_images(private).float().fill_diagonal_(0))
-    assert auc(found, private) == 1.0
-
-
-@pytest.mark.parametrize(("noise", "expected"), [(1.0, 0.760), (0.5, 0.921)])
+@pytest.mark.parametrize(("noise", "expected"), [(1.0, 0.760), (0.5, 0.921), (0.0, 1.0)])
 def test_noise_sets_the_auc(noise, expected):
     private = pairs(900, 200)
     found = oracle_similarity(private, noise=noise, generator=generator(1))

@@ -13,13 +13,17 @@ from pydantic import TypeAdapter, ValidationError
 
 from recon_core.attacks.instahide.mixing import InstaHide, Mixing
 from recon_core.attacks.instahide.recover import Status
-from storage.challenge import read_challenge
 from tasks.families.instahide import attack as instahide_attack
 from tasks.families.instahide.attack import METHODS, _Clock
 from tasks.families.instahide.encode import EncodeJob
-from tasks.families.instahide.headline import left_open
 from tasks.families.instahide.inputs import LEVELS, NORMAL, InstaHideJob, prepare_challenge
-from tasks.families.instahide.results import ambiguity, image_row, method_record, scored
+from tasks.families.instahide.results import (
+    ambiguity,
+    image_row,
+    left_open,
+    method_record,
+    scored,
+)
 from tests.tasks.families.instahide.challenges import RING, TAIL, attacked, normal_challenge
 
 TWO_SIDED = [[0, 1], [1, 2], [2, 3], [3, 0], [0, 1], [1, 2]]
@@ -70,44 +74,30 @@ def test_pixels_that_are_left_open_are_no_errors(tmp_path: Path) -> None:
     assert image_row(again, 1)["n_pixels_open"] == 5
 
 
-def test_images_that_are_not_determined_are_a_result(tmp_path: Path) -> None:
-    _job, prepared, (found,) = attacked(normal_challenge(tmp_path / "c", TAIL), n_private=8)
+@pytest.mark.parametrize(
+    ("edges", "k_pub", "n", "by_status", "said"),
+    [
+        (TAIL, 2, 8, {"recovered": 5, "ambiguous": 2, "free": 1},
+         ("determine 5 of 8 images", "2 encodings are in no circuit", "2 to the 2, 4 solutions",
+          "1 image is free, 1 in no explained encoding")),
+        (TWO_SIDED, 0, None, {"free": 4}, ("1 part has no cycle of an odd", "determine 0 of 4")),
+        (TWO_SIDED, 2, None, {"free": 4}, ("1 part has no cycle of an odd", "determine 0 of 4")),
+        ([*RING, *(np.array(RING) + 5).tolist()], 2, None, {"recovered": 10},
+         ("2 parts, of 5, 5 images",)),
+        (K4, 2, None, {"several graphs": 4}, ("2 graphs have these overlaps", "nothing is proved")),
+    ],
+    ids=["tail", "two-sided, no public", "two-sided", "two parts", "two graphs"],
+)  # fmt: skip
+def test_what_encodings_leave_open_is_a_result(
+    edges: list, k_pub: int, n: int | None, by_status: dict, said: tuple, tmp_path: Path
+) -> None:
+    path = normal_challenge(tmp_path / "c", edges, k_pub=k_pub)
+    _job, prepared, (found,) = attacked(path, n_private=n)
     record = method_record(found, prepared)
-    assert record["by_status"] == {"recovered": 5, "ambiguous": 2, "free": 1}
-    assert (record["n_exact"], record["n_false"]) == (5, 0)
-    said = " ".join(left_open(record, 2))
-    assert "determine 5 of 8 images" in said
-    assert "2 encodings are in no circuit" in said
-    assert "2 to the 2, 4 solutions" in said
-    assert "1 image is free, 1 in no explained encoding" in said
-
-
-def test_a_graph_without_odd_cycles_leaves_all_free(tmp_path: Path) -> None:
-    for k_pub in (0, 2):
-        path = normal_challenge(tmp_path / f"c{k_pub}", TWO_SIDED, k_pub=k_pub)
-        _job, prepared, (found,) = attacked(path)
-        record = method_record(found, prepared)
-        assert record["by_status"] == {"free": 4}
-        said = " ".join(left_open(record, k_pub))
-        assert "1 part has no cycle of an odd number of encodings" in said
-        assert "determine 0 of 4" in said
-
-
-def test_parts_are_solved_apart_and_said(tmp_path: Path) -> None:
-    two = [*RING, *(np.array(RING) + 5).tolist()]
-    _job, prepared, (found,) = attacked(normal_challenge(tmp_path / "c", two))
-    record = method_record(found, prepared)
-    assert (record["n_exact"], record["ambiguity"]["n_parts"]) == (10, 2)
-    assert "2 parts, of 5, 5 images" in " ".join(left_open(record, 2))
-
-
-def test_two_graphs_are_said(tmp_path: Path) -> None:
-    _job, prepared, (found,) = attacked(normal_challenge(tmp_path / "c", K4))
-    record = method_record(found, prepared)
-    assert record["by_status"] == {"several graphs": 4}
-    said = " ".join(left_open(record, 2))
-    assert "2 graphs have these overlaps" in said
-    assert "nothing is proved" in said
+    assert record["by_status"] == by_status
+    assert (record["n_exact"], record["n_false"]) == (by_status.get("recovered", 0), 0)
+    sentences = " ".join(left_open(record, k_pub))
+    assert all(words in sentences for words in said)
 
 
 def test_thousands_of_open_signs_are_counted() -> None:
@@ -210,9 +200,9 @@ def test_attacks_that_make_no_sense(tmp_path: Path, settings: dict, said: str) -
         ({"scheme": {"kind": "theory", "k_pub": -1}}, "k_pub"),
         ({"scheme": {"kind": "theory", "strange": 1}}, r"scheme\.theory\.strange"),
         ({"n_private": "five"}, "n_private='five'"),
-        ({"pixels": {"kind": "odd"}}, r"pixels\.kind='odd'"),
-        ({"pixels": {"kind": "standardised", "sd": 0}}, "sd above 0"),
-        ({"pixels": {"kind": "standardised", "sd": "x"}}, "pixels: could not convert"),
+        ({"pixels": {"kind": "odd"}}, r"pixels\.kind"),
+        ({"pixels": {"kind": "standardised", "sd": 0}}, r"pixels\.sd"),
+        ({"pixels": {"kind": "standardised", "sd": "x"}}, r"pixels\.sd"),
     ],
 )
 def test_records_that_make_no_sense(tmp_path: Path, changes: dict, said: str) -> None:
@@ -232,10 +222,3 @@ def test_the_practical_attack_says_what_it_needs(tmp_path: Path) -> None:
                     method="practical")  # fmt: skip
     with pytest.raises(ValueError, match="with --n-private"):
         attacked(job.path, scheme=job.scheme, method="practical")
-
-
-def test_an_attack_changes_nothing_in_the_challenge(tmp_path: Path) -> None:
-    path = normal_challenge(tmp_path / "c", RING)
-    before = read_challenge(path).encodings.copy()
-    attacked(path)
-    np.testing.assert_array_equal(read_challenge(path).encodings, before)

@@ -1,0 +1,232 @@
+"""Who is in which encoding: overlaps, graphs against trying all, and groups where overlaps have
+errors."""
+
+from __future__ import annotations
+
+import networkx as nx
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.instahide.agreement import all_roots
+from benchmarks.instahide.oracles import assign_by_trying, gram_extract
+from recon_core.attacks.instahide.graph import (
+    NotALineGraphError,
+    assign,
+    assign_uncertain,
+    canonical,
+    common_images,
+    gram,
+    incidence_of,
+    overlaps,
+    posterior_mean,
+)
+from recon_core.attacks.instahide.mixing import Mixing
+from tests.recon_core.attacks.instahide.cases import gaussian_case, random_edges, renumbered
+from tests.recon_core.drawing import generator
+
+
+def test_posterior_mean_is_bayes():
+    """Of the two candidates for s each weighs as much as its density: against quadrature."""
+    mixing = Mixing.by_parts(2)
+    y, c = torch.tensor([[0.3, 1.2, 2.0]]), torch.tensor([[0.5, -0.7, 0.1]])
+    tau = mixing.private_variance
+    candidates = torch.stack([y - c, -y - c])
+    weights = torch.exp(-candidates.square() / (2 * tau))
+    expected = (candidates * weights).sum(0) / weights.sum(0)
+    torch.testing.assert_close(posterior_mean(y, c, mixing), expected)
+
+
+@pytest.mark.parametrize("make", [Mixing.by_parts, Mixing.as_a_whole])
+@pytest.mark.parametrize(("k_pub", "blind"), [(0, True), (2, False), (4, False), (2, True)])
+def test_statistics_have_their_means(make, k_pub, blind):
+    mixing = make(k_pub)
+    case = gaussian_case(mixing, n=12, p=4000, d=6000, m=60, seed=k_pub)
+    found = overlaps(case.encodings.y, mixing, None if blind else case.public_part).numpy()
+    truth = gram(case.edges)
+    off = ~np.eye(60, dtype=bool)
+    for shared, mean in ((0, 0), (1, 1), (2, 4 if blind else 2)):
+        rows = off & (truth == shared)
+        assert found[rows].mean() == pytest.approx(mean, abs=0.12 if shared < 2 else 0.5)
+
+
+@pytest.mark.parametrize("k_pub", [0, 2, 4])
+def test_overlaps_of_the_paper_s_size_are_right(k_pub):
+    mixing = Mixing.by_parts(k_pub)
+    case = gaussian_case(mixing, n=100, p=200, d=3072, m=400, seed=k_pub)
+    found = common_images(case.encodings.y.float(), mixing, case.public_part.float())
+    wrong = found.numpy() != gram(case.edges)
+    assert wrong.sum() <= 2  # of 79,800 pairs
+    assert (gram(case.edges) == 2).sum() > 400  # some encodings mix the same two
+
+
+def test_the_same_pair_is_told_from_two_correlated_ones():
+    """An overlap that looks like 2, but of which no single pair explains both, is 1."""
+    mixing = Mixing.by_parts(2)
+    case = gaussian_case(mixing, n=30, p=100, d=3072, m=60, seed=2)
+    scores = torch.full((60, 60), 2.0, dtype=torch.float64)
+    found = common_images(case.encodings.y, mixing, case.public_part, scores).numpy()
+    np.testing.assert_array_equal(found == 2, gram(case.edges) == 2)
+
+
+def test_gram_extract_of_the_paper():
+    """Algorithm 1, line 4: k times the Gram matrix of selection vectors, public images and all."""
+    mixing = Mixing.as_a_whole(2)
+    case = gaussian_case(mixing, n=6, p=6, d=40_000, m=25)
+    found = gram_extract(case.encodings.y, 4, 1 / 8)
+    w = torch.zeros(25, 12, dtype=torch.float64)
+    w.scatter_(1, case.encodings.private, 1.0)
+    w.scatter_(1, case.encodings.public + 6, 1.0)
+    torch.testing.assert_close(found, w @ w.T)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_equals_trying_all_graphs(seed):
+    rng = np.random.default_rng(seed)
+    several = 0
+    for _ in range(50):
+        edges = random_edges(rng, int(rng.integers(2, 6)), int(rng.integers(1, 8)))
+        found, n = all_roots(gram(edges))
+        tried = {root.tobytes() for root in assign_by_trying(gram(edges), min(n, 7))}
+        if n <= 7:
+            assert found == tried
+        assert canonical(edges).tobytes() in found
+        several += len(found) > 1
+    assert several > 3
+
+
+@pytest.mark.parametrize(
+    "edges",
+    [
+        [[0, 1], [0, 2], [1, 2]],
+        [[0, 1], [0, 2], [0, 3]],
+        [[0, 1], [0, 2], [1, 2], [2, 3]],
+        [[0, 1], [0, 2], [1, 2], [1, 3], [2, 3]],
+        [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]],
+    ],
+    ids=["triangle", "star of three", "paw", "K4 without an edge", "K4"],
+)
+def test_five_graphs_have_two_labelled_roots(edges):
+    edges = np.array(edges)
+    (part,) = assign(gram(edges))
+    assert len(part.roots) == 2
+    assert canonical(edges).tobytes() in {root.tobytes() for root in part.roots}
+    for root in part.roots:
+        np.testing.assert_array_equal(gram(root), gram(edges))
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        nx.complete_graph(7),
+        nx.star_graph(9),
+        nx.cycle_graph(9),
+        nx.path_graph(6),
+        nx.complete_bipartite_graph(3, 4),
+        nx.wheel_graph(6),
+        nx.random_labeled_tree(12, seed=3),
+        nx.petersen_graph(),
+    ],
+    ids=["K7", "star", "cycle", "path", "K34", "wheel", "tree", "petersen"],
+)
+def test_known_graphs_have_one_root(graph):
+    edges = np.sort(np.array(list(graph.edges)), axis=1)
+    edges = edges[np.random.default_rng(0).permutation(len(edges))]
+    (part,) = assign(gram(edges))
+    (root,) = part.roots
+    np.testing.assert_array_equal(canonical(root), canonical(edges))
+
+
+@pytest.mark.parametrize(("n", "m"), [(100, 600), (60, 2000), (300, 1500)])
+def test_recovers_random_multigraphs(n, m):
+    edges = random_edges(np.random.default_rng(n), n, m)
+    edges = edges[np.isin(edges, np.flatnonzero(incidence_of(edges, n).sum(0) > 1)).all(1)]
+    parts = assign(gram(edges))
+    assert [len(part.roots) for part in parts] == [1]
+    np.testing.assert_array_equal(canonical(parts[0].roots[0]), canonical(edges))
+
+
+def test_parts_are_solved_apart():
+    edges = np.array([[0, 1], [5, 6], [1, 2], [5, 7], [5, 8], [0, 1]])
+    parts = assign(gram(edges))
+    assert [part.rows.tolist() for part in parts] == [[0, 2, 5], [1, 3, 4]]
+    assert [len(part.roots) for part in parts] == [1, 2]  # a path with a double edge; a star of 3
+
+
+@pytest.mark.parametrize(
+    ("shared", "message"),
+    [
+        (np.zeros((0, 0), int), r"shape \(0, 0\)"),
+        (np.array([[2, 3], [3, 2]]), "shared has 3"),
+        (np.array([[2, -1], [-1, 2]]), "shared has -1"),
+        (np.array([[2, 1], [0, 2]]), r"not symmetric: 1 at \(0, 1\), 0 at \(1, 0\)"),
+    ],
+)
+def test_what_is_no_gram_matrix_is_refused(shared, message):
+    with pytest.raises(ValueError, match=message):
+        assign(shared)
+
+
+def test_errors_in_the_overlaps_are_found():
+    edges = random_edges(np.random.default_rng(5), 30, 150)
+    shared = gram(edges)
+    zeros = np.argwhere(np.triu(shared == 0, 1))
+    for i, j in zeros[:: len(zeros) // 20]:
+        for share, said in ((1, "no line graph|the same two images"), (2, "the same two images")):
+            wrong = shared.copy()
+            wrong[i, j] = wrong[j, i] = share
+            with pytest.raises(NotALineGraphError, match=said):
+                assign(wrong)
+
+
+def test_claw_is_no_line_graph():
+    claw = np.array([[2, 1, 1, 1], [1, 2, 0, 0], [1, 0, 2, 0], [1, 0, 0, 2]])
+    with pytest.raises(NotALineGraphError):
+        assign(claw)
+    assert assign_by_trying(claw, 5) == []
+
+
+def found(scores, n, seed=0, **settings):
+    drawn = generator(seed)
+    return assign_uncertain(scores, n, generator=drawn, **settings)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.2, 0.4])
+def test_noise_of_single_overlaps_averages_out(noise):
+    rng = np.random.default_rng(3)
+    edges = random_edges(rng, 40, 500)
+    errors = rng.standard_normal((500, 500)) * noise
+    scores = torch.from_numpy(gram(edges) + (errors + errors.T) / 2**0.5)
+    assigned = found(scores, 40)
+    right = (renumbered(assigned.numpy(), edges, 40) == edges).all(1)
+    assert len(assigned.unique()) == 40
+    assert right.mean() > 0.99
+
+
+def test_repairs_find_images_that_growth_has_lost():
+    """With 20 encodings of an image on average and much noise, chance groups take places first."""
+    rng = np.random.default_rng(5)
+    edges = random_edges(rng, 60, 600)
+    errors = rng.standard_normal((600, 600)) * 0.8
+    scores = torch.from_numpy((gram(edges) + (errors + errors.T) / 2**0.5).astype(np.float32))
+    right = {}
+    for n_repairs in (0, 12):
+        assigned = found(scores, 60, n_repairs=n_repairs)
+        right[n_repairs] = (renumbered(assigned.numpy(), edges, 60) == edges).all(1).mean()
+    assert right[0] < 0.9
+    assert right[12] > 0.93
+
+
+def test_a_wrong_row_does_not_spread():
+    rng = np.random.default_rng(4)
+    edges = random_edges(rng, 30, 300)
+    scores = torch.from_numpy(gram(edges).astype(float))
+    scores[7] = scores[:, 7] = torch.from_numpy(rng.permutation(scores[7].numpy()))
+    assigned = found(scores, 30)
+    right = (renumbered(assigned.numpy(), edges, 30) == edges).all(1)
+    assert right[np.arange(300) != 7].all()
+
+
+def test_overlaps_without_structure_are_refused():
+    with pytest.raises(ValueError, match="groups of encodings with a common image were found"):
+        found(torch.zeros(50, 50, dtype=torch.float64), 10)
