@@ -18,7 +18,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -86,38 +86,30 @@ class Victim:
         )
 
 
-def _dense(activation: Activation, gamma: float) -> Victim:
-    network = FullyConnected(activation=activation)
-    return Victim(name=f"FC-10 {activation}", network=network, size=64, n_images=600, gamma=gamma)
-
-
-def _unet(activation: Activation) -> Victim:
-    network = UNet(skips=False, activation=activation)
-    return Victim(name=f"U-Net {activation}", network=network, size=32, n_images=50, gamma=1.0)
-
-
-PAPER = (
-    *(_dense("leaky_relu", 0.5), _unet("leaky_relu")),
-    *(_dense("prelu", 0.1), _unet("prelu"), _unet("softplus")),
+RUNS: tuple[tuple[bool, Activation, float], ...] = (
+    *((True, "leaky_relu", 0.5), (False, "leaky_relu", 1.0)),
+    *((True, "prelu", 0.1), (False, "prelu", 1.0), (False, "softplus", 1.0)),
 )
-_SHORT = AutoencoderTraining(epochs=30, levels=(0.5, 1e-8))
-TINY = (
+"""Dense or a U-Net, activation, and the paper's gamma."""
+PAPER = tuple(
     Victim(
-        name="tiny FC",
-        network=FullyConnected(depth=3, width=16),
-        size=8,
-        n_images=4,
-        gamma=0.5,
-        training=_SHORT,
-    ),
-    Victim(
-        name="tiny U-Net",
-        network=UNet(channels=(4, 8), skips=False),
-        size=8,
-        n_images=4,
-        gamma=1.0,
-        training=_SHORT,
-    ),
+        name=f"{'FC-10' if is_dense else 'U-Net'} {activation}",
+        network=FullyConnected(activation=activation)
+        if is_dense
+        else UNet(skips=False, activation=activation),
+        size=64 if is_dense else 32,
+        n_images=600 if is_dense else 50,
+        gamma=gamma,
+    )
+    for is_dense, activation, gamma in RUNS
+)
+SHORT = AutoencoderTraining(epochs=30, levels=(0.5, 1e-8))
+TINY = tuple(
+    Victim(name=name, network=network, size=8, n_images=4, gamma=gamma, training=SHORT)
+    for name, network, gamma in (
+        ("tiny FC", FullyConnected(depth=3, width=16), 0.5),
+        ("tiny U-Net", UNet(channels=(4, 8), skips=False), 1.0),
+    )
 )
 
 
@@ -183,16 +175,37 @@ class Go:
         self.ends = time.monotonic() + 60 * minutes
         self.work.mkdir(parents=True, exist_ok=True)
 
-    def measure(self, victims: Sequence[Victim]) -> Iterator[Measurement]:
-        """Losses and recoveries of each victim; those of earlier goes are read."""
+    def measure(self, victims: Sequence[Victim], *, quick: bool) -> Iterator[Measurement]:
+        """Parity and pace, once per folder; losses and recoveries of each victim."""
+
+        def first() -> Iterator[Measurement]:
+            with float32_arithmetic("float32", self.device):
+                yield from parity(self.device)
+            yield from paces(self.device, victims, 2 if quick else 5, 3 if quick else 50)
+
+        yield from self.kept("first", first)
         for victim in victims:
             images = self.images(victim)
-            trained = self.trained(victim, images)
-            for level, checkpoint in trained.levels.items():
-                f = function(victim, checkpoint.weights)
+            for level, checkpoint in self.trained(victim, images).levels.items():
+                f, x = function(victim, checkpoint.weights), images.to(self.device)
                 for method in victim.methods:
                     name = f"{victim.name}, train loss {level:g}, {method.kind}"
-                    yield from self._kept(name, f, method, images.to(self.device))
+                    self.check_time(name)
+                    yield from self.kept(name, partial(self.recovered, name, f, method, x))
+
+    def recovered(
+        self, name: str, f: Callable[[Tensor], Tensor], method: Method, x: Tensor
+    ) -> list[Measurement]:
+        with float32_arithmetic("float32", self.device):
+            return [recovery(name, f, method, x)]
+
+    def kept(self, name: str, make: Callable[[], Iterable[Measurement]]) -> list[Measurement]:
+        """Measurements that are made once, and read by later goes."""
+        file = self._file(name, ".json")
+        if not file.is_file():
+            lines = [f"{json.dumps(asdict(line))}\n" for line in make()]
+            whole(file, lambda unfinished: unfinished.write_text("".join(lines)))
+        return parse_lines(file.read_text(), name=str(file))
 
     def images(self, victim: Victim) -> Tensor:
         """The victim's images in [0, 1]."""
@@ -211,9 +224,7 @@ class Go:
         state = torch.load(file, map_location=CPU, weights_only=True) if file.is_file() else None
 
         def keep(state: dict[str, Tensor]) -> None:
-            unfinished = file.with_suffix(".partial")
-            torch.save(state, unfinished)
-            unfinished.replace(file)
+            whole(file, partial(torch.save, state))
             self.check_time()
 
         with float32_arithmetic("float32", self.device):
@@ -230,22 +241,10 @@ class Go:
         print(f"{victim.name}: loss {last.loss:.2g}, epoch {last.epoch}", file=sys.stderr)
         return trained
 
-    def check_time(self) -> None:
-        if time.monotonic() > self.ends:
+    def check_time(self, name: str = "") -> None:
+        """TimeIsUpError where it is, unless `name` was measured before."""
+        if time.monotonic() > self.ends and not (name and self._file(name, ".json").is_file()):
             raise TimeIsUpError
-
-    def _kept(
-        self, name: str, f: Callable[[Tensor], Tensor], method: Method, x: Tensor
-    ) -> list[Measurement]:
-        """One batch of all masks, measured once and kept."""
-        file = self._file(name, ".json")
-        if file.is_file():
-            return parse_lines(file.read_text(), name=str(file))
-        self.check_time()
-        with float32_arithmetic("float32", self.device):
-            line = recovery(name, f, method, x)
-        keep([line], file)
-        return [line]
 
     def _file(self, name: str, suffix: str) -> Path:
         words = "".join(c if c.isalnum() else "-" for c in name)
@@ -280,10 +279,10 @@ def degraded(x: Tensor) -> tuple[Tensor, Tensor]:
     return y, known.unsqueeze(1).expand_as(y)
 
 
-def keep(lines: Sequence[Measurement], file: Path) -> None:
-    """Write a file of measurements, all or nothing."""
+def whole(file: Path, write: Callable[[Path], object]) -> None:
+    """Write a file all or nothing."""
     unfinished = file.with_suffix(".partial")
-    unfinished.write_text("".join(f"{json.dumps(asdict(line))}\n" for line in lines))
+    write(unfinished)
     unfinished.replace(file)
 
 
@@ -307,20 +306,6 @@ def smooth_noise(victim: Victim) -> Tensor:
     return torch.nn.functional.interpolate(small, size=(victim.size,) * 2, mode="bilinear")
 
 
-def measure(go: Go, victims: Sequence[Victim], *, quick: bool) -> Iterator[Measurement]:
-    """Parity, pace, recoveries; the first two only once per folder."""
-    first = go.work / "first.json"
-    if first.is_file():
-        yield from parse_lines(first.read_text(), name=str(first))
-    else:
-        with float32_arithmetic("float32", go.device):
-            lines = list(parity(go.device))
-        lines += paces(go.device, victims, 2 if quick else 5, 3 if quick else 50)
-        keep(lines, first)
-        yield from lines
-    yield from go.measure(victims)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; 0, also where the time was up before the end."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -338,7 +323,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     go = Go(options.work, device, options.minutes, options.data)
     victims = TINY if options.quick else PAPER
     try:
-        for _ in said(measure(go, victims, quick=options.quick), options.json):
+        for _ in said(go.measure(victims, quick=options.quick), options.json):
             pass
     except TimeIsUpError:
         print("time is up; the same command goes on", flush=True)

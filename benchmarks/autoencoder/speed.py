@@ -12,14 +12,14 @@ on each. Either side of a comparison has to give the same result, or nothing is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from benchmarks.autoencoder.reference import load, plain_module, plain_train
 from benchmarks.record import Measurement, compared, main
 from recon_core.attacks.plug_and_play import Degraded, Recovered, UnknownMask
 from recon_core.degradation import MASKS, degrade, mask_pattern
@@ -40,6 +40,53 @@ CPU = torch.device("cpu")
 N_IMAGES = 50
 AGREEMENT = 1e-3
 ONE_BY_ONE = "the same method, one degraded image at a time"
+
+
+def plain_module(network: Autoencoder, shape: tuple[int, int, int]) -> nn.Module:
+    """Leaky ReLU alone, a U-Net without skips; ValueError for another network."""
+    if network.activation != "leaky_relu" or (isinstance(network, UNet) and network.skips):
+        raise ValueError(f"{network} is not one that the reference has")
+    n_inputs = shape[0] * shape[1] * shape[2]
+    layers: list[nn.Module] = []
+    if isinstance(network, FullyConnected):
+        sizes = [n_inputs, *[network.width] * (network.depth - 1), n_inputs]
+        for fan_in, fan_out in itertools.pairwise(sizes):
+            layers += [nn.LeakyReLU(network.leak)] if layers else []
+            layers.append(nn.Linear(fan_in, fan_out))
+        return nn.Sequential(nn.Flatten(), *layers, nn.Unflatten(1, shape))
+    n, n_levels = shape[0], len(network.channels)
+    down, up = range(n_levels), reversed(range(n_levels - 1))
+    for between, levels in ((nn.MaxPool2d(2), down), (nn.Upsample(scale_factor=2), up)):
+        for level in levels:
+            layers += [between] if layers else []
+            for _ in range(network.convolutions):
+                layers.append(nn.Conv2d(n, network.channels[level], 3, padding=1))
+                layers.append(nn.LeakyReLU(network.leak))
+                n = network.channels[level]
+    return nn.Sequential(*layers, nn.Conv2d(n, shape[0], 3, padding=1))
+
+
+def load(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Weights of one network (R = 1), in the order of its layers."""
+    for parameter, tensor in zip(module.parameters(), weights.values(), strict=True):
+        parameter.data.copy_(tensor[0])
+
+
+def plain_train(
+    module: nn.Module, x: Tensor, training: AutoencoderTraining, *, fused: bool
+) -> None:
+    """Every epoch a step on all images; its loss is looked at as often as ours."""
+    betas = (0.9, training.beta_2)
+    optimiser = torch.optim.Adam(module.parameters(), betas=betas, fused=fused or None)
+    for epoch in range(training.epochs):
+        for group in optimiser.param_groups:
+            group["lr"] = training.rate(epoch)
+        loss = nn.functional.mse_loss(module(x), x)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        if epoch % training.check_every == 0:
+            loss.item()
 
 
 @dataclass(frozen=True)
@@ -77,35 +124,6 @@ def images_of(n_networks: int) -> Tensor:
     return torch.rand(n_networks, N_IMAGES, *SHAPE, generator=generator)
 
 
-class Recovery:
-    """One autoencoder and the degraded images of all masks, mask by mask."""
-
-    def __init__(self, case: Case, method: UnknownMask) -> None:
-        self.model, self.method = case.model, method
-        (self.weights,) = weights_of(self.model, 1)
-        (images,) = images_of(1)
-        patterns = [
-            mask_pattern(name, *SHAPE[1:], generator=seeded_generator(0, k, "mask"))
-            for k, name in enumerate(MASKS)
-        ]
-        self.y = torch.cat([degrade(images, pattern) for pattern in patterns])
-
-    @torch.no_grad()
-    def f(self, x: Tensor) -> Tensor:
-        return self.model.forward(self.weights, x.unsqueeze(0))[0]
-
-    def of(self, rows: range) -> Recovered:
-        """Some of the degraded images, as one batch."""
-        generators = tuple(seeded_generator(0, row, "start") for row in rows)
-        return self.method.recover(self.f, Degraded(y=self.y[list(rows)], generators=generators))
-
-    def together(self) -> Recovered:
-        return self.of(range(len(self.y)))
-
-    def one_by_one(self, rows: range) -> list[Recovered]:
-        return [self.of(range(row, row + 1)) for row in rows]
-
-
 def recovery(case: Case, repeats: int, *, n_alternations: int, one_in: int) -> Measurement:
     """Seconds per degraded image; one by one only every so many-th is recovered."""
     method = UnknownMask(
@@ -113,25 +131,43 @@ def recovery(case: Case, repeats: int, *, n_alternations: int, one_in: int) -> M
         stop_times=n_alternations + 1,
         start="random" if isinstance(case.network, FullyConnected) else "nothing",
     )
-    task = Recovery(case, method)
-    rows = range(0, len(task.y), one_in)
-    apart, together = task.one_by_one(rows[:6]), task.together()
+    model, (images,) = case.model, images_of(1)
+    (weights,) = weights_of(model, 1)
+    masks = [
+        mask_pattern(name, *SHAPE[1:], generator=seeded_generator(0, k, "mask"))
+        for k, name in enumerate(MASKS)
+    ]
+    y = torch.cat([degrade(images, mask) for mask in masks])
+
+    @torch.no_grad()
+    def f(x: Tensor) -> Tensor:
+        return model.forward(weights, x.unsqueeze(0))[0]
+
+    def recover(rows: range) -> Recovered:
+        generators = tuple(seeded_generator(0, row, "start") for row in rows)
+        return method.recover(f, Degraded(y=y[list(rows)], generators=generators))
+
+    def one_by_one(rows: range) -> list[Recovered]:
+        return [recover(range(row, row + 1)) for row in rows]
+
+    rows = range(0, len(y), one_in)
+    separate, together = one_by_one(rows[:6]), recover(range(len(y)))
     check_agreement(
         torch.cat([together.x[rows[:6]], together.mask[rows[:6]]]),
-        torch.cat([one.x for one in apart] + [one.mask for one in apart]),
+        torch.cat([one.x for one in separate] + [one.mask for one in separate]),
     )
-    if len({int(n) for one in (together, *apart) for n in one.n_applied}) > 1:
+    if len({int(n) for one in (together, *separate) for n in one.n_applied}) > 1:
         raise ValueError("the two sides do not apply f equally often: not comparable")
     return compared(
         "autoencoder",
         f"recovery of a degraded image, {case.name}, {N_IMAGES} images x {len(MASKS)} masks, "
         f"{int(together.n_applied[0])} evaluations of f each, float32, "
         f"{torch.get_num_threads()} threads",
-        ours=task.together,
+        ours=partial(recover, range(len(y))),
         reference=ONE_BY_ONE,
-        theirs=partial(task.one_by_one, rows),
+        theirs=partial(one_by_one, rows),
         repeats=repeats,
-        per_call=len(task.y),
+        per_call=len(y),
         reference_per_call=len(rows),
     )
 

@@ -10,14 +10,12 @@ from tasks.attack_file.record import plain, setting_rows
 from tasks.attack_file.report import check_chances, leave, page_context
 from tasks.devices import Device, resolve_device
 from tasks.families.autoencoder.attack import (
-    Cell,
+    Recovery,
     autoencoder_page,
     conventions,
     pairs,
-    record_of_cell,
     recover_all,
     recoveries_sheet,
-    score,
     write_recoveries,
 )
 from tasks.families.autoencoder.inputs import (
@@ -49,7 +47,7 @@ def attack_autoencoder(
     """Recover degraded training images from a given autoencoder; the record in attack.json.
 
     1. Read the network and the images. 2. Ask f whether it can work. 3. Attack training images and
-    control images alike. 4. Score. 5. Show it.
+    control images alike. 4. Show what came back, with scores.
     Raises ValueError if an attack cannot work, unless `force`.
 
     Args:
@@ -63,24 +61,48 @@ def attack_autoencoder(
     cases = prepared.material.cases
     with stage_progress("Recover", "image") as advance:
         found = recover(job, prepared.victim, cases, device=place, on_progress=advance)
-    cells = score(found)
-    record = autoencoder_record(job, prepared, cells)
-    write_recoveries(job.out / "recoveries.safetensors", cells)
+    record = autoencoder_record(job, prepared, found)
+    write_recoveries(job.out / "recoveries.safetensors", found)
     settings = list(setting_rows(record["settings"]))
     context = page_context(("numpy", "safetensors"), settings=settings)
-    page = autoencoder_page(record, cells, context)
-    png = recoveries_sheet(cells, job.n_shown)
+    page = autoencoder_page(record, found, context)
+    png = recoveries_sheet(found, job.n_shown)
     leave(job.out, record, page, sheet=("recoveries", png, "What came back, beside what was given"))
-    publish_table("recoveries", summary_rows(cells), "Every mask and method, beside the control")
+    rows = [
+        {
+            "mask": one.case.mask_name,
+            "method": one.title,
+            "accurate": one.counted.removesuffix(" accurate") or "–",
+            "control": control.counted.removesuffix(" accurate") if control else "–",
+            "PSNR": "–" if one.rates is None else f"{one.rates.psnr[0]:.1f}",
+            "f(x)": round(float(one.n_applied.double().mean())),
+        }
+        for one, control in pairs(found)
+    ]
+    publish_table("recoveries", rows, "Every mask and method, beside the control")
     return record
 
 
 def autoencoder_record(
-    job: AutoencoderJob, prepared: PreparedAutoencoder, cells: Sequence[Cell]
+    job: AutoencoderJob, prepared: PreparedAutoencoder, recoveries: Sequence[Recovery]
 ) -> dict[str, Any]:
-    """Everything but the pictures, as JSON."""
-    material = prepared.material
-    train = material.cases[0]
+    """Everything but the pictures, as JSON. `best`: the mask and method with the most accurate
+    training images, beside its control."""
+    material, best = prepared.material, None
+    scored = [(one.rates, one, control) for one, control in pairs(recoveries) if one.rates]
+    if scored:
+        rates, one, control = max(scored, key=lambda found: (found[0].n_accurate, found[0].psnr[0]))
+        against = None if control is None else control.rates
+        best = {
+            "mask": one.case.mask_name,
+            "method": one.method.kind,
+            "title": one.title,
+            "n": rates.n,
+            "n_accurate": rates.n_accurate,
+            "control": None
+            if against is None
+            else {"n": against.n, "n_accurate": against.n_accurate},
+        }
     return {
         "schema": SCHEMA,
         "version": VERSION,
@@ -101,48 +123,12 @@ def autoencoder_record(
             else material.train.source,
             "control images": None if material.control is None else material.control.source,
         },
-        "n_images": len(train.names),
+        "n_images": len(material.cases[0].names),
         "preflight": prepared.record(),
-        "best": _best(cells),
-        "cells": [record_of_cell(cell) for cell in cells],
+        "best": best,
+        "cells": [one.record() for one in recoveries],
         "conventions": conventions(job),
     }
-
-
-def _best(cells: Sequence[Cell]) -> dict[str, Any] | None:
-    """The mask and method with the most accurate training images, beside its control."""
-    scored = [(cell.rates, cell, control) for cell, control in pairs(cells) if cell.rates]
-    if not scored:
-        return None
-    rates, cell, control = max(scored, key=lambda found: (found[0].n_accurate, found[0].psnr[0]))
-    against = None if control is None else control.rates
-    return {
-        "mask": cell.recovery.case.mask_name,
-        "method": cell.recovery.method.kind,
-        "title": cell.title,
-        "n": rates.n,
-        "n_accurate": rates.n_accurate,
-        "control": None if against is None else {"n": against.n, "n_accurate": against.n_accurate},
-    }
-
-
-def summary_rows(cells: Sequence[Cell]) -> list[dict[str, Any]]:
-    """One row per mask and method."""
-    return [
-        {
-            "mask": cell.recovery.case.mask_name,
-            "method": cell.title,
-            "accurate": _count(cell),
-            "control": "–" if control is None else _count(control),
-            "PSNR": "–" if cell.rates is None else f"{cell.rates.psnr[0]:.1f}",
-            "f(x)": round(float(cell.recovery.n_applied.double().mean())),
-        }
-        for cell, control in pairs(cells)
-    ]
-
-
-def _count(cell: Cell) -> str:
-    return "–" if cell.rates is None else f"{cell.rates.n_accurate} of {cell.rates.n}"
 
 
 def screen_rows(record: Mapping[str, Any]) -> list[dict[str, str]]:

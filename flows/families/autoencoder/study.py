@@ -58,7 +58,11 @@ class AutoencoderStudy(UnitStudy[RecoveryStudy, RecoveryPlan]):
         return RecoveryPlan(made, Sources.read(made), store, device=device)
 
     def facts(self, plan: RecoveryPlan) -> list[tuple[str, Mapping[str, str]]]:
-        return [(images.split, images.facts) for images in plan.sources.images]
+        return [
+            (images.split, images.facts)
+            for splits in plan.sources.sets.values()
+            for images in splits.values()
+        ]
 
     def planned(self, plan: RecoveryPlan) -> str:
         return f"{plan.n_units} units"

@@ -1,5 +1,6 @@
-"""Inputs of an attack on somebody's autoencoder, and f: whatever is in the file, as one function
-of images in [0, 1] that takes any number of rows."""
+"""Inputs of an attack on somebody's autoencoder: f, whatever is in the file, as one function of
+images in [0, 1] that takes any number of rows; the images, read, degraded, and checked against each
+other; and what f says of its chances."""
 
 from __future__ import annotations
 
@@ -52,7 +53,6 @@ from tasks.families.autoencoder.networks import (
     Built,
     build,
     candidates,
-    facts,
     own_architecture,
 )
 
@@ -105,9 +105,6 @@ class AutoencoderJob(Strict):
         if self.originals is not None and self.degraded is None:
             raise ValueError("--originals belong to --degraded; with --data they are known")
         check_std(self.std)
-        self._check_methods()
-
-    def _check_methods(self) -> None:
         kinds = [method.kind for method in self.methods]
         if not kinds or len(set(kinds)) < len(kinds):
             raise ValueError(f"methods={kinds}; give at least one, and each once")
@@ -149,22 +146,40 @@ def read_victim(job: AutoencoderJob, hint: Callable[[], Shape | None]) -> Autoen
 def _from_weights(job: AutoencoderJob, hint: Callable[[], Shape | None]) -> AutoencoderVictim:
     file = read_weights(job.weights)
     own = own_architecture(file)
-    if own is not None:  # what is said on the command line is still checked, or replaces it
-        said = own[0] if job.network == Architecture() else job.network
-        job = replace(job, network=said, shape=job.shape or own[1])
+    if own is not None:  # the command line is still checked, or replaces it
+        network = own[0] if job.network == Architecture() else job.network
+        job = replace(job, network=network, shape=job.shape or own[1])
     built = build(file, job.network)
-    shape = _shape(job, built, hint)
+    shape = job.shape or (None if built.d is None else shape_of(built.d)) or hint()
+    if shape is None:
+        raise ValueError("the weights do not tell the shape of the images; give --shape CxHxW")
+    if built.d is not None and math.prod(shape) != built.d:
+        raise WeightsError(
+            f"{job.weights} takes {built.d} numbers, but images of {_times(shape)} have "
+            f"{math.prod(shape)}; correct --shape"
+        )
+    if built.channels is not None:
+        if job.shape is None:
+            shape = (built.channels, *shape[1:])
+        if shape[0] != built.channels or any(side % built.multiple for side in shape[1:]):
+            raise WeightsError(
+                f"{job.weights} takes images of {built.channels} channels with sides that are "
+                f"multiples of {built.multiple}, not {_times(shape)}; correct --shape"
+            )
 
     def function(network: Built) -> Callable[[str], Callable[[Tensor], Tensor]]:
         return lambda device: _in_rows(job, network.on(device, shape), flat=False, batch=None)
 
-    found = {"file": str(job.weights), "format": file.kind, "sha256": file.sha256}
-    found |= facts(built, job.network) | _input_facts(job, shape)
+    facts: dict[str, Any] = {"file": str(job.weights), "format": file.kind, "sha256": file.sha256}
+    guess = " (a guess; --activation says otherwise)" if built.guessed else ""
+    facts |= {"architecture": built.text, "activation": built.activation + guess}
+    facts |= {"output": job.network.last, "parameters": built.n_parameters}
+    facts |= {"leak": job.network.leak} if built.activation == "leaky_relu" else {}
     others: dict[str, Callable[[str], Callable[[Tensor], Tensor]]] = {
         name: function(build(file, replace(job.network, activation=name)))
         for name in candidates(built)
     }
-    return _tried(AutoencoderVictim(file.sha256, shape, found, function(built), others), job)
+    return _tried(job, AutoencoderVictim(file.sha256, shape, facts, function(built), others))
 
 
 def _from_program(
@@ -195,38 +210,14 @@ def _from_program(
     check_memory(4.0 * (batch or 1) * math.prod(shape), rows, "give the rows it takes at once")
     if found is None:
         flat, batch = _probed(program, shape, job)
-    texts = {"file": str(job.weights), "format": program.kind, "sha256": program.sha256}
-    texts |= {"architecture": "a program", "input": "vectors" if flat else "images"}
-    texts |= {"rows at once": str(batch or "any")} | _input_facts(job, shape)
-    victim = AutoencoderVictim(
-        program.sha256,
-        shape,
-        texts,
-        lambda device: _in_rows(job, program.on(device), flat=flat, batch=batch),
-        {},
-    )
-    return _tried(victim, job)
+    facts = {"file": str(job.weights), "format": program.kind, "sha256": program.sha256}
+    facts |= {"architecture": "a program", "input": "vectors" if flat else "images"}
+    facts |= {"rows at once": str(batch or "any")}
 
+    def function(device: str) -> Callable[[Tensor], Tensor]:
+        return _in_rows(job, program.on(device), flat=flat, batch=batch)
 
-def _shape(job: AutoencoderJob, built: Built, hint: Callable[[], Shape | None]) -> Shape:
-    """The images' shape: as given, as a dense network has it, or as the images have it."""
-    shape = job.shape or (None if built.d is None else shape_of(built.d)) or hint()
-    if shape is None:
-        raise ValueError("the weights do not tell the shape of the images; give --shape CxHxW")
-    if built.d is not None and math.prod(shape) != built.d:
-        raise WeightsError(
-            f"{job.weights} takes {built.d} numbers, but images of {_times(shape)} have "
-            f"{math.prod(shape)}; correct --shape"
-        )
-    if built.channels is not None:
-        if job.shape is None:
-            shape = (built.channels, *shape[1:])
-        if shape[0] != built.channels or any(side % built.multiple for side in shape[1:]):
-            raise WeightsError(
-                f"{job.weights} takes images of {built.channels} channels with sides that are "
-                f"multiples of {built.multiple}, not {_times(shape)}; correct --shape"
-            )
-    return shape
+    return _tried(job, AutoencoderVictim(program.sha256, shape, facts, function, {}))
 
 
 def _probed(program: Program, shape: Shape, job: AutoencoderJob) -> tuple[bool, int | None]:
@@ -284,29 +275,23 @@ def _in_rows(
     return whole
 
 
-def _tried(victim: AutoencoderVictim, job: AutoencoderJob) -> AutoencoderVictim:
+def _tried(job: AutoencoderJob, victim: AutoencoderVictim) -> AutoencoderVictim:
     """The victim, if f can be applied at all."""
-    x = torch.full((3, *victim.shape), 0.5)
+    facts, shape = victim.facts | {"images": _times(victim.shape)}, victim.shape
+    if set(job.mean) != {0.0} or set(job.std) != {1.0}:
+        mean, std = (", ".join(map(str, numbers)) for numbers in (job.mean, job.std))
+        facts["normalised"] = f"mean {mean}; std {std}"
     try:
-        victim.function("cpu")(x)
+        victim.function("cpu")(torch.full((3, *shape), 0.5))
     except (ValueError, WeightsError):
         raise
     except Exception as error:  # a program may fail in any way
         raise WeightsError(
-            f"{job.weights} fails on images of {_times(victim.shape)} ({type(error).__name__}: "
+            f"{job.weights} fails on images of {_times(shape)} ({type(error).__name__}: "
             f"{(str(error).strip().splitlines() or [''])[-1][:200]}); give --shape CxHxW or "
             "--batch N, the rows it takes at once"
         ) from error
-    return victim
-
-
-def _input_facts(job: AutoencoderJob, shape: Shape) -> dict[str, Any]:
-    found: dict[str, Any] = {"images": _times(shape)}
-    if set(job.mean) != {0.0} or set(job.std) != {1.0}:
-        found["normalised"] = f"mean {', '.join(map(str, job.mean))}; std " + ", ".join(
-            map(str, job.std)
-        )
-    return found
+    return replace(victim, facts=facts)
 
 
 def _times(shape: tuple[int, ...]) -> str:
@@ -362,8 +347,15 @@ def read_material(job: AutoencoderJob, shape: Shape) -> Material:
     train = _read(job, job.data, split, shape)
     control = _control(job, split, shape)
     train.check_disjoint(control, SHARED)
+    masks = {
+        name: mask_pattern(name, *shape[1:], generator=seeded_generator(job.seed, 0, name))
+        for name in job.masks
+    }
+    for path in job.mask_files:
+        if path.stem in masks:
+            raise ValueError(f"two masks are called {path.stem}; rename {path}")
+        masks[path.stem] = _read_mask(path, shape)
     sides = [("train", train), *([] if control is None else [("control", control)])]
-    masks = _masks(job, shape)
     cases = [
         _case(job, name, side, named, mask) for name, mask in masks.items() for side, named in sides
     ]
@@ -384,20 +376,6 @@ def _control(job: AutoencoderJob, split: Split, shape: Shape) -> Named | None:
         return None
     other: Split = "heldout" if split == "train" else "train"
     return _read(job, job.data, other, shape)
-
-
-def _masks(job: AutoencoderJob, shape: Shape) -> dict[str, Bool[Tensor, "h w"]]:
-    """By name, those that are drawn and those that are pictures."""
-    _c, height, width = shape
-    masks = {
-        name: mask_pattern(name, height, width, generator=seeded_generator(job.seed, 0, name))
-        for name in job.masks
-    }
-    for path in job.mask_files:
-        if path.stem in masks:
-            raise ValueError(f"two masks are called {path.stem}; rename {path}")
-        masks[path.stem] = _read_mask(path, shape)
-    return masks
 
 
 def _read_mask(path: Path, shape: Shape) -> Bool[Tensor, "h w"]:
@@ -501,8 +479,10 @@ def prepare_autoencoder(job: AutoencoderJob, device: str = "cpu") -> PreparedAut
     cannot be used, ValueError for settings that do not fit together."""
     victim = read_victim(job, functools.partial(shape_hint, job))
     material = read_material(job, victim.shape)
-    train = None if material.train is None else material.train.images[:MAX_IMAGES].to(device)
-    control = None if material.control is None else material.control.images[:MAX_IMAGES].to(device)
+    train, control = (
+        None if named is None else named.images[:MAX_IMAGES].to(device)
+        for named in (material.train, material.control)
+    )
     noise = [
         torch.rand(victim.shape, generator=seeded_generator(job.seed, row, "preflight noise"))
         for row in range(N_NOISE)
@@ -513,20 +493,14 @@ def prepare_autoencoder(job: AutoencoderJob, device: str = "cpu") -> PreparedAut
         noise=torch.stack(noise).to(device),
         generators=lambda n: [seeded_generator(job.seed, row, "preflight") for row in range(n)],
     )
-    f = victim.function(device)
-    remedy = "" if train is None else _remedy(victim, train, device)
+
+    f, remedy = victim.function(device), ""
+    if train is not None and not float(reconstruction_errors(f, train).mean()) <= NOT_FITTED:
+        losses = {
+            name: float(reconstruction_errors(function(device), train).mean())
+            for name, function in victim.alternatives.items()
+        }
+        best = min(losses, key=lambda name: losses[name], default=None)
+        if best is not None and losses[best] <= NOT_FITTED:
+            remedy = f"With --activation {best} the error is {losses[best]:.2g}."
     return PreparedAutoencoder(victim, material, autoencoder_preflight(f, samples, remedy=remedy))
-
-
-def _remedy(victim: AutoencoderVictim, images: Tensor, device: str) -> str:
-    """Which other activation would reconstruct the images, if one does and this one does not."""
-    if float(reconstruction_errors(victim.function(device), images).mean()) <= NOT_FITTED:
-        return ""
-    losses = {
-        name: float(reconstruction_errors(function(device), images).mean())
-        for name, function in victim.alternatives.items()
-    }
-    best = min(losses, key=lambda name: losses[name], default=None)
-    if best is None or not losses[best] <= NOT_FITTED:
-        return ""
-    return f"With --activation {best} the error is {losses[best]:.2g}."

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from recon_core.victims.autoencoder import Autoencoder, UNet, single
-from storage.layers import Unknown, find_layers, natural_key
+from storage.layers import find_layers, natural_key
 from storage.weights import WeightFile, WeightsError
 from tasks.attack_file.pictures import Shape
 from tasks.attack_file.programs import own_description
@@ -134,12 +134,11 @@ def candidates(built: Built) -> tuple[Activation, ...]:
     """Other activations that a guessed one may be."""
     if not built.guessed:
         return ()
-    known: tuple[Activation, ...] = (
-        *("relu", "leaky_relu", "softplus", "gelu", "elu", "silu", "tanh", "sigmoid"),
-    )
-    is_unet = built.text.startswith("unet")
+    unet = built.text.startswith("unet")
     return tuple(
-        a for a in known if a != built.activation and (not is_unet or a in UNET_ACTIVATIONS)
+        name
+        for name in get_args(Activation)
+        if name not in (built.activation, "prelu") and (not unet or name in UNET_ACTIVATIONS)
     )
 
 
@@ -159,14 +158,26 @@ def _dense(file: WeightFile, said: Architecture, sizes: tuple[int, ...]) -> Buil
             "or leave it out"
         )
     names = {name for layer in layers for name in (layer.weight, layer.bias)}
-    order = _in_order(file)
-    left = [name for name in order if name not in names]
-    slopes = _slopes(left, widths[1:-1], file, known.unknown)
+    slopes = [name for name in _in_order(file) if name not in names]
+    slope_shapes = [file.tensors[name].shape for name in slopes]
+    fits = len(slopes) == len(widths) - 2 and all(
+        shape in ((), (1,), (width,))
+        for shape, width in zip(slope_shapes, widths[1:-1], strict=False)
+    )
+    if slopes and not fits:
+        others = [one.name for one in known.unknown] or [
+            f"{n} {file.tensors[n].shape}, which inputs may be normalised by" for n in slopes
+        ]
+        raise WeightsError(
+            f"{file.path} has tensors beside its dense layers ({', '.join(others[:4])}) which "
+            f"are no PReLUs; save the network without them, {HOW_ELSE}"
+        )
     activation, guessed = _activation(said, bool(slopes), file)
     tensors = {name: torch.from_numpy(tensor) for name, tensor in file.tensors.items()}
     weights = [tensors[layer.weight] for layer in layers]
     biases = [None if layer.bias is None else tensors[layer.bias] for layer in layers]
     leaks = [tensors[name].reshape(-1) for name in slopes]
+    leak = said.leak if activation == "leaky_relu" else None
 
     def on(device: str, _shape: Shape) -> Callable[[Tensor], Tensor]:
         placed = [w.to(device) for w in weights]
@@ -177,40 +188,16 @@ def _dense(file: WeightFile, said: Architecture, sizes: tuple[int, ...]) -> Buil
             a = x.flatten(1).to(placed[0].dtype)
             for i, (w, b) in enumerate(zip(placed, shifts, strict=True)):
                 a = F.linear(a, w, b)
-                if i < len(placed) - 1:
-                    a = _activated(a, activation, said.leak, tilts[i] if tilts else None)
+                if i < len(placed) - 1 and tilts:
+                    a = F.prelu(a, tilts[i])
+                elif i < len(placed) - 1:
+                    a = F.leaky_relu(a, leak) if leak is not None else ACTIVATIONS[activation](a)
             return ACTIVATIONS[said.last](a).view_as(x)
 
         return f
 
     n_parameters = sum(t.numel() for t in (*weights, *leaks, *(b for b in biases if b is not None)))
     return Built(text, activation, guessed, n_parameters, widths[0], None, 1, on)
-
-
-def _activated(z: Tensor, activation: Activation, leak: float, slope: Tensor | None) -> Tensor:
-    if slope is not None:
-        return F.prelu(z, slope)
-    return F.leaky_relu(z, leak) if activation == "leaky_relu" else ACTIVATIONS[activation](z)
-
-
-def _slopes(
-    left: list[str], hidden: list[int], file: WeightFile, unknown: Sequence[Unknown]
-) -> list[str]:
-    """The names of the PReLUs' slopes; WeightsError for tensors that are something else."""
-    shapes = [file.tensors[name].shape for name in left]
-    fits = len(left) == len(hidden) and all(
-        shape in ((), (1,), (width,)) for shape, width in zip(shapes, hidden, strict=False)
-    )
-    if left and not fits:
-        others = [one.name for one in unknown] or [
-            f"{n} {file.tensors[n].shape}, which inputs may be normalised by" for n in left
-        ]
-        described = ", ".join(others[:4])
-        raise WeightsError(
-            f"{file.path} has tensors beside its dense layers ({described}) which "
-            f"are no PReLUs; save the network without them, {HOW_ELSE}"
-        )
-    return left
 
 
 def _activation(said: Architecture, slopes: bool, file: WeightFile) -> tuple[Activation, bool]:
@@ -233,14 +220,18 @@ def _unet(file: WeightFile, said: Architecture, channels: tuple[int, ...]) -> Bu
     shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
     own = "down.0.0.weight" in shapes and "out.weight" in shapes
     if own and not channels:
-        channels = _channels(shapes)
+        levels = itertools.takewhile(lambda i: f"down.{i}.0.weight" in shapes, itertools.count())
+        channels = tuple(int(shapes[f"down.{level}.0.weight"][0]) for level in levels)
     if not channels:
         n = sum(len(shape) == 4 for shape in shapes.values())
         raise WeightsError(
             f"{file.path} has {n} convolutions, and their names do not tell the network; give "
             f"--arch unet:16-32-64 --convolutions 2 if it is such a U-Net, {HOW_ELSE}"
         )
-    slopes = any(name.endswith(".slope") for name in shapes) if own else _has_slopes(file)
+    # numbers that follow no convolution, whose bias they would be
+    follows = itertools.pairwise(file.tensors[name].shape for name in _in_order(file))
+    single_numbers = any(there in ((), (1,)) and len(before) != 4 for before, there in follows)
+    slopes = any(name.endswith(".slope") for name in shapes) if own else single_numbers
     activation, guessed = _activation(said, slopes, file)
     if activation not in UNET_ACTIVATIONS or said.last != "linear":
         raise WeightsError(
@@ -251,9 +242,10 @@ def _unet(file: WeightFile, said: Architecture, channels: tuple[int, ...]) -> Bu
     n_channels = int(shapes["down.0.0.weight"][1] if own else first[1])
     up = shapes.get("up.0.0.weight")  # it takes in what the way down had, too
     skips = not own or (up is not None and int(up[1]) == sum(channels[:2]))
+    of_first = sum(bool(re.fullmatch(r"down\.0\.\d+\.weight", name)) for name in shapes)
     network = UNet(
         channels=channels,
-        convolutions=said.convolutions or (_convolutions(shapes) if own else 2),
+        convolutions=said.convolutions or (of_first if own else 2),
         skips=skips if said.skips is None else said.skips,
         activation="leaky_relu" if activation == "relu" else activation,  # type: ignore[arg-type]
         leak=0.0 if activation == "relu" else said.leak,
@@ -280,22 +272,6 @@ def _in_order(file: WeightFile) -> list[str]:
     return list(file.tensors) if file.in_order else sorted(file.tensors, key=natural_key)
 
 
-def _has_slopes(file: WeightFile) -> bool:
-    """Single numbers that follow no convolution, whose bias they would be."""
-    shapes = [file.tensors[name].shape for name in _in_order(file)]
-    follows = itertools.pairwise(shapes)
-    return any(shape in ((), (1,)) and len(before) != 4 for before, shape in follows)
-
-
-def _channels(shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
-    levels = itertools.takewhile(lambda i: f"down.{i}.0.weight" in shapes, itertools.count())
-    return tuple(int(shapes[f"down.{level}.0.weight"][0]) for level in levels)
-
-
-def _convolutions(shapes: Mapping[str, tuple[int, ...]]) -> int:
-    return sum(bool(re.fullmatch(r"down\.0\.\d+\.weight", name)) for name in shapes)
-
-
 def _state(
     file: WeightFile, wanted: Mapping[str, tuple[int, ...]], network: Autoencoder
 ) -> dict[str, Tensor]:
@@ -317,17 +293,3 @@ def _state(
         ours: torch.from_numpy(file.tensors[name]).reshape(wanted[ours])
         for ours, name in zip(wanted, theirs, strict=True)
     }
-
-
-def facts(built: Built, said: Architecture) -> dict[str, Any]:
-    """Facts that were read or inferred, for people."""
-    guess = " (a guess; --activation says otherwise)" if built.guessed else ""
-    found: dict[str, Any] = {
-        "architecture": built.text,
-        "activation": built.activation + guess,
-        "output": said.last,
-        "parameters": built.n_parameters,
-    }
-    if built.activation == "leaky_relu":
-        found["leak"] = said.leak
-    return found

@@ -88,13 +88,13 @@ def test_from_weights_to_a_page(
     # The same command again computes nothing; one more mask is all that is new; other weights are
     # refused; --fresh starts over.
     computed = []
-    compute = autoencoder_attack._Pieces.compute
+    compute = autoencoder_attack.Piece.compute
 
-    def counted(self: Any, case: Any, method: Any, rows: range) -> Any:
-        computed.append((case.mask_name, case.side, method.kind))
-        return compute(self, case, method, rows)
+    def counted(piece: autoencoder_attack.Piece, *given: Any) -> Any:
+        computed.append((piece.case.mask_name, piece.case.side, piece.method.kind))
+        return compute(piece, *given)
 
-    monkeypatch.setattr(autoencoder_attack._Pieces, "compute", counted)
+    monkeypatch.setattr(autoencoder_attack.Piece, "compute", counted)
     before = (out / "recoveries.safetensors").read_bytes()
     palimpsest.done(*start)
     assert computed == []

@@ -46,27 +46,110 @@ DEEP = 20
 TABLE_IMAGES = {"fc": 25_000, "unet": 1_000}
 """Images that the networks of tables 1 and 2 were trained on."""
 
-
-Found = list[Verdict]
+Floats = npt.NDArray[np.float64]
+Record = Mapping[str, Any]
+Score = Literal["accurate", "approximate", "decibels"] | float
+"""What an image counts: 1 with an error below the threshold, else 0; or its PSNR."""
+Regime = Literal["perfect", "moderate", "copying", "evaluated"]
+NO_VICTIM: dict[Regime, str] = {
+    "perfect": "victim of the perfect fitting regime was evaluated",
+    "moderate": "victim of the moderate regime was evaluated",
+    "copying": "victim copies its input",
+    "evaluated": "victim reached a loss",
+}
+Verdicts = list[Verdict]
 Decide = Callable[[Difference], bool | None]
-Named = Literal["accurate", "approximate", "decibels"]
-"""A score of `RecoveryResults`."""
+
+
+class RecoveryResults:
+    """A study's record by victim, loss and method, image by image; every look-up raises
+    NotTestableError where there is nothing."""
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+
+    def victims(self, regime: Regime, kind: str = "") -> list[Record]:
+        """Victims that were evaluated, of a kind ("fc", "unet") or both.
+
+        "perfect" and "moderate" are those that overfit, by the loss that they reached; "copying"
+        are those that reached a low loss by copying their input.
+        """
+        few = [victim["name"] for victim in moderate(self.record)]
+        found = []
+        for victim in self.record["victims"]:
+            own: Regime = "moderate" if victim["name"] in few else "perfect"
+            if copies(victim):
+                own = "copying"
+            of_kind = kind in ("", victim["architecture"]["kind"])
+            if victim["levels"] and of_kind and regime in (own, "evaluated"):
+                found.append(victim)
+        if not found:
+            raise NotTestableError(f"no {kind} {NO_VICTIM[regime]}".replace("  ", " "))
+        return found
+
+    def cells(
+        self, victim: Record, method: str, *, level: float | None = None, **where: Any
+    ) -> list[Record]:
+        """Cells of a method in the order of masks, by default at the lowest loss reached."""
+        at = {"sigma": 0.0, "split": "train", **where, "method": method}
+        if level is None:
+            found = at_lowest(self.record, victim, **at)
+        else:
+            found = cells_of(self.record, victim=victim["name"], level=level, **at)
+        if not found:
+            words = ", ".join(f"{name} {value}" for name, value in where.items())
+            raise NotTestableError(f"no {method!r} on {victim['title']} {words}".rstrip())
+        return found
+
+    def by_image(self, cells: Sequence[Record], score: Score) -> Floats:
+        """The mean score of every image over its cells, which are its masks."""
+        n = min(len(cell["mse"]) for cell in cells)
+        mse = np.array([cell["mse"][:n] for cell in cells], np.float64)
+        if score == "decibels":
+            return np.asarray(psnr(torch.from_numpy(mse)).numpy().mean(axis=0))
+        limit = self.record["thresholds"][score] if isinstance(score, str) else score
+        return np.asarray((mse < limit).mean(axis=0))
+
+    def share(self, cells: Sequence[Record], score: Score) -> float:
+        return float(self.by_image(cells, score).mean())
+
+    def difference(
+        self, cells: Sequence[Record], than: Sequence[Record], score: Score
+    ) -> Difference:
+        """The mean over images of how much higher their scores are; over the masks of both."""
+        masks = {cell["mask"] for cell in cells} & {cell["mask"] for cell in than}
+        if not masks:
+            raise NotTestableError("the methods have no mask in common")
+        one, other = (
+            self.by_image([cell for cell in side if cell["mask"] in masks], score)
+            for side in (cells, than)
+        )
+        n = min(len(one), len(other))
+        gained = one[:n] - other[:n]
+        return Difference(float(gained.mean()), *bootstrap_interval(gained))
+
+
+def not_below(d: Difference) -> bool | None:
+    return d.not_below(SLACK)
 
 
 def compared(
     r: RecoveryResults,
     method: str,
     than: str,
-    score: Named = "accurate",
+    score: Score = "accurate",
     *,
     decide: Decide = Difference.above,
-    told: Callable[[RecoveryResults, Found], Verdict] | None = None,
-    moderately: bool = False,
+    regime: Regime = "perfect",
+    beside_theirs: bool = False,
 ) -> Verdict:
-    """By victim, the scores of a method minus those of another; `told` puts them into words, by
-    default those of networks that overfit perfectly."""
-    victims = r.moderate() if moderately else r.perfect
-    return (told or _of_perfect)(r, _against(r, victims, (method, than), getattr(r, score), decide))
+    """By victim, the scores of a method minus those of another."""
+    victims = r.victims(regime)
+    verdicts = _against(r, victims, (method, than), score, decide)
+    if regime == "perfect" and method != "noise_aware":
+        return _of_perfect(r, verdicts)
+    text, holds = all_of(verdicts)
+    return f"{_counts_beside_theirs(victims)}: {text}" if beside_theirs else text, holds
 
 
 def _against(
@@ -76,24 +159,14 @@ def _against(
     score: Score,
     decide: Decide = Difference.above,
     **where: Any,
-) -> Found:
-    found = []
+) -> Verdicts:
+    verdicts = []
     for victim in victims:
         one, other = (r.cells(victim, name, **where) for name in methods)
         d = r.difference(one, other, score)
         shares = f"{r.share(one, score):.3g} against {r.share(other, score):.3g}"
-        found.append((f"{victim['title']}: {shares}, {d}", decide(d)))
-    return found
-
-
-def plainly(_r: RecoveryResults, found: Found) -> Verdict:
-    return all_of(found)
-
-
-def beside_theirs(r: RecoveryResults, found: Found) -> Verdict:
-    """Numbers of networks of the moderate regime, and of their images beside tables 1 and 2."""
-    text, holds = all_of(found)
-    return f"{_counts_beside_theirs(r.moderate())}: {text}", holds
+        verdicts.append((f"{victim['title']}: {shares}, {d}", decide(d)))
+    return verdicts
 
 
 def _counts_beside_theirs(victims: Sequence[Record]) -> str:
@@ -103,37 +176,36 @@ def _counts_beside_theirs(victims: Sequence[Record]) -> str:
     )
 
 
-def not_below(d: Difference) -> bool | None:
-    return d.not_below(SLACK)
+def _n_images(victims: Sequence[Record]) -> str:
+    counts = sorted({victim["n_images"] for victim in victims})
+    return f"{' or '.join(map(str, counts))} images each"
 
 
-def _of_perfect(r: RecoveryResults, found: Found, more: str = "") -> Verdict:
+def _of_perfect(r: RecoveryResults, verdicts: Verdicts, more: str = "") -> Verdict:
     """Numbers of networks that overfit perfectly, and on how many images, and which are none."""
-    text, holds = all_of(found)
-    counts = sorted({victim["n_images"] for victim in r.perfect})
-    of = f"{' or '.join(str(n) for n in counts)} images each: {text}"
-    if not any(victim["architecture"]["kind"] == "unet" for victim in r.perfect):
-        of += "; no U-Net reached the loss of this regime"
-    return of + more, holds
+    (text, holds), victims = all_of(verdicts), r.victims("perfect")
+    if not any(victim["architecture"]["kind"] == "unet" for victim in victims):
+        text += "; no U-Net reached the loss of this regime"
+    return f"{_n_images(victims)}: {text}{more}", holds
 
 
 def _each_perfect(
     rule: Callable[[RecoveryResults, Record], Verdict],
 ) -> Callable[[RecoveryResults], Verdict]:
     """The check of a rule for every network that overfits perfectly."""
-    return lambda r: _of_perfect(r, [rule(r, victim) for victim in r.perfect])
+    return lambda r: _of_perfect(r, [rule(r, victim) for victim in r.victims("perfect")])
 
 
 def _perfect(r: RecoveryResults, kind: str) -> list[Record]:
     """Networks of a kind that overfit perfectly; NotTestableError without one, which says how far
     those that there are came."""
-    victims = [victim for victim in r.perfect if victim["architecture"]["kind"] == kind]
-    if victims:
-        return victims
+    victims = r.victims("perfect")
+    if found := [victim for victim in victims if victim["architecture"]["kind"] == kind]:
+        return found
     name = "U-Net" if kind == "unet" else "fully connected network"
     others = ", ".join(
-        f"{victim['title']} {r.lowest(victim):g}"
-        for victim in r.evaluated
+        f"{victim['title']} {(lowest(victim) or {})['level']:g}"
+        for victim in r.victims("evaluated")
         if victim["architecture"]["kind"] == kind
     )
     more = f"; the lowest losses evaluated: {others}" if others else ""
@@ -142,30 +214,27 @@ def _perfect(r: RecoveryResults, kind: str) -> list[Record]:
 
 def beats_iteration(r: RecoveryResults, kind: str) -> Verdict:
     """By a wide margin, of networks of a kind."""
-    victims = _perfect(r, kind)
-    found = _against(r, victims, ("unknown", "iteration"), r.accurate, lambda d: d.above(WIDE))
-    counts = " or ".join(str(n) for n in sorted({victim["n_images"] for victim in victims}))
-    text, holds = all_of(found)
-    return f"{counts} images each: {text}", holds
+    victims, methods = _perfect(r, kind), ("unknown", "iteration")
+    text, holds = all_of(_against(r, victims, methods, "accurate", lambda d: d.above(WIDE)))
+    return f"{_n_images(victims)}: {text}", holds
 
 
 def higher_psnr(r: RecoveryResults) -> Verdict:
-    found = [
+    verdicts = [
         (f"{than}, {text} dB", holds)
         for than in ("iteration", "ddnm", "biharmonic")
-        for text, holds in _against(r, r.perfect, ("unknown", than), r.decibels)
+        for text, holds in _against(r, r.victims("perfect"), ("unknown", than), "decibels")
     ]
-    return _of_perfect(r, found, _inpainter(r))
+    return _of_perfect(r, verdicts, _inpainter(r))
 
 
 def _inpainter(r: RecoveryResults) -> str:
     """Quality of the diffusion model that stands for DDNM, beside inpainting without learning."""
-    victim = max(r.perfect, key=lambda v: int(v["n_images"]))
-    ((text, better),) = _against(r, [victim], ("ddnm", "biharmonic"), r.decibels)
-    how = "better than" if better else "no better than"
-    seconds = r.record["seconds"]["inpainter"]
+    victim = max(r.victims("perfect"), key=lambda v: int(v["n_images"]))
+    ((text, better),) = _against(r, [victim], ("ddnm", "biharmonic"), "decibels")
     return (
-        f"; the diffusion model was trained for {seconds:.0f} s and is {how} biharmonic inpainting "
+        f"; the diffusion model was trained for {r.record['seconds']['inpainter']:.0f} s and is "
+        f"{'better than' if better else 'no better than'} biharmonic inpainting "
         f"({text.partition(': ')[2]} dB): no fair stand-in for theirs, which knows ImageNet"
     )
 
@@ -194,12 +263,12 @@ def mask_estimate_converges(r: RecoveryResults, victim: Record) -> Verdict:
 
 def generic_recovers_none(r: RecoveryResults) -> Verdict:
     """Victims of the same images share what the generic methods make of them."""
-    found: Found = []
+    verdicts: Verdicts = []
     for name in ("ddnm", "biharmonic"):
-        for victim in r.perfect:
+        for victim in r.victims("perfect"):
             text, is_none = _none_accurate(r.cells(victim, name))
-            found.append((f"{name}, {victim['title']}: {text}", is_none))
-    return _of_perfect(r, found, _inpainter(r))
+            verdicts.append((f"{name}, {victim['title']}: {text}", is_none))
+    return _of_perfect(r, verdicts, _inpainter(r))
 
 
 def _none_accurate(cells: Sequence[Record]) -> Verdict:
@@ -208,42 +277,43 @@ def _none_accurate(cells: Sequence[Record]) -> Verdict:
 
 
 def generic_recovers_few_approximately(r: RecoveryResults) -> Verdict:
-    found: Found = []
-    for victim in r.perfect:
+    verdicts: Verdicts = []
+    for victim in r.victims("perfect"):
         cells = r.cells(victim, "ddnm")
-        shares = r.mean(cells, r.approximate)
-        best = max(cells, key=lambda cell: r.share([cell], r.approximate))
-        ((text, fewer),) = _against(r, [victim], ("unknown", "ddnm"), r.approximate)
-        at_best = r.share([best], r.approximate), r.share([best], r.decibels)
+        values = r.by_image(cells, "approximate")
+        shares = Difference(float(values.mean()), *bootstrap_interval(values))
+        best = max(cells, key=lambda cell: r.share([cell], "approximate"))
+        ((text, fewer),) = _against(r, [victim], ("unknown", "ddnm"), "approximate")
+        at_best = r.share([best], "approximate"), r.share([best], "decibels")
         text = (
             f"{text}; of diffusion {shares}, most under {best['mask']}: {at_best[0]:.3g} at "
             f"{at_best[1]:.3g} dB"
         )
-        found.append((text, every([shares.above(), fewer])))
-    return _of_perfect(r, found, _inpainter(r))
+        verdicts.append((text, every([shares.above(), fewer])))
+    return _of_perfect(r, verdicts, _inpainter(r))
 
 
-def of_test_images(r: RecoveryResults, score: Named, *, at_most: float) -> Verdict:
+def of_test_images(r: RecoveryResults, score: Score, *, at_most: float) -> Verdict:
     """By victim, the share of all test images and masks is at most that."""
-    found: Found = []
-    for victim in r.evaluated:
+    verdicts: Verdicts = []
+    for victim in r.victims("evaluated"):
         cells = r.cells(victim, "unknown", split="test")
-        shares = r.by_image(cells, getattr(r, score))
+        shares = r.by_image(cells, score)
         n = len(shares) * len(cells)
         n_hits = round(float(shares.mean()) * n)
-        found.append((f"{victim['title']}: {n_hits} of {n}", share_at_most(n_hits, n, at_most)))
-    return all_of(found)
+        verdicts.append((f"{victim['title']}: {n_hits} of {n}", share_at_most(n_hits, n, at_most)))
+    return all_of(verdicts)
 
 
 def copying_gives_nothing(r: RecoveryResults) -> Verdict:
-    found: Found = []
-    for victim in r.copying:
+    verdicts: Verdicts = []
+    for victim in r.victims("copying"):
         for method in ("iteration", "unknown", "noise_aware"):
             cells = r.cells(victim, method)
             n_hits, n = (sum(cell[key] for cell in cells) for key in ("n_approximate", "n"))
             text = f"{victim['title']}, {method}: {n_hits} of {n}"
-            found.append((text, share_at_most(n_hits, n, RARELY)))
-    return all_of(found)
+            verdicts.append((text, share_at_most(n_hits, n, RARELY)))
+    return all_of(verdicts)
 
 
 def _highest(victim: Record) -> float:
@@ -254,10 +324,10 @@ def _highest(victim: Record) -> float:
 
 @_each_perfect
 def falls_with_the_loss(r: RecoveryResults, victim: Record) -> Verdict:
-    ends = _highest(victim), r.lowest(victim)
+    ends = _highest(victim), float((lowest(victim) or {})["level"])
     high, low = (r.cells(victim, "unknown", level=level) for level in ends)
-    d = r.difference(low, high, r.accurate)
-    shares = [f"{r.share(cells, r.accurate):.3g}" for cells in (high, low)]
+    d = r.difference(low, high, "accurate")
+    shares = [f"{r.share(cells, 'accurate'):.3g}" for cells in (high, low)]
     text = f"{victim['title']}: {shares[0]} at {ends[0]:g}, {shares[1]} at {ends[1]:g}, {d}"
     return text, d.above()
 
@@ -276,36 +346,34 @@ def high_loss_prevents(r: RecoveryResults, victim: Record) -> Verdict:
 
 
 def succeeds_where_iteration_does_not(r: RecoveryResults) -> Verdict:
-    best: tuple[float, str] | None = None
-    for victim in r.perfect:
+    cases: list[tuple[float, str]] = []
+    for victim in r.victims("perfect"):
         for level in (at["level"] for at in victim["levels"]):
             alone = {c["mask"]: c for c in r.cells(victim, "iteration", level=level)}
             for cell in r.cells(victim, "unknown", level=level):
-                other = alone.get(cell["mask"])
-                if other is None or other["n_accurate"]:
-                    continue
-                text = f"{victim['title']}, {cell['mask']}, {level:g}"
-                share = cell["n_accurate"] / cell["n"]
-                if best is None or share > best[0]:
-                    best = (share, f"{text}: {cell['n_accurate']} of {cell['n']} against 0")
-    if best is None:
+                n, hits = cell["n"], cell["n_accurate"]
+                if cell["mask"] in alone and not alone[cell["mask"]]["n_accurate"]:
+                    where = f"{victim['title']}, {cell['mask']}, {level:g}"
+                    cases.append((hits / n, f"{where}: {hits} of {n} against 0"))
+    if not cases:
         raise NotTestableError("iterating f recovers something everywhere")
-    return f"at best {best[1]}", best[0] >= SUCCESS
+    share, text = max(cases, key=lambda case: case[0])
+    return f"at best {text}", share >= SUCCESS
 
 
 def moderate_table(r: RecoveryResults, kind: str) -> Verdict:
     """Iteration, unknown and known under each mask, approximately."""
-    found: Found = []
-    for victim in r.moderate(kind):
+    verdicts: Verdicts = []
+    for victim in r.victims("moderate", kind):
         alone, unknown = (r.cells(victim, name) for name in ("iteration", "unknown"))
         known = {cell["mask"]: cell for cell in r.cells(victim, "known")}
         for one, other in zip(unknown, alone, strict=True):
-            d = r.difference([one], [other], r.approximate)
+            d = r.difference([one], [other], "approximate")
             cells = [other, one, *([known[one["mask"]]] if one["mask"] in known else [])]
-            shown = ", ".join(f"{r.share([cell], r.approximate):.3g}" for cell in cells)
-            found.append((f"{victim['title']}, {one['mask']}: {shown}; {d}", d.above()))
-    text, holds = all_of(found)
-    return f"{_counts_beside_theirs(r.moderate(kind))}: {text}", holds
+            shown = ", ".join(f"{r.share([cell], 'approximate'):.3g}" for cell in cells)
+            verdicts.append((f"{victim['title']}, {one['mask']}: {shown}; {d}", d.above()))
+    text, holds = all_of(verdicts)
+    return f"{_counts_beside_theirs(r.victims('moderate', kind))}: {text}", holds
 
 
 def with_noise(r: RecoveryResults, *, deep: bool) -> Verdict:
@@ -316,23 +384,22 @@ def with_noise(r: RecoveryResults, *, deep: bool) -> Verdict:
     names = {cell["victim"] for cell in noisy}
     victims = [
         victim
-        for victim in r.evaluated
+        for victim in r.victims("evaluated")
         if victim["name"] in names and (victim["architecture"].get("depth") == DEEP) == deep
     ]
     if not victims:
         of = f"of {DEEP} layers" if deep else f"but those of {DEEP} layers"
         raise NotTestableError(f"no network {of} was asked with noise")
+    methods = ("unknown", "iteration")
     return all_of([
         (f"noise {sigma:g}, {text}", holds)
         for sigma in sorted({cell["sigma"] for cell in noisy})
-        for text, holds in _against(
-            r, victims, ("unknown", "iteration"), r.approximate, sigma=sigma
-        )
+        for text, holds in _against(r, victims, methods, "approximate", sigma=sigma)
     ])  # fmt: skip
 
 
 def at_every_threshold(r: RecoveryResults) -> Verdict:
-    victims = _perfect(r, "unet")
+    victims, methods = _perfect(r, "unet"), ("unknown", "iteration")
     masks = [mask["name"] for mask in r.record["masks"]]
     mask = "window" if "window" in masks else masks[-1]
     high, low = F3_THRESHOLDS
@@ -340,119 +407,12 @@ def at_every_threshold(r: RecoveryResults) -> Verdict:
         (f"{threshold:g}, {text}", holds)
         for threshold in r.record["thresholds"]["all"]
         if low <= threshold <= high
-        for text, holds in _against(
-            r, victims, ("unknown", "iteration"), r.below(threshold), mask=mask
-        )
+        for text, holds in _against(r, victims, methods, float(threshold), mask=mask)
     ])  # fmt: skip
     return f"mask {mask!r}: {text}", holds
 
 
 def ours_no_test_image(r: RecoveryResults) -> Verdict:
-    cells = [c for v in r.evaluated for c in r.cells(v, "noise_aware", split="test")]
+    cells = [c for v in r.victims("evaluated") for c in r.cells(v, "noise_aware", split="test")]
     text, is_none = _none_accurate(cells)
     return f"{text} images, over all victims and masks", is_none
-
-
-Floats = npt.NDArray[np.float64]
-Record = Mapping[str, Any]
-Score = Callable[[Floats], Floats]
-
-
-class RecoveryResults:
-    """A study's record; every look-up raises NotTestableError where there is nothing."""
-
-    def __init__(self, record: Record) -> None:
-        self.record = record
-        self.accurate: Score = self.below(float(record["thresholds"]["accurate"]))
-        self.approximate: Score = self.below(float(record["thresholds"]["approximate"]))
-
-    @staticmethod
-    def below(threshold: float) -> Score:
-        """1 where an error is below the threshold, else 0."""
-        return lambda mse: (mse < threshold).astype(np.float64)
-
-    @staticmethod
-    def decibels(mse: Floats) -> Floats:
-        return np.asarray(psnr(torch.from_numpy(mse)).numpy())
-
-    @property
-    def perfect(self) -> list[Record]:
-        """Victims that overfit their images, beyond the moderate regime."""
-        few = [victim["name"] for victim in moderate(self.record)]
-        victims = [v for v in self.record["victims"] if v["name"] not in few and not copies(v)]
-        return self._asked(victims, "victim of the perfect fitting regime was evaluated")
-
-    def moderate(self, kind: str = "") -> list[Record]:
-        """Victims of the moderate regime that overfit: "fc", "unet", or both."""
-        of_kind = [v for v in moderate(self.record) if kind in ("", v["architecture"]["kind"])]
-        found = [victim for victim in of_kind if not copies(victim)]
-        return self._asked(found, f"{kind} victim of the moderate regime was evaluated".strip())
-
-    @property
-    def copying(self) -> list[Record]:
-        """Victims that reached a low loss by copying their input."""
-        found = [victim for victim in self.record["victims"] if copies(victim)]
-        return self._asked(found, "victim copies its input")
-
-    @property
-    def evaluated(self) -> list[Record]:
-        return self._asked(self.record["victims"], "victim reached a loss")
-
-    def _asked(self, victims: Sequence[Record], what: str) -> list[Record]:
-        found = [victim for victim in victims if victim["levels"]]
-        if not found:
-            raise NotTestableError(f"no {what}")
-        return found
-
-    def cells(
-        self, victim: Record, method: str, *, level: float | None = None, **where: Any
-    ) -> list[Record]:
-        """Cells of a method in the order of masks, by default at the lowest loss reached."""
-        at = {"sigma": 0.0, "split": "train", **where, "method": method}
-        if level is None:
-            found = at_lowest(self.record, victim, **at)
-        else:
-            found = cells_of(self.record, victim=victim["name"], level=level, **at)
-        if not found:
-            raise NotTestableError(f"no {method!r} on {victim['title']} {_words(where)}".rstrip())
-        return found
-
-    def lowest(self, victim: Record) -> float:
-        """The lowest loss that was reached."""
-        found = lowest(victim)
-        if found is None:
-            raise NotTestableError(f"{victim['title']} reached no loss")
-        return float(found["level"])
-
-    def by_image(self, cells: Sequence[Record], score: Score) -> Floats:
-        """The mean score of every image over its cells, which are its masks."""
-        n = min(len(cell["mse"]) for cell in cells)
-        scores = [score(np.array(cell["mse"][:n], np.float64)) for cell in cells]
-        return np.asarray(np.mean(scores, axis=0))
-
-    def share(self, cells: Sequence[Record], score: Score) -> float:
-        return float(self.by_image(cells, score).mean())
-
-    def mean(self, cells: Sequence[Record], score: Score) -> Difference:
-        """The share of `cells`, with its interval over images."""
-        values = self.by_image(cells, score)
-        return Difference(float(values.mean()), *bootstrap_interval(values))
-
-    def difference(
-        self, cells: Sequence[Record], than: Sequence[Record], score: Score
-    ) -> Difference:
-        """The mean over images of how much higher their scores are; over the masks of both."""
-        masks = {cell["mask"] for cell in cells} & {cell["mask"] for cell in than}
-        if not masks:
-            raise NotTestableError("the methods have no mask in common")
-        one, other = (
-            self.by_image([cell for cell in side if cell["mask"] in masks], score)
-            for side in (cells, than)
-        )
-        n = min(len(one), len(other))
-        gained = one[:n] - other[:n]
-        return Difference(float(gained.mean()), *bootstrap_interval(gained))
-
-
-def _words(where: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in where.items())

@@ -19,7 +19,7 @@ from tasks.study.statements import Statement, decided
 
 EVERY = "for every victim that overfits"
 KNOWN = partial(checks.compared, method="known", than="unknown", decide=checks.not_below)
-NOISE_AWARE = partial(checks.compared, method="noise_aware", than="unknown", told=checks.plainly)
+NOISE_AWARE = partial(checks.compared, method="noise_aware", than="unknown")
 _of_ours = partial(Statement[RecoveryResults], where=OURS, theirs="not in the paper")
 STATEMENTS: tuple[Statement[RecoveryResults], ...] = (
     Statement(
@@ -145,7 +145,7 @@ STATEMENTS: tuple[Statement[RecoveryResults], ...] = (
         theirs="known above unknown in all six columns, by 6 to 31 points",
         rule="approximate shares over all masks: the difference's interval is not below "
         f"-{checks.SLACK:g} {EVERY} moderately; false if all of one is below that",
-        check=partial(KNOWN, score="approximate", told=checks.beside_theirs, moderately=True),
+        check=partial(KNOWN, score="approximate", regime="moderate", beside_theirs=True),
     ),
     Statement(
         claim="Also with noise the paper's method recovers more than iterating f: 10 layers",
@@ -193,7 +193,7 @@ STATEMENTS: tuple[Statement[RecoveryResults], ...] = (
         claim="Ours: ... and better under moderate overfitting",
         rule="approximate shares, ours minus the paper's with the mask unknown: the difference, "
         f"with its interval, is above 0 {EVERY} moderately",
-        check=partial(NOISE_AWARE, score="approximate", moderately=True),
+        check=partial(NOISE_AWARE, score="approximate", regime="moderate"),
     ),
     _of_ours(
         claim="Ours: ... and recovers no test image accurately either",

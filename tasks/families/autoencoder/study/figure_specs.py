@@ -1,18 +1,17 @@
-"""Figures of a recovery study's page in its words, and look-ups in its record.
+"""Figures of a recovery study's page in its words, look-ups in its record, and its tables.
 
-A figure that the record has no numbers for is left out.
+A figure that the record has no numbers for is left out. A figure is drawn from its table, so that
+the CSV beside the page cannot differ (docs/pages.md).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from tasks.page.charts import Style, styles_of
-from tasks.page.files import Arrays, Cell, Record, Table, estimate, table_of
+from tasks.page.files import Cell, Record, Table, estimate, table_of
 from tasks.page.formats import NOTHING, decibels, names, percent, plural, power, short
 from tasks.page.study_page import FigureWords, entry_of, figure_spec
 
@@ -23,22 +22,17 @@ TITLES = {
     "approximate": "approximate recovery",
     "psnr": "mean PSNR",
 }
-COLOURS = {
-    "iteration": 12,
-    "unknown": 13,
-    "known": 14,
-    "noise_aware": 15,
-    "ddnm": 16,
-    "biharmonic": 17,
-}
-"""Of methods; told apart with any colour vision (templates/matrix.css)."""
-OTHER_COLOURS = (7, 9, 1)
+METHODS = ("iteration", "unknown", "known", "noise_aware", "ddnm", "biharmonic")
+COLOURS = {name: 12 + k for k, name in enumerate(METHODS)}
+"""Distinct with any colour vision (templates/matrix.css)."""
 MODERATE = 1e-5
 """Lowest loss of a network of the moderate regime (autoencoder paper, C.2)."""
 MEMORY = 100
 """A network that overfits has so many times its train loss on images that it has not seen; one that
 has less has learned to copy its input, and there is nothing in it to be recovered."""
-FAVOURITE_MASK = "window"  # of the autoencoder paper, figure F.3: mask 6
+WHERE = ("victim", "level", "loss", "mask", "sigma", "split", "method")
+SUMMED = ("n", "n_accurate", "n_approximate")
+SHARES = ("accurate", "approximate")
 
 ONE_OF_EACH = (
     "How much other networks would give away: there is one of each kind, and the bars are "
@@ -90,22 +84,86 @@ WORDS: dict[str, FigureWords] = {
         "How far it draws: a radius holds at the image itself, and masks lead far away.",
     ),
 }
-Figure = dict[str, Any]
 
 
-def describe_figures(record: Record) -> list[Figure]:
+def describe_figures(record: Record) -> list[dict[str, Any]]:
     """The figures of a study as they stand in recovery.json, in the order of the page."""
     figures = [figure_spec("masks", "masks", WORDS["masks"])] if record["masks"] else []
     figures += [figure_spec("plates", "examples", WORDS["plates"])] if record["shown"] else []
-    figures += [*_rates(record), *_thresholds(record), *_tables(record)]
+    figures += [*_rates(record), *_of_one_victim(record)]
     tested = {cell["victim"] for cell in cells_of(record, split="test", sigma=0.0)}
     victims = {
-        "control": [name for name in _names(record["victims"]) if name in tested],
-        "contraction": _names(victim for victim in record["victims"] if victim["contraction"]),
+        "control": [v["name"] for v in record["victims"] if v["name"] in tested],
+        "contraction": [v["name"] for v in record["victims"] if v["contraction"]],
     }
     for kind, shown in victims.items():
         figures += [figure_spec(kind, kind, WORDS[kind], victims=shown)] if shown else []
-    return [*figures, *_noise(record)]
+    sigmas = sorted({cell["sigma"] for cell in record["cells"] if cell["sigma"] > 0})
+    for k, sigma in enumerate(sigmas, start=1):
+        words = (
+            f"With noise of standard deviation {sigma:g}",
+            f"{PAPER}, figure G.1",
+            f"As above, after adding Gaussian noise (standard deviation {sigma:g}, for pixels from "
+            "0 to 1) to the known pixels and to the missing ones.",
+            ONE_OF_EACH,
+        )
+        name = "noise" if len(sigmas) == 1 else f"noise-{k}"
+        figures.append(figure_spec("noise", name, words, sigma=sigma))
+    return figures
+
+
+def _rates(record: Record) -> list[dict[str, Any]]:
+    """Rates by loss of the victims that were to fit their images perfectly, whether they did or
+    not; of all victims if none was."""
+    perfect = [v for v in record["victims"] if min(v["wanted"], default=math.inf) < MODERATE]
+    victims = [victim["name"] for victim in perfect or record["victims"]]
+    if not any(c["victim"] in victims for c in cells_of(record, split="train", sigma=0.0)):
+        return []
+    where = {"accurate": "figure 3", "approximate": "figure F.1", "psnr": "figure F.2"}
+    figures = []
+    for value in VALUES:
+        shown = "Mean PSNR over all images, recovered or not"
+        if value != "psnr":
+            error = record["thresholds"][value]
+            shown = (
+                "Share of the training images that come back with a mean square error below "
+                f"{power(error)} (a PSNR above {-10 * math.log10(error):.4g} dB)"
+            )
+        title = TITLES[value].capitalize().replace("psnr", "PSNR")
+        words = (title, f"{PAPER}, {where[value]}", f"{shown}, {BY_LOSS}", ONE_OF_EACH)
+        more = {"value": value, "sigma": 0.0, "victims": victims}
+        figures.append(figure_spec("rates", f"rates-{value}", words, **more))
+    return figures
+
+
+def _of_one_victim(record: Record) -> list[dict[str, Any]]:
+    """Thresholds of the best victim under the mask of figure F.3, or the last; tables 1 and 2."""
+    figures = []
+    if (victim := best_victim(record)) is not None:
+        cells = cells_of(record, victim=victim["name"], split="train", sigma=0.0)
+        with_cells = {cell["mask"] for cell in cells}
+        masks = [mask["name"] for mask in record["masks"] if mask["name"] in with_cells]
+        if masks:
+            mask = "window" if "window" in masks else masks[-1]
+            shown = {"victim": victim["name"], "mask": mask, "sigma": 0.0}
+            figures += [figure_spec("thresholds", "thresholds", WORDS["thresholds"], **shown)]
+    tables: list[dict[str, Any]] = []
+    for victim in moderate(record):
+        level = lowest(victim)
+        if level is None or not at_lowest(record, victim, split="train", sigma=0.0):
+            continue
+        dense = victim["architecture"].get("kind") == "fc"
+        regime = "It copies its input" if copies(victim) else "Moderately overfitted"
+        words = (
+            f"{regime}: {victim['title']}",
+            f"{PAPER}, table {1 if dense else 2}",
+            "Share of the training images that come back approximately, with the interval of 95 % "
+            "over images.",
+            ONE_OF_EACH.replace("the bars", "the brackets"),
+        )
+        shown = {"victim": victim["name"], "level": level["level"], "value": "approximate"}
+        tables.append(figure_spec("table", f"moderate-{len(tables) + 1}", words, **shown))
+    return [*figures, *tables]
 
 
 def group_name(shown: Record) -> str:
@@ -169,13 +227,6 @@ def copies(victim: Record) -> bool:
     return at is not None and unseen is not None and bool(unseen < MEMORY * at["loss"])
 
 
-def overfitted(record: Record) -> list[Record]:
-    """The victims that were to fit their images perfectly, whether they did or not; all victims if
-    none was."""
-    found = [v for v in record["victims"] if min(v["wanted"], default=math.inf) < MODERATE]
-    return found or list(record["victims"])
-
-
 def victims_of(record: Record, figure: Record) -> list[Record]:
     """The victims of a figure; ValueError for one that the record has not."""
     return [entry_of(record, figure, "victim", name) for name in figure["victims"]]
@@ -183,7 +234,7 @@ def victims_of(record: Record, figure: Record) -> list[Record]:
 
 def method_styles(record: Record) -> dict[str, Style]:
     """Look of each method, the same everywhere on the page."""
-    return styles_of([m["name"] for m in record["methods"]], COLOURS, OTHER_COLOURS)
+    return styles_of([m["name"] for m in record["methods"]], COLOURS, (7, 9, 1))
 
 
 def measure(value: str, found: float | None) -> str:
@@ -225,97 +276,6 @@ def incomplete(record: Record, victims: Sequence[Record], cells: Sequence[Record
     return [f"Not everything was run: {'; '.join(parts)}."] if parts else []
 
 
-def _names(victims: Iterable[Record]) -> list[str]:
-    return [victim["name"] for victim in victims]
-
-
-def _rates(record: Record) -> list[Figure]:
-    victims = _names(overfitted(record))
-    if not any(c["victim"] in victims for c in cells_of(record, split="train", sigma=0.0)):
-        return []
-    where = {"accurate": "figure 3", "approximate": "figure F.1", "psnr": "figure F.2"}
-    return [
-        figure_spec(
-            "rates",
-            f"rates-{value}",
-            (
-                TITLES[value].capitalize().replace("psnr", "PSNR"),
-                f"{PAPER}, {where[value]}",
-                f"{_said(record, value)}, {BY_LOSS}",
-                ONE_OF_EACH,
-            ),
-            value=value,
-            sigma=0.0,
-            victims=victims,
-        )
-        for value in VALUES
-    ]
-
-
-def _said(record: Record, value: str) -> str:
-    if value == "psnr":
-        return "Mean PSNR over all images, recovered or not"
-    error = record["thresholds"][value]
-    limit = f"{power(error)} (a PSNR above {-10 * math.log10(error):.4g} dB)"
-    return f"Share of the training images that come back with a mean square error below {limit}"
-
-
-def _thresholds(record: Record) -> list[Figure]:
-    victim = best_victim(record)
-    if victim is None:
-        return []
-    cells = cells_of(record, victim=victim["name"], split="train", sigma=0.0)
-    with_cells = {cell["mask"] for cell in cells}
-    masks = [mask["name"] for mask in record["masks"] if mask["name"] in with_cells]
-    if not masks:
-        return []
-    mask = FAVOURITE_MASK if FAVOURITE_MASK in masks else masks[-1]
-    shown = {"victim": victim["name"], "mask": mask, "sigma": 0.0}
-    return [figure_spec("thresholds", "thresholds", WORDS["thresholds"], **shown)]
-
-
-def _tables(record: Record) -> list[Figure]:
-    figures: list[Figure] = []
-    for victim in moderate(record):
-        level = lowest(victim)
-        if level is None or not at_lowest(record, victim, split="train", sigma=0.0):
-            continue
-        dense = victim["architecture"].get("kind") == "fc"
-        regime = "It copies its input" if copies(victim) else "Moderately overfitted"
-        words = (
-            f"{regime}: {victim['title']}",
-            f"{PAPER}, table {1 if dense else 2}",
-            "Share of the training images that come back approximately, with the interval of 95 % "
-            "over images.",
-            ONE_OF_EACH.replace("the bars", "the brackets"),
-        )
-        shown = {"victim": victim["name"], "level": level["level"], "value": "approximate"}
-        figures.append(figure_spec("table", f"moderate-{len(figures) + 1}", words, **shown))
-    return figures
-
-
-def _noise(record: Record) -> list[Figure]:
-    sigmas = sorted({cell["sigma"] for cell in record["cells"] if cell["sigma"] > 0})
-    figures = []
-    for k, sigma in enumerate(sigmas):
-        words = (
-            f"With noise of standard deviation {sigma:g}",
-            f"{PAPER}, figure G.1",
-            f"As above, after adding Gaussian noise (standard deviation {sigma:g}, for pixels from "
-            "0 to 1) to the known pixels and to the missing ones.",
-            ONE_OF_EACH,
-        )
-        name = "noise" if len(sigmas) == 1 else f"noise-{k + 1}"
-        figures.append(figure_spec("noise", name, words, sigma=sigma))
-    return figures
-
-
-WHERE = ("victim", "level", "loss", "mask", "sigma", "split", "method")
-PSNR_FLOOR = 1e-12
-SUMMED = ("n", "n_accurate", "n_approximate")
-SHARES = ("accurate", "approximate")
-
-
 def triple(cell: Record, value: str) -> tuple[float | None, float | None, float | None]:
     """(`value` of a cell, low and high end of its interval), None where unknown."""
     found, low, high = cell[value] or (None, None, None)
@@ -326,7 +286,7 @@ def psnr(mse: float | None) -> float | None:
     """Decibels for images in [0, 1], at most 120; None for an error that is none."""
     if mse is None or not math.isfinite(mse) or mse < 0:
         return None
-    return -10 * math.log10(max(mse, PSNR_FLOOR))
+    return -10 * math.log10(max(mse, 1e-12))
 
 
 def pooled(cells: Sequence[Record]) -> dict[str, Any]:
@@ -402,15 +362,6 @@ def summary_table(record: Record, victim: Record | None) -> Table:
     return table_of("summary", rows, ("victim", "method"))
 
 
-def masks_table(record: Record, name: str) -> Table:
-    """One row per mask."""
-    rows: list[dict[str, Cell]] = [
-        {"mask": mask["name"], "title": mask["title"], "known_share": mask["known_share"]}
-        for mask in record["masks"]
-    ]
-    return table_of(name, rows, ("mask", "title", "known_share"))
-
-
 def rates_table(name: str, cells: Sequence[Record], values: Sequence[str]) -> Table:
     """One row per cell: where it is, its values and their intervals."""
     keys = ("victim", "mask", "sigma", "level", "loss", "split", "method", "n")
@@ -421,43 +372,3 @@ def rates_table(name: str, cells: Sequence[Record], values: Sequence[str]) -> Ta
             row |= estimate(value, triple(cell, value))
         rows.append(row)
     return table_of(name, rows, (*keys, *(k for v in values for k in (v, f"{v} low", f"{v} high"))))
-
-
-def thresholds_table(name: str, record: Record, cells: Sequence[Record]) -> Table:
-    """One row per cell and threshold: how many images are below it, and the share."""
-    keys = ("victim", "mask", "sigma", "level", "loss", "method")
-    rows: list[dict[str, Cell]] = [
-        {key: cell[key] for key in keys}
-        | {"threshold": threshold, "n": cell["n"], "count": count}
-        | {"share": count / cell["n"] if cell["n"] else None}
-        for cell in cells
-        for threshold, count in zip(record["thresholds"]["all"], cell["by_threshold"], strict=True)
-    ]
-    return table_of(name, rows, (*keys, "threshold", "n", "count", "share"))
-
-
-def contraction_table(name: str, victims: Sequence[Record]) -> Table:
-    """One row per image: the radius at it."""
-    rows: list[dict[str, Cell]] = [
-        {"victim": victim["name"], "split": split, "image": k, "radius": radius}
-        for victim in victims
-        for split in ("train", "test")
-        for k, radius in enumerate((victim["contraction"] or {}).get(split) or ())
-    ]
-    return table_of(name, rows, ("victim", "split", "image", "radius"))
-
-
-def examples_table(name: str, record: Record, pictures: Arrays) -> Table:
-    """One row per picture that a method made: whose it is, its error and PSNR."""
-    rows: list[dict[str, Cell]] = []
-    for shown in record["shown"]:
-        for method in record["methods"]:
-            errors = pictures.get(f"{group_name(shown)}/{method['name']}/mse", ())
-            for image, error in zip(shown["rows"], np.asarray(errors).tolist(), strict=False):
-                mse = error if math.isfinite(error) else None
-                rows.append(
-                    {key: shown[key] for key in ("victim", "level", "mask", "sigma")}
-                    | {"image": image, "method": method["name"], "mse": mse, "psnr": psnr(mse)}
-                )
-    keys = ("victim", "level", "mask", "sigma", "image", "method", "mse", "psnr")
-    return table_of(name, rows, keys)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,18 +20,14 @@ from tasks.families.autoencoder.study.figure_specs import (
     VALUES,
     at_lowest,
     cells_of,
-    contraction_table,
-    examples_table,
     group_name,
     incomplete,
     lowest,
-    masks_table,
     measure,
     method_styles,
     pooled,
     psnr,
     rates_table,
-    thresholds_table,
     triple,
     unreached,
     victim_note,
@@ -50,18 +45,29 @@ from tasks.page.charts import (
     falling_axis,
     round_axis,
 )
-from tasks.page.files import Arrays, Record
-from tasks.page.formats import NOTHING, brackets, decibels, names, percent, power, with_interval
+from tasks.page.files import Arrays, Cell, Record, table_of
+from tasks.page.formats import (
+    NOTHING,
+    brackets,
+    decibels,
+    names,
+    percent,
+    power,
+    with_interval,
+)
 from tasks.page.heatmaps import MAX_MARKS, Lane, Mark, dotplot, side_lines
 from tasks.page.pictures import data_uri
 from tasks.page.study_page import Draw, Drawing, Figure, Row, entry_of
 
 UNITS = {"accurate": "%", "approximate": "%", "psnr": "dB"}
-SHARE_AXIS = Axis(0.0, 1.0, PERCENT, "")
+PERCENT_AXIS = Axis(0.0, 1.0, PERCENT, "")
 WIDTH, HEIGHT, TOP = 200, 172, 25
+SPLITS = ("train", "test")
+QUARTERS = [(0.0, "0"), (0.25, "25"), (0.5, "50"), (0.75, "75"), (1.0, "100 %")]
+KNOWN, MISSING = (236, 231, 220), (70, 65, 58)
 
-Series = tuple[Style, Sequence[Estimate], bool]
-"""A method, its points, and whether a single point stands for all levels."""
+Point = Callable[[Record, Record], Estimate]
+"""The point of a method and a row of the table."""
 
 
 def rates_figure(record: Record, pictures: Arrays, figure: Record) -> Figure:
@@ -81,7 +87,7 @@ def rates_figure(record: Record, pictures: Arrays, figure: Record) -> Figure:
         for mask in record["masks"]:
             mine = _of(found, victim=victim["name"], mask=mask["name"])
             svg = _rates_panel(record, victim, mask["title"], value, mine, panel=frame)
-            panels.append(Drawing(svg, mask["title"], icon=mask_tile(pictures, mask["name"])))
+            panels.append(Drawing(svg, mask["title"], icon=_mask_tile(pictures, mask["name"])))
         rows.append(Row(victim["title"], victim_note(victim), panels))
     notes = incomplete(record, victims, cells)
     if value != "psnr" and not any(row[value] for row in found):
@@ -103,13 +109,10 @@ def noise_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
     for victim in victims:
         for mask in dict.fromkeys(c["mask"] for c in cells if c["victim"] == victim["name"]):
             mine, title = _of(found, victim=victim["name"], mask=mask), titles.get(mask, mask)
-            panels = [
-                Drawing(
-                    _rates_panel(record, victim, title, value, mine, panel=frames[value]),
-                    TITLES[value].capitalize().replace("psnr", "PSNR"),
-                )
-                for value in VALUES
-            ]
+            panels = []
+            for value in VALUES:
+                svg = _rates_panel(record, victim, title, value, mine, panel=frames[value])
+                panels.append(Drawing(svg, TITLES[value].capitalize().replace("psnr", "PSNR")))
             rows.append(Row(f"{victim['title']}, {title}", victim_note(victim), panels))
     notes = [] if rows else ["No cell has this noise."]
     more = {"unreached": any(map(unreached, victims))}
@@ -118,6 +121,21 @@ def noise_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
 
 def _of(rows: Iterable[Record], **where: str) -> list[Record]:
     return [row for row in rows if all(row[key] == at for key, at in where.items())]
+
+
+def _frames(
+    victims: Sequence[Record], rows: Sequence[Record], values: Sequence[str]
+) -> dict[str, Panel]:
+    """The frame of a value's panels, the same for all networks and masks of a figure."""
+    levels = {level for victim in victims for level in victim["wanted"]}
+    levels |= {at["level"] for victim in victims for at in victim["levels"]}
+    across = falling_axis("train loss", [level for level in levels if level > 0], WIDTH)
+    ends = [row.get(f"psnr{end}") for row in rows for end in ("", " low", " high")]
+    up = {"psnr": round_axis("", [end for end in ends if end is not None])}
+    return {
+        value: Panel(UNITS[value], across, up.get(value, PERCENT_AXIS), WIDTH, HEIGHT, top=TOP)
+        for value in values
+    }
 
 
 def _rates_panel(
@@ -141,56 +159,38 @@ def _rates_panel(
         for level in unreached(victim)
         for at in [falling(level)]
     ]
-    series, said = _series(record, known, point)
-    about = f"{TITLES[value]} by train loss, {victim['title']}, {mask}. {said}"
-    return _lines(panel, series, behind=grey, about=about)
+    about = f"{TITLES[value]} by train loss, {victim['title']}, {mask}"
+    return _lines(record, panel, known, point, behind=grey, about=about, level=True)
 
 
-def _series(
-    record: Record, rows: Sequence[Record], point: Callable[[Record, Record], Estimate]
-) -> tuple[list[Series], str]:
-    """(each method's points by x, all that is said of them); `point` is of (method, row)."""
-    styles, said = method_styles(record), []
-    series: list[Series] = []
+def _lines(
+    record: Record,
+    panel: Panel,
+    rows: Sequence[Record],
+    point: Point,
+    *,
+    behind: Sequence[str],
+    about: str,
+    level: bool = False,
+) -> str:
+    """A line of each method; with `level`, a generic method's only point is drawn as a level line,
+    since it stands for all losses."""
+    styles, parts, words = method_styles(record), list(behind), []
+    drawn: list[tuple[Style, list[Estimate]]] = []
     for method in record["methods"]:
+        style = styles[method["name"]]
         points = [point(method, row) for row in _of(rows, method=method["name"])]
-        said += [at.about for at in points]
+        words += [at.about for at in points]
         points.sort(key=lambda at: at.x)
-        series.append((styles[method["name"]], points, method["generic"]))
-    return series, "; ".join(said)
-
-
-def _lines(panel: Panel, series: Sequence[Series], *, behind: Sequence[str], about: str) -> str:
-    parts = list(behind)
-    for style, points, everywhere in series:
-        if everywhere and len(points) == 1 and points[0].y is not None:
+        drawn.append((style, points))
+        if level and method["generic"] and len(points) == 1 and points[0].y is not None:
             (x1, y), (x2, _y) = (panel.at((x, points[0].y)) for x in (panel.x.low, panel.x.high))
             parts.append(
                 f'<g class="s{style.number} m{style.colour}"><polyline class="curve targets" '
                 f'points="{x1:.1f},{y:.1f} {x2:.1f},{y:.1f}"/></g>'
             )
-    drawn = [(style, points) for style, points, _everywhere in series]
-    return panel.svg([*parts, *estimates(panel, drawn, apart=APART)], about)
-
-
-def _small_panel(unit: str, across: Axis, up: Axis) -> Panel:
-    """The frame of a small multiple, with the unit of the axis upwards over it."""
-    return Panel(unit, across, replace(up, title=""), WIDTH, HEIGHT, top=TOP)
-
-
-def _frames(
-    victims: Sequence[Record], rows: Sequence[Record], values: Sequence[str]
-) -> dict[str, Panel]:
-    """The frame of a value's panels, the same for all networks and masks of a figure."""
-    levels = {level for victim in victims for level in victim["wanted"]}
-    levels |= {at["level"] for victim in victims for at in victim["levels"]}
-    across = falling_axis("train loss", [level for level in levels if level > 0], WIDTH)
-    ends = [row.get(f"psnr{end}") for row in rows for end in ("", " low", " high")]
-    psnr = round_axis("", [end for end in ends if end is not None])
-    return {
-        value: _small_panel(UNITS[value], across, psnr if value == "psnr" else SHARE_AXIS)
-        for value in values
-    }
+    parts += estimates(panel, drawn, apart=APART)
+    return panel.svg(parts, f"{about}. {'; '.join(words)}")
 
 
 def thresholds_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
@@ -198,10 +198,28 @@ def thresholds_figure(record: Record, _pictures: Arrays, figure: Record) -> Figu
     victim = entry_of(record, figure, "victim", figure["victim"])
     mask = entry_of(record, figure, "mask", figure["mask"])
     where = {"victim": victim["name"], "mask": mask["name"], "sigma": figure["sigma"]}
-    cells = cells_of(record, split="train", **where)
-    table = thresholds_table(figure["name"], record, cells)
+    cells, limits = cells_of(record, split="train", **where), record["thresholds"]
+    keys = ("victim", "mask", "sigma", "level", "loss", "method")
+    table_rows: list[dict[str, Cell]] = [
+        {key: cell[key] for key in keys}
+        | {"threshold": threshold, "n": cell["n"], "count": count}
+        | {"share": count / cell["n"] if cell["n"] else None}
+        for cell in cells
+        for threshold, count in zip(limits["all"], cell["by_threshold"], strict=True)
+    ]
+    table = table_of(figure["name"], table_rows, (*keys, "threshold", "n", "count", "share"))
     found = list(table.rows())
-    across = falling_axis("error allowed", record["thresholds"]["all"], WIDTH)
+    across = falling_axis("error allowed", limits["all"], WIDTH)
+    panel = Panel("%", across, PERCENT_AXIS, WIDTH, HEIGHT, top=TOP)
+    dotted = [panel.vertical(falling(limits[key])) for key in ("approximate", "accurate")]
+
+    def point(method: Record, row: Record) -> Estimate:
+        about = (
+            f"{method['title']}, error below {power(row['threshold'])}: {row['count']} of "
+            f"{row['n']}, {measure('accurate', row['share'])}"
+        )
+        return Estimate(falling(row["threshold"]), row["share"], None, None, about)
+
     panels = []
     for level in sorted((at["level"] for at in victim["levels"]), reverse=True):
         mine = [row for row in found if row["level"] == level]
@@ -210,28 +228,13 @@ def thresholds_figure(record: Record, _pictures: Arrays, figure: Record) -> Figu
             if method["generic"] and method["name"] not in have:
                 others = _of(found, method=method["name"])
                 mine += [row for row in others if row["level"] == others[0]["level"]]
-        svg = _thresholds_panel(record, mine, across, level) if mine else ""
+        about = f"Share recovered by the error allowed, at a loss of {power(level)}"
+        known = [row for row in mine if row["share"] is not None]
+        svg = _lines(record, panel, known, point, behind=dotted, about=about) if mine else ""
         panels.append(Drawing(svg, f"loss {power(level)}"))
     row = Row(f"{victim['title']}, {mask['title']}", victim_note(victim), panels)
     notes = incomplete(record, [victim], cells)
     return Figure(figure, [table], [row], _legend(record, cells), notes)
-
-
-def _thresholds_panel(record: Record, rows: Sequence[Record], across: Axis, level: float) -> str:
-    def point(method: Record, row: Record) -> Estimate:
-        about = (
-            f"{method['title']}, error below {power(row['threshold'])}: {row['count']} of "
-            f"{row['n']}, {measure('accurate', row['share'])}"
-        )
-        return Estimate(falling(row["threshold"]), row["share"], None, None, about)
-
-    panel = _small_panel("%", across, SHARE_AXIS)
-    series, said = _series(record, [row for row in rows if row["share"] is not None], point)
-    series = [(style, points, False) for style, points, _everywhere in series]
-    limits = [record["thresholds"][key] for key in ("approximate", "accurate")]
-    dotted = [panel.vertical(falling(limit)) for limit in limits]
-    about = f"Share recovered by the error allowed, at a loss of {power(level)}. {said}"
-    return _lines(panel, series, behind=dotted, about=about)
 
 
 def table_figure(record: Record, pictures: Arrays, figure: Record) -> Figure:
@@ -250,7 +253,7 @@ def table_figure(record: Record, pictures: Arrays, figure: Record) -> Figure:
             texts.append((show(share), brackets(show, low, high)))
         if any(text != NOTHING for text, _ends in texts):
             body.append((method["title"], texts))
-    heads = [(mask["title"], mask_tile(pictures, mask["name"])) for mask in masks]
+    heads = [(mask["title"], _mask_tile(pictures, mask["name"])) for mask in masks]
     shown = {**victim, "levels": [lowest(victim)]}
     notes = [victim_note(victim) + ".", *incomplete(record, [shown], cells)]
     return Figure(figure, [table], notes=notes, more={"grid": (heads, body)})
@@ -270,12 +273,6 @@ def _legend(record: Record, cells: Sequence[Record]) -> list[tuple[Style, str]]:
     return [(styles[m["name"]], m["title"]) for m in record["methods"] if m["name"] in have]
 
 
-SPLITS = ("train", "test")
-QUARTERS = [(0.0, "0"), (0.25, "25"), (0.5, "50"), (0.75, "75"), (1.0, "100 %")]
-VICTIM_STYLE = Style(0, 2, 0)
-MOST_SPREAD = 50.0  # of radii on a plain axis
-
-
 def control_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
     """Shares of training and test images per method, by network (autoencoder paper, section 4)."""
     victims = victims_of(record, figure)
@@ -291,93 +288,85 @@ def control_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
         for victim in victims:
             at, title = lowest(victim), victim["title"]
             title += f", loss {power(at['level'])}" if at else ""
-            panels.append(Drawing(_control_panel(record, victim, value, cells), title))
+            sides = {split: cells[victim["name"], split] for split in SPLITS}
+            panels.append(Drawing(_control_panel(record, victim, value, sides), title))
         rows.append(Row(TITLES[value].capitalize(), "", panels))
+    attempts: dict[str, Mapping[str, int]] = {}
+    tested = [cell for victim in victims for cell in cells[victim["name"], "test"]]
+    for method in record["methods"]:
+        if mine := [cell for cell in tested if cell["method"] == method["name"]]:
+            attempts[method["title"]] = pooled(mine)
+    parts = []
+    for key, word in (("n_accurate", "accurately"), ("n_approximate", "approximately")):
+        some = [f"{of[key]} of {of['n']} with {t}" for t, of in attempts.items() if of[key]]
+        parts.append(f"{names(some)} came back {word}" if some else f"none came back {word}")
+    n = sum(of["n"] for of in attempts.values())
+    notes = [f"Of {n:,} attempts on test images, {'; '.join(parts)}."]
     have = {victim["name"] for victim in victims}
     without = [victim["title"] for victim in record["victims"] if victim["name"] not in have]
-    notes = [tested(record, victims)]
     notes += [f"Without test images: {'; '.join(without)}."] if without else []
     return Figure(figure, [table], rows, notes=notes)
 
 
-def tested(record: Record, victims: Sequence[Record]) -> str:
-    """A sentence on how many test images came back."""
-    cells = [c for v in victims for c in at_lowest(record, v, split="test", sigma=0.0)]
-    counts: dict[str, Mapping[str, int]] = {}
-    for method in record["methods"]:
-        if mine := [cell for cell in cells if cell["method"] == method["name"]]:
-            counts[method["title"]] = pooled(mine)
-    parts = []
-    for key, word in (("n_accurate", "accurately"), ("n_approximate", "approximately")):
-        some = [f"{of[key]} of {of['n']} with {t}" for t, of in counts.items() if of[key]]
-        parts.append(f"{names(some)} came back {word}" if some else f"none came back {word}")
-    n = sum(of["n"] for of in counts.values())
-    return f"Of {n:,} attempts on test images, {'; '.join(parts)}."
-
-
 def _control_panel(
-    record: Record,
-    victim: Record,
-    value: str,
-    cells: Mapping[tuple[str, str], Sequence[Record]],
+    record: Record, victim: Record, value: str, cells: Mapping[str, Sequence[Record]]
 ) -> str:
+    """Marks of the masks, a lane per method, of the cells of both splits."""
     styles, masks = method_styles(record), {mask["name"]: mask["title"] for mask in record["masks"]}
-    lanes, said, show = [], [], partial(measure, value)
-    run = {cell["method"] for found in cells.values() for cell in found}
+    lanes, words, show = [], [], partial(measure, value)
     for method in record["methods"]:
-        if method["name"] not in run:
-            continue
         sides: list[list[Mark]] = []
-        numbers = []
+        numbers: list[str] = []
         for split in SPLITS:
-            mine = [c for c in cells[victim["name"], split] if c["method"] == method["name"]]
-            known = [(cell["mask"], triple(cell, value)) for cell in mine]
-            sides.append(
-                [
-                    Mark(
-                        found[0], f"{masks.get(mask, mask)}, {split}: {with_interval(show, found)}"
-                    )
-                    for mask, found in known
-                    if found[0] is not None
-                ]
-            )
+            mine = _of(cells[split], method=method["name"])
+            marks = []
+            for cell in mine:
+                if (found := triple(cell, value))[0] is not None:
+                    title = masks.get(cell["mask"], cell["mask"])
+                    marks.append(Mark(found[0], f"{title}, {split}: {with_interval(show, found)}"))
+            sides.append(marks)
             numbers.append(percent(pooled(mine)[value]))
-        said.append(f"{method['title']}: training {numbers[0]}, test {numbers[1]}")
+        if not any(sides):
+            continue
+        words.append(f"{method['title']}: training {numbers[0]}, test {numbers[1]}")
         title, style = side_lines(method["title"]), styles[method["name"]]
         lanes.append(Lane(title, style, sides[0], sides[1], (numbers[0], numbers[1])))
     if not lanes:
         return ""
     axis = Axis(0.0, 1.0, QUARTERS, f"share, {TITLES[value]}")
-    about = f"{TITLES[value]} of training and test images, {victim['title']}. {'; '.join(said)}"
+    about = f"{TITLES[value]} of training and test images, {victim['title']}. {'; '.join(words)}"
     return dotplot(lanes, axis, at=None, description=about)
 
 
 def contraction_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
     """The spectral radius at every image that was looked at, a lane per network."""
     victims = victims_of(record, figure)
-    table = contraction_table(figure["name"], victims)
-    radii = [r for r in table.columns["radius"] if isinstance(r, int | float)]
+    table_rows: list[dict[str, Cell]] = [
+        {"victim": victim["name"], "split": split, "image": k, "radius": radius}
+        for victim in victims
+        for split in SPLITS
+        for k, radius in enumerate((victim["contraction"] or {}).get(split) or ())
+    ]
+    table = table_of(figure["name"], table_rows, ("victim", "split", "image", "radius"))
+    known = [row for row in table.rows() if isinstance(row["radius"], int | float)]
+    radii = [row["radius"] for row in known]
     if not radii:
         return Figure(figure, [table], notes=["No radius is known: nothing to draw."])
-    lanes, said = [], []
+    lanes, words = [], []
     for victim in victims:
-        rows = table.where("victim", victim["name"])
         sides, numbers = [], []
         for split in SPLITS:
-            found = rows.where("split", split).columns
-            sides.append(
-                [
-                    Mark(float(radius), f"{split} image {image}: {radius:.3g}")
-                    for radius, image in zip(found["radius"], found["image"], strict=True)
-                    if isinstance(radius, int | float)
-                ]
-            )
-            below, n = sum(mark.x < 1 for mark in sides[-1]), len(sides[-1])
-            numbers.append(f"{below} of {n}" if n else NOTHING)
-        said.append(f"{victim['title']}: below 1 at {numbers[0]} training and {numbers[1]} test")
-        title = side_lines(victim["title"])
-        lanes.append(Lane(title, VICTIM_STYLE, sides[0], sides[1], (numbers[0], numbers[1])))
-    about = f"Spectral radii. {'; '.join(said)} images."
+            marks = [
+                Mark(float(r["radius"]), f"{split} image {r['image']}: {r['radius']:.3g}")
+                for r in _of(known, victim=victim["name"], split=split)
+            ]
+            below = sum(mark.x < 1 for mark in marks)
+            sides.append(marks)
+            numbers.append(f"{below} of {len(marks)}" if marks else NOTHING)
+        words.append(f"{victim['title']}: below 1 at {numbers[0]} training and {numbers[1]} test")
+        title, style = side_lines(victim["title"]), Style(0, 2, 0)
+        lanes.append(Lane(title, style, sides[0], sides[1], (numbers[0], numbers[1])))
+    about = f"Spectral radii. {'; '.join(words)} images."
     svg = dotplot(lanes, _radii_axis(radii), at=1.0, description=about)
     notes = ["At the right: at how many images the radius is below 1, of those looked at."]
     if max(len(side) for lane in lanes for side in (lane.train, lane.test)) > MAX_MARKS:
@@ -386,37 +375,32 @@ def contraction_figure(record: Record, _pictures: Arrays, figure: Record) -> Fig
 
 
 def _radii_axis(radii: Sequence[float]) -> Axis:
-    title = "spectral radius of the Jacobian"
-    if min(radii) <= 0 or max(radii) <= MOST_SPREAD * min(radii):
-        return round_axis(title, [*radii, 1.0], from_zero=min(radii) >= 0)
-    first = min(math.floor(math.log10(min(radii))), 0)
-    last = max(math.ceil(math.log10(max(radii))), 0)
-    step = max(1, (last - first) // 4)
-    ticks = [(10.0**k, power(10.0**k)) for k in range(first, last + 1, step)]
+    """Powers of ten if the radii span a factor of more than 50."""
+    title, low, high = "spectral radius of the Jacobian", min(radii), max(radii)
+    if low <= 0 or high <= 50 * low:
+        return round_axis(title, [*radii, 1.0], from_zero=low >= 0)
+    first = min(math.floor(math.log10(low)), 0)
+    last = max(math.ceil(math.log10(high)), 0)
+    ticks = [(10.0**k, power(10.0**k)) for k in range(first, last + 1, max(1, (last - first) // 4))]
     return Axis(10.0**first, 10.0 ** max(last, first + 1), ticks, f"{title} (log)", log=True)
-
-
-KNOWN, MISSING = (236, 231, 220), (70, 65, 58)
-OPEN_GROUPS = 2
-
-
-def mask_tile(pictures: Arrays, name: str) -> str:
-    """A mask as a URL: known pixels light, missing ones dark; empty if it was not kept."""
-    mask = pictures.get(f"masks/{name}")
-    return "" if mask is None else _mask_uri(mask)
 
 
 def masks_figure(record: Record, pictures: Arrays, figure: Record) -> Figure:
     """A picture of every mask, its title, and how much is known (autoencoder paper, figure 3)."""
+    rows: list[dict[str, Cell]] = [
+        {"mask": mask["name"], "title": mask["title"], "known_share": mask["known_share"]}
+        for mask in record["masks"]
+    ]
     tiles = [
         {
-            "uri": mask_tile(pictures, mask["name"]),
+            "uri": _mask_tile(pictures, mask["name"]),
             "title": mask["title"],
             "known": f"{percent(mask['known_share'])} known",
         }
         for mask in record["masks"]
     ]
-    return Figure(figure, [masks_table(record, figure["name"])], more={"tiles": tiles})
+    table = table_of(figure["name"], rows, ("mask", "title", "known_share"))
+    return Figure(figure, [table], more={"tiles": tiles})
 
 
 def examples_figure(record: Record, pictures: Arrays, figure: Record) -> Figure:
@@ -427,20 +411,28 @@ def examples_figure(record: Record, pictures: Arrays, figure: Record) -> Figure:
     """
     titles = {victim["name"]: victim["title"] for victim in record["victims"]}
     masks = {mask["name"]: mask["title"] for mask in record["masks"]}
-    made = []
+    groups = []
+    rows: list[dict[str, Cell]] = []
     for k, shown in enumerate(record["shown"]):
+        for method in record["methods"]:
+            errors = pictures.get(f"{group_name(shown)}/{method['name']}/mse", ())
+            for image, error in zip(shown["rows"], np.asarray(errors).tolist(), strict=False):
+                mse = error if math.isfinite(error) else None
+                rows.append(
+                    {key: shown[key] for key in ("victim", "level", "mask", "sigma")}
+                    | {"image": image, "method": method["name"], "mse": mse, "psnr": psnr(mse)}
+                )
         title = (
             f"{titles.get(shown['victim'], shown['victim'])}, loss {power(shown['level'])}; "
             f"{masks.get(shown['mask'], shown['mask'])}"
         )
-        title += f"; noise {shown['sigma']:g}" if shown["sigma"] else ""
         columns = list(_columns(record, pictures, shown))
         there = {column["key"] for column in columns}
         absent = [m["title"] for m in record["methods"] if m["name"] not in there]
-        made.append(
+        groups.append(
             {
-                "title": title,
-                "open": k < OPEN_GROUPS,
+                "title": title + (f"; noise {shown['sigma']:g}" if shown["sigma"] else ""),
+                "open": k < 2,
                 "columns": columns,
                 "rows": [
                     {"image": image, "tiles": [column["tiles"][row] for column in columns]}
@@ -449,8 +441,8 @@ def examples_figure(record: Record, pictures: Arrays, figure: Record) -> Figure:
                 "absent": absent if columns else [],
             }
         )
-    table = examples_table(figure["name"], record, pictures)
-    return Figure(figure, [table], more={"groups": made})
+    keys = ("victim", "level", "mask", "sigma", "image", "method", "mse", "psnr")
+    return Figure(figure, [table_of(figure["name"], rows, keys)], more={"groups": groups})
 
 
 def _columns(record: Record, pictures: Arrays, shown: Record) -> list[dict[str, Any]]:
@@ -458,6 +450,16 @@ def _columns(record: Record, pictures: Arrays, shown: Record) -> list[dict[str, 
     group, images, methods = group_name(shown), shown["rows"], record["methods"]
     if f"{group}/original" not in pictures:
         return []
+
+    def of_images(name: str) -> npt.NDArray[Any]:
+        array = pictures[name]
+        if len(array) != len(images):
+            raise ValueError(
+                f"the record shows {len(images)} images of {name.rpartition('/')[0]!r}, but the "
+                f"pictures hold {len(array)} in {name!r}; make the study's record again"
+            )
+        return array
+
     wanted: list[tuple[str, str, str, Callable[[npt.NDArray[Any]], str]]] = [
         ("original", "original", "image {0}: {1}", data_uri),
         ("degraded", "what was left", "image {0}: {1}", data_uri),
@@ -473,38 +475,29 @@ def _columns(record: Record, pictures: Arrays, shown: Record) -> list[dict[str, 
             continue
         tiles: list[dict[str, str]] = [
             {"uri": uri(picture), "alt": alt.format(image, title)}
-            for picture, image in zip(_of_images(pictures, name, images), images, strict=True)
+            for picture, image in zip(of_images(name), images, strict=True)
         ]
         columns.append({"key": key, "title": title, "tiles": tiles})
         if f"{name}/mse" in pictures:
-            errors = _of_images(pictures, f"{name}/mse", images)
-            for tile, error in zip(tiles, errors.tolist(), strict=True):
-                tile.update(_scored(record, error))
+            for tile, error in zip(tiles, of_images(f"{name}/mse").tolist(), strict=True):
+                thresholds, found = record["thresholds"], psnr(error)
+                kind, about = "", "no error known"
+                if found is not None:
+                    kind = "approximate" if error < thresholds["approximate"] else ""
+                    kind = "accurate" if error < thresholds["accurate"] else kind
+                    about = f"mean square error {error:.2g}"
+                tile.update({"score": decibels(found), "kind": kind, "about": about})
     return columns
 
 
-def _of_images(pictures: Arrays, name: str, images: Sequence[int]) -> npt.NDArray[Any]:
-    array = pictures[name]
-    if len(array) != len(images):
-        raise ValueError(
-            f"the record shows {len(images)} images of {name.rpartition('/')[0]!r}, but the "
-            f"pictures hold {len(array)} in {name!r}; make the study's record again"
-        )
-    return array
-
-
-def _scored(record: Record, error: float) -> Mapping[str, str]:
-    """The words under a picture: its PSNR, and how good that is."""
-    thresholds, found = record["thresholds"], psnr(error)
-    kind = ""
-    if found is not None:
-        close = "approximate" if error < thresholds["approximate"] else ""
-        kind = "accurate" if error < thresholds["accurate"] else close
-    about = "no error known" if found is None else f"mean square error {error:.2g}"
-    return {"score": decibels(found), "kind": kind, "about": about}
+def _mask_tile(pictures: Arrays, name: str) -> str:
+    """A mask as a URL; empty if it was not kept."""
+    mask = pictures.get(f"masks/{name}")
+    return "" if mask is None else _mask_uri(mask)
 
 
 def _mask_uri(mask: npt.NDArray[Any]) -> str:
+    """A URL of the picture of a mask: known pixels light, missing ones dark."""
     colours = np.where(mask.astype(bool)[..., None], KNOWN, MISSING).astype(np.uint8)
     return data_uri(colours.transpose(2, 0, 1))
 

@@ -1,10 +1,15 @@
-"""Plan of a study of recovery: its units, and those that give each cell of the record."""
+"""Plan of a study of recovery: its units, those that give each cell of the record, and their costs.
+
+Costs are known before anything is run. How long an epoch of each victim takes is measured on its
+own network with a few images, and so is an evaluation of f; both grow with the number of images.
+Trainings end at their last loss and methods when they have converged, so this is an upper bound.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +19,18 @@ import torch
 from torch import Tensor
 
 from recon_core.attacks.autoencoder.many_starts import NoiseAware
+from recon_core.attacks.autoencoder.run import activations
 from recon_core.attacks.plug_and_play import Iteration, KnownMask, UnknownMask
 from recon_core.restore import Fit
-from recon_core.restore.inpaint import DDNM, biharmonic, unconditional
+from recon_core.restore.inpaint import biharmonic, unconditional
 from recon_core.types import seeded_generator
-from recon_core.victims.autoencoder import Autoencoder, Model, UNet, initial_weights, n_parameters
+from recon_core.victims.autoencoder import Model, initial_weights, n_parameters
 from recon_core.victims.autoencoder_training import AutoencoderTraining, train_autoencoders
 from tasks.families.autoencoder.study.settings import (
     RecoveryStudy,
     RecoveryVictim,
+    Source,
     Sources,
-    level_name,
     mask_name,
     masks_of,
 )
@@ -42,7 +48,9 @@ from tasks.study.cost import Cost, seconds_of
 from tasks.study.executor import Unit
 from tasks.training.inpainter import batch_of
 
-Source = tuple[str, int]
+FEW, MORE = 2, 10
+"""Images of the two measurements."""
+BYTES = 4
 
 
 class RecoveryPlan:
@@ -61,17 +69,29 @@ class RecoveryPlan:
         state_seconds: float = STATE_SECONDS,
     ) -> None:
         self.study, self.sources, self.device = study, sources, device
-        self.root, self.folder, self.state_seconds = str(root), VictimFolder(root), state_seconds
-        self.where = {"root": self.root, "device": device}
+        self.folder, self.state_seconds = VictimFolder(root), state_seconds
+        self.where = {"root": str(root), "device": device}
+        used = dict.fromkeys(map(study.source_of, study.victims))
+        self._masks = {
+            size: {name: np.asarray(mask.numpy()) for name, mask in masks_of(study, size).items()}
+            for _data, size in used
+        }
         for victim in study.victims:
             size = study.source_of(victim)[1]
             victim.network.on((3, size, size))
-            self.masks(victim)
-        self._check_inpainters()
+        self.inpainters: dict[Source, TrainInpainterJob] = {}
+        for source in used if study.methods.ddnm is not None else ():
+            restorer = replace(study.inpainter.restorer, resolution=source[1])
+            self.inpainters[source] = TrainInpainterJob(
+                **self.where,
+                inpainter=replace(study.inpainter, restorer=restorer),
+                images=sources.for_inpainter(source),
+            )
 
     def first_units(self) -> list[Unit]:
-        """All but the recoveries, which wait to be told how far the trainings came."""
-        trainings = [Unit(f"train {v.name}", TrainJob.run, self.training(v)) for v in self.victims]
+        """All but the recoveries, which wait for the losses that the trainings reach."""
+        most_first = sorted(self.study.victims, key=lambda v: -v.training.epochs * v.n_images)
+        trainings = [Unit(f"train {v.name}", TrainJob.run, self.training(v)) for v in most_first]
         inpainters: dict[str, Unit] = {}
         generic = []
         for job in self.inpaintings().values():
@@ -85,13 +105,11 @@ class RecoveryPlan:
 
     def more_units(self, unit: Unit, given: Mapping[str, Any]) -> Iterable[Unit]:
         """The recoveries from a victim that has been trained."""
-        if not isinstance(unit.job, TrainJob):
+        if not isinstance(unit.job, TrainJob) or not self.study.methods.of_victims:
             return []
         victim = unit.job.victim
-        if not self.study.methods.of_victims:
-            return []
         return [
-            Unit(f"recover {victim.name} at {level_name(level)}", RecoverJob.run, job)
+            Unit(f"recover {victim.name} at {level:g}", RecoverJob.run, job)
             for level, job in self.recoveries(victim, given).items()
         ]
 
@@ -101,17 +119,7 @@ class RecoveryPlan:
         asked = self.study.victims if self.study.methods.of_victims else ()
         return len(self.first_units()) + sum(len(self.study.wanted(v)) for v in asked)
 
-    @cached_property
-    def victims(self) -> list[RecoveryVictim]:
-        """The victims, those with most to train first."""
-
-        def work(victim: RecoveryVictim) -> int:
-            return victim.training.epochs * victim.n_images
-
-        return sorted(self.study.victims, key=work, reverse=True)
-
     def training(self, victim: RecoveryVictim) -> TrainJob:
-        """The training of a victim."""
         images, control = self.sources.images_of(victim), self.sources.control_of(victim)
         return TrainJob(
             **self.where,
@@ -124,14 +132,13 @@ class RecoveryPlan:
 
     def reached(self, victim: RecoveryVictim, given: Mapping[str, Any]) -> dict[float, Any]:
         """The losses that it is evaluated at, falling, with what is known of its weights there."""
-        wanted = self.study.wanted(victim)
         kept = {level["level"]: level for level in given["levels"]}
-        return {level: kept[level] for level in wanted if level in kept}
+        return {level: kept[level] for level in self.study.wanted(victim) if level in kept}
 
     def recoveries(
         self, victim: RecoveryVictim, given: Mapping[str, Any]
     ) -> dict[float, RecoverJob]:
-        """Recoveries from a trained victim, by loss."""
+        """Recoveries from a trained victim, by loss; `given` is what its training gave."""
         reached = self.reached(victim, given)
         return {
             level: RecoverJob(
@@ -149,79 +156,41 @@ class RecoveryPlan:
     def inpaintings(self) -> dict[tuple[Source, float], InpaintJob]:
         """The generic methods by source and noise: they ask no victim, and the images of victims
         of one source are the first of one order, so all of them are served at once."""
-        methods, jobs = self.study.methods, {}
-        if not methods.generic:
-            return {}
+        jobs: dict[tuple[Source, float], InpaintJob] = {}
+        if not self.study.methods.generic:
+            return jobs
         for victim in sorted(self.study.victims, key=lambda v: v.n_images):
             source = self.study.source_of(victim)
             n = min(victim.n_images, self.study.n_generic)
             for group in self.groups(victim, with_control=False):
-                few = replace(group, gamma=0.0, images=group.images[:n], ids=group.ids[:n])
                 jobs[source, group.sigma] = InpaintJob(
                     **self.where,
-                    group=few,
-                    methods=methods,
-                    inpainter=None if methods.ddnm is None else self.inpainter(victim),
+                    group=replace(group, gamma=0.0, images=group.images[:n], ids=group.ids[:n]),
+                    methods=self.study.methods,
+                    inpainter=self.inpainters.get(source),
                     root_seed=self.study.root_seed,
                 )
         return jobs
 
-    def inpainter(self, victim: RecoveryVictim) -> TrainInpainterJob:
-        """The generic inpainter of the victim's source, at the side of its images."""
-        source = self.study.source_of(victim)
-        settings = self.study.inpainter
-        restorer = replace(settings.restorer, resolution=source[1])
-        return TrainInpainterJob(
-            **self.where,
-            inpainter=replace(settings, restorer=restorer),
-            images=self._for_inpainter[source],
-        )
-
     def groups(self, victim: RecoveryVictim, *, with_control: bool) -> list[Group]:
         """The images that it is asked for, and how they are degraded."""
-        ids = self.sources.victim_ids(victim)
+        ids, masks = self.sources.victim_ids(victim), self.masks(victim)
         images = self.sources.images_of(victim).images[ids]
-        masks = self.masks(victim)
-        found = [Group("train", 0.0, victim.gamma, images, ids, masks)]
+        groups = [Group("train", 0.0, victim.gamma, images, ids, masks)]
         noise = self.study.noise
-        if noise is not None and self.study.has_noise(victim):
+        if noise is not None and victim.name in (noise.victims or (self.study.victims[0].name,)):
             one = mask_name(noise.mask)
-            found.append(Group("train", noise.sigma, noise.gamma, images, ids, {one: masks[one]}))
-        control_ids = self.sources.control_ids(victim)
-        if with_control and self.study.control and len(control_ids):
+            groups.append(Group("train", noise.sigma, noise.gamma, images, ids, {one: masks[one]}))
+        if with_control and self.study.control:
+            control_ids = self.sources.control_ids(victim)
             control = self.sources.control_of(victim).images[control_ids]
-            found.append(Group("test", 0.0, victim.gamma, control, control_ids, masks))
-        return found
+            if len(control):
+                groups.append(Group("test", 0.0, victim.gamma, control, control_ids, masks))
+        return groups
 
     def masks(self, victim: RecoveryVictim) -> dict[str, npt.NDArray[np.bool_]]:
         """At the size of its images."""
-        size = self.study.source_of(victim)[1]
-        if size not in self._masks:
-            self._masks[size] = {
-                name: np.asarray(mask.numpy()) for name, mask in masks_of(self.study, size).items()
-            }
-        return self._masks[size]
-
-    @cached_property
-    def _masks(self) -> dict[int, dict[str, npt.NDArray[np.bool_]]]:
-        return {}
-
-    @cached_property
-    def _for_inpainter(self) -> dict[Source, npt.NDArray[np.uint8]]:
-        sources = dict.fromkeys(self.study.source_of(victim) for victim in self.study.victims)
-        return {source: self.sources.for_inpainter(source) for source in sources}
-
-    def _check_inpainters(self) -> None:
-        for victim in self.study.victims if self.study.methods.ddnm is not None else ():
-            self.inpainter(victim)
-
-
-FEW, MORE = 2, 10
-"""Images of the two measurements."""
-TIMES = 3
-"""Tries of each, of which the fastest counts."""
-BYTES = 4
-TWO_EPOCHS = AutoencoderTraining(epochs=2, check_every=2, levels=(1e-30,))
+        return self._masks[self.study.source_of(victim)[1]]
 
 
 def costs_of(plan: RecoveryPlan, _device: str = "") -> list[Cost]:
@@ -229,8 +198,7 @@ def costs_of(plan: RecoveryPlan, _device: str = "") -> list[Cost]:
     before = torch.get_num_threads()
     torch.set_num_threads(plan.study.threads)
     try:
-        found = [_of_victim(plan, victim) for victim in plan.study.victims]
-        return found + _of_generic(plan)
+        return [*(_of_victim(plan, v) for v in plan.study.victims), *_of_generic(plan)]
     finally:
         torch.set_num_threads(before)
 
@@ -250,26 +218,22 @@ def evaluations(method: Any) -> int:
 
 
 def _of_victim(plan: RecoveryPlan, victim: RecoveryVictim) -> Cost:
-    study, training = plan.study, victim.training
+    study, training, n = plan.study, victim.training, victim.n_images
     model = victim.network.on((3, *(study.source_of(victim)[1],) * 2))
-    n, size = victim.n_images, training.batch_size or victim.n_images
+    size = training.batch_size or n
     step, call = pace_of(model, plan.device)
-    epoch_s = n / size * step(size)
-    groups = plan.groups(victim, with_control=False)
-    controls = plan.groups(victim, with_control=True)[len(groups) :]
-    n_levels = len(study.wanted(victim))
-    samples = n_levels * sum(len(g.ids) * len(g.masks) for g in groups)
-    samples += sum(len(g.ids) * len(g.masks) for g in controls)
+    n_levels, n_kept = len(study.wanted(victim)), len(training.levels)
+    groups, more = (plan.groups(victim, with_control=control) for control in (False, True))
+    samples = sum(len(g.ids) * len(g.masks) for g in (*groups * n_levels, *more[len(groups) :]))
     per_sample = sum(evaluations(method) for method in study.methods.of_victims.values())
     parameters = BYTES * n_parameters(model)
     at_once = max(size, min(ROWS_OF_F, n * len(study.masks)))
-    between = BYTES * _activations(victim.network, model)
-    n_kept = len(training.levels)
+    between = BYTES * sum(activations(victim.network, model.shape))
     return Cost(
         name=victim.name,
         counts={"images": n, "units": 1 + (n_levels if study.methods.of_victims else 0)},
         seconds_of={
-            "training": training.epochs * epoch_s,
+            "training": training.epochs * n / size * step(size),
             "recovery": samples * per_sample * (call(1000) / 1000),
         },
         memory_bytes=(4 + n_kept) * parameters + 3 * at_once * between,
@@ -278,71 +242,60 @@ def _of_victim(plan: RecoveryPlan, victim: RecoveryVictim) -> Cost:
 
 
 def _of_generic(plan: RecoveryPlan) -> list[Cost]:
-    found: list[Cost] = []
-    known: set[str] = set()
+    costs: list[Cost] = []
+    trained: set[str] = set()
     for (source, sigma), job in plan.inpaintings().items():
-        train_s, disk = 0.0, 0
-        update_s = asked_s = 0.0
-        if job.inpainter is not None:
+        train_s, image_s, disk = 0.0, 0.0, 0
+        if job.inpainter is not None and (ddnm := job.methods.ddnm) is not None:
             update_s, asked_s, n_weights = _pace_of_inpainter(job.inpainter, plan.device)
-            if job.inpainter.prior not in known:
-                known.add(job.inpainter.prior)
+            image_s = ddnm.n_steps * ddnm.travel_repeat * ddnm.n_samples * asked_s
+            if job.inpainter.prior not in trained:
+                trained.add(job.inpainter.prior)
                 train_s = job.inpainter.inpainter.training.n_steps * update_s
                 disk = BYTES * n_weights
+        if job.methods.biharmonic:
+            masks = torch.stack([torch.from_numpy(mask) for mask in job.group.masks.values()])
+            known = masks.unsqueeze(1).expand(-1, 3, -1, -1)
+            y = torch.from_numpy(job.group.images[:1]).float() / 255 * known
+            image_s += seconds_of(partial(biharmonic, y, known)) / len(known)
         n_samples = len(job.group.ids) * len(job.group.masks)
-        found.append(
+        costs.append(
             Cost(
                 name=f"generic, {source[0]}" + (f", noise {sigma:g}" if sigma else ""),
                 counts={"images": len(job.group.ids), "units": 1 + (1 if train_s else 0)},
-                seconds_of={"training": train_s, "recovery": n_samples * _generic_s(job, asked_s)},
+                seconds_of={"training": train_s, "recovery": n_samples * image_s},
                 memory_bytes=8 * disk + BYTES * n_samples * 3 * source[1] ** 2,
                 disk_bytes=disk,
             )
         )
-    return found
-
-
-def _generic_s(job: InpaintJob, asked_s: float) -> float:
-    methods, seconds = job.methods, 0.0
-    if isinstance(methods.ddnm, DDNM):
-        ddnm = methods.ddnm
-        seconds += ddnm.n_steps * ddnm.travel_repeat * ddnm.n_samples * asked_s
-    if methods.biharmonic:
-        image = torch.from_numpy(job.group.images[:1]).float() / 255
-        masks = [torch.from_numpy(mask) for mask in job.group.masks.values()]
-        known = torch.stack(masks).unsqueeze(1).expand(-1, 3, -1, -1)
-        y = image.expand(len(masks), -1, -1, -1) * known
-        seconds += seconds_of(lambda: biharmonic(y, known)) / len(masks)
-    return seconds
+    return costs
 
 
 @cache
 def pace_of(model: Model, device: str) -> tuple[Callable[[int], float], Callable[[int], float]]:
     """Seconds of a step of training and of a call of f, by the number of images."""
     generator = seeded_generator(0, 0, "pace")
-    weights = {
-        name: tensor.to(device)
-        for name, tensor in initial_weights(model, [generator], dtype=torch.float32).items()
-    }
+    start = initial_weights(model, [generator], dtype=torch.float32)
+    weights = {name: tensor.to(device) for name, tensor in start.items()}
     x = torch.rand(1, MORE, *model.shape, generator=generator).to(device)
+    two_epochs = AutoencoderTraining(epochs=2, check_every=2, levels=(1e-30,))
 
     def step(part: Tensor) -> float:
-        two = partial(train_autoencoders, model, weights, part, training=TWO_EPOCHS)
-        return seconds_of(two, times=TIMES) / 2
+        two = partial(train_autoencoders, model, weights, part, training=two_epochs)
+        return seconds_of(two, times=3) / 2
 
     def call(part: Tensor) -> float:
         with torch.inference_mode():
-            return seconds_of(lambda: model.forward(weights, part), times=TIMES)
+            return seconds_of(lambda: model.forward(weights, part), times=3)
+
+    def line(measure: Callable[[Tensor], float]) -> Callable[[int], float]:
+        """Through two measurements, not falling."""
+        few_s, more_s = measure(x[:, :FEW]), measure(x)
+        slope = max(0.0, more_s - few_s) / (MORE - FEW)
+        return lambda n: few_s + slope * max(0, n - FEW)
 
     call(x)
-    steps, calls = ((measure(x[:, :FEW]), measure(x)) for measure in (step, call))
-    return _line(*steps), _line(*calls)
-
-
-def _line(few_s: float, more_s: float) -> Callable[[int], float]:
-    """Through the two measurements, not falling."""
-    slope = max(0.0, more_s - few_s) / (MORE - FEW)
-    return lambda n: few_s + slope * max(0, n - FEW)
+    return line(step), line(call)
 
 
 def _pace_of_inpainter(job: TrainInpainterJob, device: str) -> tuple[float, float, int]:
@@ -357,15 +310,3 @@ def _pace_of_inpainter(job: TrainInpainterJob, device: str) -> tuple[float, floa
     x = torch.zeros(FEW, *job.images.shape[1:], device=device)
     asked_s = seconds_of(lambda: denoise(x, 1.0)) / FEW
     return update_s, asked_s, sum(p.numel() for p in fit.net.parameters())
-
-
-def _activations(network: Autoencoder, model: Model) -> int:
-    """Numbers between the layers, for one image."""
-    if not isinstance(network, UNet):
-        return sum(shape[0] for name, shape in model.tensor_shapes.items() if "bias" in name)
-    side, total = model.shape[1] * model.shape[2], 0
-    for name, shape in model.tensor_shapes.items():
-        if name.endswith(".bias"):
-            level = 0 if name.startswith("out") else int(name.split(".")[1])
-            total += shape[0] * side // 4**level
-    return total

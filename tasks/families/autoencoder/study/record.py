@@ -11,7 +11,6 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from recon_core.attacks.plug_and_play import Ending
@@ -19,9 +18,10 @@ from recon_core.degradation import MASKS
 from recon_core.similarity import ACCURATE, APPROXIMATE, THRESHOLDS, rates
 from tasks.attack_file.record import six_digits
 from tasks.evaluation.record import describe_source
+from tasks.families.autoencoder.study.figure_specs import group_name
 from tasks.families.autoencoder.study.plan import RecoveryPlan
-from tasks.families.autoencoder.study.settings import RecoveryVictim, level_name
-from tasks.families.autoencoder.study.units import ESTIMATE_H, Batch, Group
+from tasks.families.autoencoder.study.settings import RecoveryVictim
+from tasks.families.autoencoder.study.units import ESTIMATE_H, Batch, RecoverJob
 from tasks.study.executor import Outcome
 from tasks.study.products import Arrays, npz_of
 
@@ -42,54 +42,61 @@ MASK_TITLES = {
     "window": "all but a window",
 }
 
-Floats = npt.NDArray[np.float64]
-
 
 def describe_recovery(plan: RecoveryPlan, outcome: Outcome) -> dict[str, Any]:
     """The victims, cells and shown images of a study, from its units' products."""
     study, first = plan.study, plan.study.victims[0]
-    masks = plan.masks(first)
-    cells = list(_cells(plan, outcome))
-    body = {
-        "source": describe_source(plan.sources.images_of(first)),
-        "seconds": _seconds(outcome),
-        "thresholds": {"accurate": ACCURATE, "approximate": APPROXIMATE, "all": list(THRESHOLDS)},
-        "masks": [
-            {"name": name, "title": mask_title(name, k), "known_share": float(mask.mean())}
-            for k, (name, mask) in enumerate(masks.items())
-        ],
-        "methods": [
-            {"name": name, "knows_mask": False, "ours": False, "generic": False, **METHODS[name]}
-            for name in study.methods.names
-        ],
-        "victims": [_victim(plan, victim, outcome) for victim in _trained(plan, outcome)],
-        "cells": cells,
-        "shown": list(_shown(plan, cells)),
-        "failed": [{"unit": unit, "error": why} for unit, why in sorted(outcome.failed.items())],
-    }
-    plain: dict[str, Any] = six_digits(body)
-    return plain
-
-
-def mask_title(name: str, number: int) -> str:
-    """`mask 1: random pixels`: those of the paper by their own numbers."""
-    if name in MASKS:
-        return f"mask {MASKS.index(name) + 1}: {MASK_TITLES[name]}"
-    return f"mask {number + 1}: {name}"
-
-
-def _trained(plan: RecoveryPlan, outcome: Outcome) -> list[RecoveryVictim]:
-    return [v for v in plan.study.victims if f"train {v.name}" in outcome.done]
+    trained = [v for v in study.victims if f"train {v.name}" in outcome.done]
+    cells = [cell for victim in trained for cell in _cells(plan, victim, outcome)]
+    seconds = {"train": 0.0, "inpainter": 0.0, "recover": 0.0}
+    for unit, given in outcome.done.items():
+        if unit.startswith("train"):
+            what = "inpainter" if unit.startswith("train inpainter") else "train"
+            seconds[what] += given["seconds"]
+        else:
+            seconds["recover"] += sum(given["seconds"].values())
+    masks = [
+        # those of the paper by their own numbers
+        {
+            "name": name,
+            "title": f"mask {MASKS.index(name) + 1}: {MASK_TITLES[name]}"
+            if name in MASKS
+            else f"mask {k}: {name}",
+            "known_share": float(mask.mean()),
+        }
+        for k, (name, mask) in enumerate(plan.masks(first).items(), start=1)
+    ]
+    record: dict[str, Any] = six_digits(
+        {
+            "source": describe_source(plan.sources.images_of(first)),
+            "seconds": seconds,
+            "thresholds": {
+                "accurate": ACCURATE,
+                "approximate": APPROXIMATE,
+                "all": list(THRESHOLDS),
+            },
+            "masks": masks,
+            "methods": [
+                {"name": name, "knows_mask": False, "ours": False, "generic": False} | METHODS[name]
+                for name in study.methods.names
+            ],
+            "victims": [_victim(plan, victim, outcome) for victim in trained],
+            "cells": cells,
+            "shown": list(_shown(study.n_shown, cells)),
+            "failed": [{"unit": u, "error": why} for u, why in sorted(outcome.failed.items())],
+        }
+    )
+    return record
 
 
 def _victim(plan: RecoveryPlan, victim: RecoveryVictim, outcome: Outcome) -> dict[str, Any]:
     given = outcome.done[f"train {victim.name}"]
     images = plan.sources.images_of(victim)
+    same = ("n_parameters", "last", "diverged", "test_loss", "contraction", "seconds")
     return {
         "name": victim.name,
         "title": victim.title,
         "architecture": asdict(victim.network),
-        "n_parameters": given["n_parameters"],
         "n_images": victim.n_images,
         "source": {"name": images.name, "size": list(images.images.shape[2:])},
         "gamma": victim.gamma,
@@ -98,103 +105,69 @@ def _victim(plan: RecoveryPlan, victim: RecoveryVictim, outcome: Outcome) -> dic
             for about in plan.reached(victim, given).values()
         ],
         "wanted": list(plan.study.wanted(victim)),
-        **{name: given[name] for name in ("last", "diverged", "test_loss", "contraction")},
-        "seconds": given["seconds"],
+        **{name: given[name] for name in same},
     }
 
 
-def _cells(plan: RecoveryPlan, outcome: Outcome) -> Iterator[dict[str, Any]]:
-    """In the order of victims, falling losses, splits, masks and methods."""
-    for victim in _trained(plan, outcome):
-        given = outcome.done[f"train {victim.name}"]
-        generic = _generic_arrays(plan, victim)
-        for level, job in plan.recoveries(victim, given).items():
-            own = plan.folder.product(job.key)
-            about = {"victim": victim.name, "level": level}
-            about["loss"] = plan.reached(victim, given)[level]["loss"]
-            for group in job.groups:
-                arrays, seconds = ({}, {}) if own is None else (own[0], own[1]["seconds"])
-                if group.split == "train":
-                    more = generic.get(group.sigma, ({}, {}))
-                    arrays, seconds = arrays | more[0], seconds | more[1]
-                yield from _of_group(about, group, arrays, seconds, plan.study.methods.names)
-
-
-def _of_group(
-    about: Mapping[str, Any],
-    group: Group,
-    arrays: Arrays,
-    seconds: Mapping[str, float],
-    methods: Sequence[str],
+def _cells(
+    plan: RecoveryPlan, victim: RecoveryVictim, outcome: Outcome
 ) -> Iterator[dict[str, Any]]:
-    for number, mask in enumerate(group.masks):
-        for method in methods:
-            start = f"{group.name}/{method}"
-            if f"{start}/mse" not in arrays:
-                continue
-            mse = arrays[f"{start}/mse"][number][: len(group.ids)]
-            yield {
-                **about,
-                "mask": mask,
-                "sigma": group.sigma,
-                "split": group.split,
-                "method": method,
-                **_scores(mse),
-                **_course(arrays, start, number),
-                "seconds": seconds[start] / len(group.masks),
-            }
+    """In the order of falling losses, splits, masks and methods."""
+    given = outcome.done[f"train {victim.name}"]
+    for level, job in plan.recoveries(victim, given).items():
+        arrays, seconds = _products(plan, victim, job)
+        for group in job.groups:
+            for number, mask in enumerate(group.masks):
+                for method in plan.study.methods.names:
+                    start = f"{group.name}/{method}"
+                    own = {
+                        key.removeprefix(f"{start}/"): array[number]
+                        for key, array in arrays.items()
+                        if key.startswith(f"{start}/")
+                    }
+                    if "mse" not in own:
+                        continue
+                    mse, ending = own["mse"][: len(group.ids)], own.get("ending")
+                    applied, right = (own.get(name) for name in ("n_applied", "mask_right"))
+                    scores = asdict(rates(torch.from_numpy(mse)))
+                    yield {
+                        "victim": victim.name,
+                        "level": level,
+                        "loss": plan.reached(victim, given)[level]["loss"],
+                        "mask": mask,
+                        "sigma": group.sigma,
+                        "split": group.split,
+                        "method": method,
+                        **scores,
+                        "by_threshold": list(scores["by_threshold"]),
+                        "mse": mse.tolist(),
+                        # None for methods without iterations, or without an estimate of the mask
+                        "n_applied": None if applied is None else float(applied.mean()),
+                        "endings": None
+                        if ending is None
+                        else {e.name.lower(): int((ending == e).sum()) for e in Ending},
+                        "mask_accuracy": None if right is None else float(right.mean()),
+                        "seconds": seconds[start] / len(group.masks),
+                    }
 
 
-def _scores(mse: Floats) -> dict[str, Any]:
-    found = asdict(rates(torch.from_numpy(mse)))
-    return {**found, "by_threshold": list(found["by_threshold"]), "mse": mse.tolist()}
-
-
-def _course(arrays: Arrays, start: str, number: int) -> dict[str, Any]:
-    """Course of the iterations; None for methods that have none, or estimate no mask."""
-
-    def of(name: str) -> npt.NDArray[Any] | None:
-        found = arrays.get(f"{start}/{name}")
-        return None if found is None else found[number]
-
-    applied, ending, right = of("n_applied"), of("ending"), of("mask_right")
-    return {
-        "n_applied": None if applied is None else float(applied.mean()),
-        "endings": None
-        if ending is None
-        else {e.name.lower(): int((ending == e).sum()) for e in Ending},
-        "mask_accuracy": None if right is None else float(right.mean()),
-    }
-
-
-def _generic_arrays(
-    plan: RecoveryPlan, victim: RecoveryVictim
-) -> dict[float, tuple[Arrays, dict[str, float]]]:
-    """Products of the generic methods for the victim's images, by noise."""
+def _products(
+    plan: RecoveryPlan, victim: RecoveryVictim, job: RecoverJob
+) -> tuple[Arrays, dict[str, float]]:
+    """Arrays and seconds of a recovery and, for the victim's images, of the generic methods."""
     source = plan.study.source_of(victim)
-    found = {}
-    for (of_source, sigma), job in plan.inpaintings().items():
-        kept = plan.folder.product(job.key) if of_source == source else None
-        if kept is not None:
-            found[sigma] = (kept[0], kept[1]["seconds"])
-    return found
+    jobs = [job.key]
+    jobs += [one.key for (of, _sigma), one in plan.inpaintings().items() if of == source]
+    arrays: Arrays = {}
+    seconds: dict[str, float] = {}
+    for key in jobs:
+        if (kept := plan.folder.product(key)) is not None:
+            arrays, seconds = arrays | kept[0], seconds | kept[1]["seconds"]
+    return arrays, seconds
 
 
-def _seconds(outcome: Outcome) -> dict[str, float]:
-    spent = {"train": 0.0, "inpainter": 0.0, "recover": 0.0}
-    for unit, given in outcome.done.items():
-        if unit.startswith("train inpainter"):
-            spent["inpainter"] += given["seconds"]
-        elif unit.startswith("train"):
-            spent["train"] += given["seconds"]
-        else:
-            spent["recover"] += sum(given["seconds"].values())
-    return spent
-
-
-def _shown(plan: RecoveryPlan, cells: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+def _shown(n_shown: int, cells: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """The first images of every victim, at its lowest loss, under every mask."""
-    n_shown = plan.study.n_shown
     lowest = {cell["victim"]: cell["level"] for cell in cells}  # losses fall
     seen = set()
     for cell in cells:
@@ -210,41 +183,27 @@ def pictures_of(plan: RecoveryPlan, outcome: Outcome, record: Mapping[str, Any])
     of them."""
     first = plan.study.victims[0]
     arrays: Arrays = {f"masks/{name}": mask for name, mask in plan.masks(first).items()}
-    by_name = {victim.name: victim for victim in plan.study.victims}
     for shown in record["shown"]:
-        victim = by_name[shown["victim"]]
-        arrays |= _group_pictures(plan, outcome, victim, shown)
+        victim = next(v for v in plan.study.victims if v.name == shown["victim"])
+        job = plan.recoveries(victim, outcome.done[f"train {victim.name}"])[shown["level"]]
+        group = next(g for g in job.groups if g.split == "train" and g.sigma == shown["sigma"])
+        place, mask, n = group_name(shown), shown["mask"], len(shown["rows"])
+        few: dict[str, Any] = {"images": group.images[:n], "ids": group.ids[:n]}
+        few["masks"] = {mask: group.masks[mask]}
+        y = Batch(replace(group, **few), plan.study.root_seed, "cpu").y.clamp(0, 1)
+        arrays[f"{place}/original"] = group.images[:n]
+        arrays[f"{place}/degraded"] = np.asarray((y * 255).round().to(torch.uint8).numpy())
+        products, number = _products(plan, victim, job)[0], list(group.masks).index(mask)
+        for method in plan.study.methods.names:
+            own = {
+                name: products[key][number]
+                for name in ("picture", "mse", "mask")
+                if (key := f"{group.name}/{method}/{name}") in products
+            }
+            if len(own.get("picture", ())) < n:
+                continue
+            arrays[f"{place}/{method}"] = own["picture"][:n]
+            arrays[f"{place}/{method}/mse"] = own["mse"][:n]
+            if method in ESTIMATE_H:
+                arrays[f"{place}/mask/{method}"] = own["mask"][:n]
     return npz_of(arrays)
-
-
-def _group_pictures(
-    plan: RecoveryPlan, outcome: Outcome, victim: RecoveryVictim, shown: Mapping[str, Any]
-) -> Arrays:
-    job = plan.recoveries(victim, outcome.done[f"train {victim.name}"])[shown["level"]]
-    group = next(g for g in job.groups if g.split == "train" and g.sigma == shown["sigma"])
-    place = f"{victim.name}/{level_name(job.level)}/{shown['mask']}/{group.sigma:g}"
-    number, rows = list(group.masks).index(shown["mask"]), shown["rows"]
-    own = plan.folder.product(job.key)
-    found = {} if own is None else own[0]
-    found |= _generic_arrays(plan, victim).get(group.sigma, ({}, {}))[0]
-    arrays: Arrays = {
-        f"{place}/original": group.images[rows],
-        f"{place}/degraded": degraded_pictures(plan, group, shown["mask"], len(rows)),
-    }
-    for method in plan.study.methods.names:
-        start = f"{group.name}/{method}"
-        if f"{start}/picture" not in found or len(found[f"{start}/picture"][number]) < len(rows):
-            continue
-        arrays[f"{place}/{method}"] = found[f"{start}/picture"][number][rows]
-        arrays[f"{place}/{method}/mse"] = found[f"{start}/mse"][number][rows]
-        if method in ESTIMATE_H:
-            arrays[f"{place}/mask/{method}"] = found[f"{start}/mask"][number][rows]
-    return arrays
-
-
-def degraded_pictures(plan: RecoveryPlan, group: Group, mask: str, n: int) -> npt.NDArray[np.uint8]:
-    """The first images as the methods see them, cut to [0, 1]."""
-    images, ids = group.images[:n], group.ids[:n]
-    few = replace(group, images=images, ids=ids, masks={mask: group.masks[mask]})
-    y = Batch(few, plan.study.root_seed, "cpu").y
-    return np.asarray((y.clamp(0, 1) * 255).round().to(torch.uint8).numpy())

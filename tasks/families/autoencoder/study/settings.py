@@ -1,8 +1,13 @@
-"""A study of the autoencoder paper: which victims, masks, methods and losses.
+"""A study of the autoencoder paper: victims, masks, methods and losses, and the images of each.
 
-Victims are trained on a nested, balanced draw of images, are kept where they pass a loss, and are
-asked for their images from pictures of which pixels were erased. All masks, losses and methods of a
-victim share its images, so they are compared image by image. Defaults are the paper's.
+Victims are trained on images, are kept where they pass a loss, and are asked for their images from
+pictures of which pixels were erased. All masks, losses and methods of a victim share its images, so
+they are compared image by image. Defaults are the paper's.
+
+The victims of one source have the first images of one seeded order in which every class comes
+before any comes again: a balanced subset, and that of a smaller training set is part of the larger
+one's. The control images are drawn in the same way from the other split. The inpainter has the
+train split without any of these, nor copies of them.
 """
 
 from __future__ import annotations
@@ -34,8 +39,8 @@ from tasks.training.inpainter import Inpainter
 
 STORED = 16
 """Images of a cell that are kept as pictures; at most so many can be shown."""
-Start = Literal["random", "nothing"]
-_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
+Source = tuple[str, int]
+"""A source of images, and their side."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,13 +58,13 @@ class RecoveryVictim(Strict):
     training: AutoencoderTraining
     n_images: Count
     gamma: Positive
-    start: Start
+    start: Literal["random", "nothing"]
     data: str | None = None
     size: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not _NAME.fullmatch(self.name):
+        if not re.fullmatch(r"[a-z0-9][a-z0-9_.-]*", self.name):
             raise ValueError(
                 f"name={self.name!r} of a victim names files; use small letters, digits, '-', '_' "
                 "and '.'"
@@ -88,10 +93,9 @@ class Methods(Strict):
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     @property
-    def generic(self) -> dict[str, Any]:
-        """Methods that know the mask and no victim."""
-        found = {} if self.ddnm is None else {"ddnm": self.ddnm}
-        return found | ({"biharmonic": None} if self.biharmonic else {})
+    def generic(self) -> tuple[str, ...]:
+        """Names of methods that know the mask and ask no victim."""
+        return ("ddnm",) * (self.ddnm is not None) + ("biharmonic",) * self.biharmonic
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -104,18 +108,10 @@ class Noise(Strict):
     deviation `sigma` on all pixels, with a `gamma` of its own. `victims`: their names; none is the
     first one alone."""
 
-    sigma: float = 0.02
-    gamma: float = 0.1
+    sigma: Annotated[float, Within("(0, 1]", fix="a study without noise has noise=null")] = 0.02
+    gamma: Positive = 0.1
     mask: str = "random"
     victims: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not (0 < self.sigma <= 1 and self.gamma > 0):
-            raise ValueError(
-                f"sigma={self.sigma} must be in (0, 1] and gamma={self.gamma} positive; a study "
-                "without noise has noise=null"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,70 +144,45 @@ class RecoveryStudy(Strict):
     control: bool = True
     inpainter: Inpainter = field(default_factory=Inpainter)
     n_generic: Count = 600
-    n_shown: Annotated[int, Within(f"[0, {STORED}]", fix="more are not kept")] = 8
+    n_shown: Annotated[int, Within(f"[0, {STORED}]", fix="no more pictures are kept")] = 8
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        names = [victim.name for victim in self.victims]
+        names, noise = [victim.name for victim in self.victims], self.noise
         if not names:
             raise ValueError("victims=() is no study; give at least one")
-        if len(set(names)) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise ValueError(f"two victims are named {twice!r}; every one needs its own name")
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"two victims are named {twice[0]!r}; every one needs its own name")
         if not self.masks or len(set(self.masks)) < len(self.masks):
             raise ValueError(f"masks={self.masks} must name at least one, and none twice")
         if not self.methods.names:
             raise ValueError("every method is null; leave at least one")
-        self._check_noise(names)
+        if noise is not None and noise.mask not in self.masks:
+            raise ValueError(f"noise.mask={noise.mask!r} is none of masks={self.masks}")
+        if noise is not None and (unknown := sorted(set(noise.victims) - set(names))):
+            raise ValueError(f"noise.victims={unknown} are none of the victims {names}")
         kept = {level for victim in self.victims for level in victim.training.levels}
-        if strange := sorted(set(self.levels) - kept):
+        if missing := sorted(set(self.levels) - kept):
             raise ValueError(
-                f"levels={strange} are kept by no victim's training, which have {sorted(kept)}"
+                f"levels={missing} are kept by no victim's training, which have {sorted(kept)}"
             )
-
-    def _check_noise(self, names: list[str]) -> None:
-        if self.noise is None:
-            return
-        if self.noise.mask not in self.masks:
-            raise ValueError(f"noise.mask={self.noise.mask!r} is none of masks={self.masks}")
-        if strange := sorted(set(self.noise.victims) - set(names)):
-            raise ValueError(f"noise.victims={strange} are none of the victims {names}")
-
-    def has_noise(self, victim: RecoveryVictim) -> bool:
-        """True if the victim is also asked with noise."""
-        noise = self.noise
-        return noise is not None and victim.name in (noise.victims or (self.victims[0].name,))
 
     def wanted(self, victim: RecoveryVictim) -> tuple[float, ...]:
         """The losses at which it is evaluated if it gets there, falling."""
         kept = victim.training.levels
         return tuple(level for level in kept if not self.levels or level in self.levels)
 
-    def source_of(self, victim: RecoveryVictim) -> tuple[str, int]:
-        """Source of its images, and their side."""
-        return (
-            self.data if victim.data is None else victim.data,
-            self.size if victim.size is None else victim.size,
-        )
-
-
-def level_name(level: float) -> str:
-    """`1e-08`: how a loss is written in names."""
-    return f"{level:g}"
-
-
-OTHER: Mapping[Split, Split] = {"train": "heldout", "heldout": "train"}
+    def source_of(self, victim: RecoveryVictim) -> Source:
+        data = self.data if victim.data is None else victim.data
+        return data, self.size if victim.size is None else victim.size
 
 
 @dataclass(frozen=True)
 class Sources:
-    """The images of a study, by source and side: both splits of each.
-
-    Made by `read`; raises ValueError from `of` where a source has too few.
-    """
+    """The images of a study, by source and side: both splits of each."""
 
     study: RecoveryStudy
-    sets: Mapping[tuple[str, int], Mapping[Split, ImageSet]]
+    sets: Mapping[Source, Mapping[Split, ImageSet]]
 
     @classmethod
     def read(cls, study: RecoveryStudy) -> Sources:
@@ -220,24 +191,23 @@ class Sources:
         Raises ValueError, naming the victim, if one has more images than its source, and
         SourceError as `load_images` does.
         """
-        wanted = dict.fromkeys(study.source_of(victim) for victim in study.victims)
-        splits = (study.split, OTHER[study.split])
+        splits: tuple[Split, ...] = ("train", "heldout")
         sets = {
             (data, size): {
                 split: load_images(data, split=split, size=size, skip_corrupt=study.skip_corrupt)
                 for split in splits
             }
-            for data, size in wanted
+            for data, size in dict.fromkeys(map(study.source_of, study.victims))
         }
-        made = cls(study, sets)
+        sources = cls(study, sets)
         for victim in study.victims:
-            made.victim_ids(victim)
-        return made
+            sources.victim_ids(victim)
+        return sources
 
     @property
-    def images(self) -> list[ImageSet]:
-        """Sets of images that were read."""
-        return [images for splits in self.sets.values() for images in splits.values()]
+    def other(self) -> Split:
+        """The split of the control images."""
+        return "heldout" if self.study.split == "train" else "train"
 
     def images_of(self, victim: RecoveryVictim) -> ImageSet:
         """The split that the victim's images are drawn from."""
@@ -245,7 +215,7 @@ class Sources:
 
     def control_of(self, victim: RecoveryVictim) -> ImageSet:
         """The other split of its source."""
-        return self.sets[self.study.source_of(victim)][OTHER[self.study.split]]
+        return self.sets[self.study.source_of(victim)][self.other]
 
     def victim_ids(self, victim: RecoveryVictim) -> Ids:
         """Rows of `images_of`, in the order of training."""
@@ -261,12 +231,12 @@ class Sources:
         """Rows of `control_of`: as many as the victim has images, or as there are; no copy of an
         image of the victims."""
         control, source = self.control_of(victim), self.study.source_of(victim)
-        order = self._orders[source, OTHER[self.study.split]]
         used = self._hashes_of_victims(source)
-        strangers = [row for row in order if content_of(control.images[row]) not in used]
-        return np.array(strangers[: victim.n_images], np.int64)
+        order = self._orders[source, self.other]
+        unseen = [row for row in order if content_of(control.images[row]) not in used]
+        return np.array(unseen[: victim.n_images], np.int64)
 
-    def for_inpainter(self, source: tuple[str, int]) -> Pixels:
+    def for_inpainter(self, source: Source) -> Pixels:
         """The train split without any image that recovery is tried on, nor copies of one."""
         used = self._hashes_of_victims(source)
         for victim in self._victims(source):
@@ -282,17 +252,17 @@ class Sources:
         return np.ascontiguousarray(images[rest])
 
     @cached_property
-    def _orders(self) -> dict[tuple[tuple[str, int], Split], Ids]:
+    def _orders(self) -> dict[tuple[Source, Split], Ids]:
         return {
             (source, split): balanced_order(images.labels, root_seed=self.study.root_seed)
             for source, splits in self.sets.items()
             for split, images in splits.items()
         }
 
-    def _victims(self, source: tuple[str, int]) -> list[RecoveryVictim]:
+    def _victims(self, source: Source) -> list[RecoveryVictim]:
         return [v for v in self.study.victims if self.study.source_of(v) == source]
 
-    def _hashes_of_victims(self, source: tuple[str, int]) -> set[bytes]:
+    def _hashes_of_victims(self, source: Source) -> set[bytes]:
         largest = max(self._victims(source), key=lambda victim: victim.n_images)
         images = self.images_of(largest).images
         return {content_of(images[row]) for row in self.victim_ids(largest)}
@@ -304,36 +274,34 @@ def masks_of(study: RecoveryStudy, side: int) -> dict[str, Bool[Tensor, "h w"]]:
     Raises ValueError for an unknown name, a picture of another size, or two of one name, and
     SourceError for a file that cannot be read.
     """
-    found: dict[str, Tensor] = {}
+    masks: dict[str, Tensor] = {}
     for mask in study.masks:
-        name = mask_name(mask)
-        if name in found:
+        name, path = mask_name(mask), Path(mask)
+        if name in masks:
             raise ValueError(f"two masks are named {name!r}; rename a picture")
         if mask in MASKS:
             generator = seeded_generator(study.root_seed, 0, f"mask {mask}")
-            found[name] = mask_pattern(mask, side, side, generator=generator)
-        else:
-            found[name] = _of_picture(Path(mask), side)
-    return found
+            masks[name] = mask_pattern(mask, side, side, generator=generator)
+            continue
+        if not path.is_file():
+            raise ValueError(
+                f"mask {mask!r} is no file and none of {', '.join(MASKS)}; give one of these, or a "
+                f"black and white picture of {side}x{side}"
+            )
+        try:
+            pixels, was_resized = read_picture(path, side)
+        except CorruptPictureError as error:
+            raise SourceError(
+                f"{path} cannot be read as a picture ({error}); save it again"
+            ) from error
+        if was_resized:
+            raise ValueError(
+                f"{path} is not {side}x{side}; a mask has one pixel for each of the images'"
+            )
+        masks[name] = mask_from_picture(pixels, side, side)
+    return masks
 
 
 def mask_name(mask: str) -> str:
     """Name of one of `RecoveryStudy.masks`: itself, or a picture's without folder and ending."""
     return mask if mask in MASKS else Path(mask).stem
-
-
-def _of_picture(path: Path, side: int) -> Bool[Tensor, "h w"]:
-    if not path.is_file():
-        raise ValueError(
-            f"mask {str(path)!r} is no file and none of {', '.join(MASKS)}; give one of these, or "
-            f"a black and white picture of {side}x{side}"
-        )
-    try:
-        pixels, was_resized = read_picture(path, side)
-    except CorruptPictureError as error:
-        raise SourceError(f"{path} cannot be read as a picture ({error}); save it again") from error
-    if was_resized:
-        raise ValueError(
-            f"{path} is not {side}x{side}; a mask has one pixel for each of the images'"
-        )
-    return mask_from_picture(pixels, side, side)

@@ -31,14 +31,14 @@ from recon_core.attacks.autoencoder.preflight import reconstruction_errors, spec
 from recon_core.attacks.plug_and_play import Degraded, Function, KnownMask, Recovered, UnknownMask
 from recon_core.degradation import check_degraded, degrade
 from recon_core.restore.edm import Denoiser
-from recon_core.restore.inpaint import DDNM, biharmonic
+from recon_core.restore.inpaint import biharmonic
 from recon_core.similarity import errors
 from recon_core.threads import share_of
 from recon_core.types import Progress, no_progress, seeded_generator
 from recon_core.victims.autoencoder import Model, Weights, initial_weights, n_parameters, single
 from recon_core.victims.autoencoder_training import Checkpoint, Overfitted, train_autoencoders
 from storage.checkpoints import save_checkpoint
-from tasks.families.autoencoder.study.settings import STORED, Methods, RecoveryVictim, level_name
+from tasks.families.autoencoder.study.settings import STORED, Methods, RecoveryVictim
 from tasks.study.products import (
     NOTHING,
     Arrays,
@@ -55,13 +55,19 @@ from tasks.study.products import (
 )
 from tasks.training.inpainter import Inpainter, train_inpainter
 
-TRAINED, STATE = "trained", "state"
 STATE_SECONDS = 120.0
 """Between two saves of a training's state."""
 N_RADII = 8
 """Images of each side whose contraction is estimated."""
 NOT_OF_TRAINING = ("name", "title", "gamma", "start", "data", "size", "n_images")
 """Settings of a victim on which its training does not depend but for the images."""
+ESTIMATE_H = ("unknown", "noise_aware")
+"""Methods that estimate the mask."""
+KNOW_MASK = ("known", "ddnm", "biharmonic")
+VALUES_AT_ONCE = 2**26
+"""Pixels of the samples that a method works on together; more of them go in several batches."""
+ROWS_OF_F = 1024
+"""Images that f is asked for at once."""
 
 
 class VictimFolder(Folder):
@@ -74,24 +80,20 @@ class VictimFolder(Folder):
 
     def weights(self, name: str, level: float | None) -> Path:
         """Weights of a victim at a loss; None: where its training ended."""
-        which = "last" if level is None else level_name(level)
+        which = "last" if level is None else f"{level:g}"
         return self.root / "victims" / f"{name}-{which}.safetensors"
-
-    def inpainter(self, key: str) -> Path:
-        return self.root / "inpainter" / key[:16]
 
     def trained(self, name: str, key: str) -> dict[str, Any] | None:
         """Outcome of a victim's training; None unless it ended with this key and its weights
         are still as they were written."""
-        found = loaded(self.victim(name), TRAINED)
-        if found is None or found[1].get("key") != key:
+        saved = loaded(self.victim(name), "trained")
+        if saved is None or saved[1].get("key") != key:
             return None
-        meta = found[1]
-        for level in meta["levels"]:
+        for level in saved[1]["levels"]:
             path = self.weights(name, level["level"])
             if not path.is_file() or sha256(path.read_bytes()) != level["sha256"]:
                 return None
-        return meta
+        return saved[1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,20 +117,17 @@ class TrainJob(RecoveryJob):
 
     @property
     def key(self) -> str:
-        settings = asdict(self.victim)
-        settings["network"] = asdict(self.victim.network)
-        for name in NOT_OF_TRAINING:
-            settings.pop(name)
+        settings = {k: v for k, v in asdict(self.victim).items() if k not in NOT_OF_TRAINING}
         return key_of([settings, hash_of(self.images), hash_of(self.control), self.root_seed])
 
     def run(self, progress: Progress = no_progress) -> dict[str, Any]:
         """Trains the victim as far as it is not trained yet; what became of it."""
         folder, victim = self.folder, self.victim
-        if (found := folder.trained(victim.name, self.key)) is not None:
-            return found
+        if (done := folder.trained(victim.name, self.key)) is not None:
+            return done
         arrays, meta = self.make(progress)
-        save_checkpoint(folder.victim(victim.name), TRAINED, arrays, meta)
-        for path in folder.victim(victim.name).glob(f"{STATE}*"):
+        save_checkpoint(folder.victim(victim.name), "trained", arrays, meta)
+        for path in folder.victim(victim.name).glob("state*"):
             path.unlink()
         return meta
 
@@ -143,7 +142,6 @@ class TrainJob(RecoveryJob):
             "diverged": result.diverged,
             "test_loss": None,
             "contraction": None,
-            "seconds": 0.0,
         }
         if not result.diverged:
             course.kept(None, result.last)
@@ -156,11 +154,14 @@ class _Course:
 
     def __init__(self, job: TrainJob) -> None:
         self.job, self.place = job, job.folder.victim(job.victim.name)
-        self.device = torch.device(job.device)
-        self.x = (torch.from_numpy(job.images).float() / 255).to(self.device)
-        self.control = (torch.from_numpy(job.control).float() / 255).to(self.device)
+        device = torch.device(job.device)
+        self.x = (torch.from_numpy(job.images).float() / 255).to(device)
+        self.control = (torch.from_numpy(job.control).float() / 255).to(device)
         c, h, w = job.images.shape[1:]
         self.model: Model = job.victim.network.on((c, h, w))
+        generator = seeded_generator(job.root_seed, 0, "autoencoder's start")
+        start = initial_weights(self.model, [generator], dtype=torch.float32)
+        self.start = {name: tensor.to(device) for name, tensor in start.items()}
         self.started, self.before = time.perf_counter(), 0.0
 
     @property
@@ -169,50 +170,35 @@ class _Course:
 
     def train(self, progress: Progress) -> Overfitted:
         """To the end, from the state that was saved last."""
-        state = self._saved()
-        (result,) = train_autoencoders(
-            self.model,
-            self._start(),
-            self.x.unsqueeze(0),
-            training=self.job.victim.training,
-            shuffle=self._shuffle,
-            progress=progress,
-            state=state,
-            on_state=self._save,
-            state_every=self._epochs_between_states(),
+        job, every = self.job, 1
+        state: dict[str, Tensor] | None = None
+        saved = loaded(self.place, "state")
+        if saved is not None and saved[1].get("key") == job.key:
+            self.before = float(saved[1]["seconds"])
+            state = {name: torch.from_numpy(array.copy()) for name, array in saved[0].items()}
+
+        def shuffle(_run: int, epoch: int) -> Tensor:
+            generator = seeded_generator(job.root_seed, epoch, "autoencoder's order")
+            return torch.randperm(len(self.x), generator=generator)
+
+        def save(state: Mapping[str, Tensor]) -> None:
+            arrays = {name: np.asarray(tensor.numpy()) for name, tensor in state.items()}
+            meta = {"key": job.key, "seconds": round(self.seconds, 3)}
+            save_checkpoint(self.place, "state", arrays, meta)
+
+        train = partial(
+            train_autoencoders, self.model, self.start, self.x.unsqueeze(0), shuffle=shuffle
+        )
+        training = job.victim.training
+        if job.state_seconds > 0:
+            started = time.perf_counter()
+            train(training=replace(training, epochs=3, check_every=3))
+            epoch_s = (time.perf_counter() - started) / 3
+            every = max(1, int(job.state_seconds / max(epoch_s, 1e-6)))
+        (result,) = train(
+            training=training, progress=progress, state=state, on_state=save, state_every=every
         )
         return result
-
-    def _start(self) -> Weights:
-        generator = seeded_generator(self.job.root_seed, 0, "autoencoder's start")
-        start = initial_weights(self.model, [generator], dtype=torch.float32)
-        return {name: tensor.to(self.device) for name, tensor in start.items()}
-
-    def _shuffle(self, _run: int, epoch: int) -> Tensor:
-        generator = seeded_generator(self.job.root_seed, epoch, "autoencoder's order")
-        return torch.randperm(len(self.x), generator=generator)
-
-    def _saved(self) -> dict[str, Tensor] | None:
-        found = loaded(self.place, STATE)
-        if found is None or found[1].get("key") != self.job.key:
-            return None
-        self.before = float(found[1]["seconds"])
-        return {name: torch.from_numpy(array.copy()) for name, array in found[0].items()}
-
-    def _save(self, state: Mapping[str, Tensor]) -> None:
-        arrays = {name: np.asarray(tensor.numpy()) for name, tensor in state.items()}
-        meta = {"key": self.job.key, "seconds": round(self.seconds, 3)}
-        save_checkpoint(self.place, STATE, arrays, meta)
-
-    def _epochs_between_states(self) -> int:
-        if self.job.state_seconds <= 0:
-            return 1
-        training = replace(self.job.victim.training, epochs=3, check_every=3)
-        started = time.perf_counter()
-        x = self.x.unsqueeze(0)
-        train_autoencoders(self.model, self._start(), x, training=training, shuffle=self._shuffle)
-        epoch_s = (time.perf_counter() - started) / 3
-        return max(1, int(self.job.state_seconds / max(epoch_s, 1e-6)))
 
     def kept(self, level: float | None, checkpoint: Checkpoint) -> dict[str, Any]:
         """Writes the weights of a loss; what is known of them."""
@@ -223,16 +209,15 @@ class _Course:
             "network": asdict(victim.network),
             "shape": list(self.model.shape),
             "victim": victim.name,
-            "level": "last" if level is None else level_name(level),
+            "level": "last" if level is None else f"{level:g}",
             **passed,
         }
         path = self.job.folder.weights(victim.name, level)
-        digest = write_weights(path, checkpoint.weights, about)
-        return {"level": level, **passed, "sha256": digest}
+        return {"level": level, **passed, "sha256": write_weights(path, checkpoint.weights, about)}
 
     def asked(self, weights: Weights) -> dict[str, Any]:
         """The loss on control images, and how strongly f contracts around images of both sides."""
-        on_device = {name: tensor.to(self.device) for name, tensor in weights.items()}
+        on_device = {name: tensor.to(self.x.device) for name, tensor in weights.items()}
 
         @torch.no_grad()
         def f(x: Tensor) -> Tensor:
@@ -242,8 +227,7 @@ class _Course:
         for side, x in (("train", self.x), ("test", self.control)):
             few, seed = x[:N_RADII], self.job.root_seed
             drawn = [seeded_generator(seed, k, f"radius {side}") for k in range(len(few))]
-            found = spectral_radii(f, few, drawn).tolist() if drawn else []
-            radii[side] = [_finite(radius) for radius in found]
+            radii[side] = [*map(_finite, spectral_radii(f, few, drawn).tolist())] if drawn else []
         errors = [reconstruction_errors(f, part) for part in self.control.split(256)]
         test_loss = float(torch.cat(errors).mean()) if errors else None
         return {"test_loss": test_loss, "contraction": radii}
@@ -251,15 +235,6 @@ class _Course:
 
 def _finite(value: float) -> float | None:
     return value if np.isfinite(value) else None
-
-
-ESTIMATE_H = ("unknown", "noise_aware")
-"""Methods that estimate the mask."""
-KNOW_MASK = ("known", "ddnm", "biharmonic")
-VALUES_AT_ONCE = 2**26
-"""Pixels of the samples that a method works on together; more of them go in several batches."""
-ROWS_OF_F = 1024
-"""Images that f is asked for at once."""
 
 
 @dataclass(frozen=True)
@@ -313,14 +288,18 @@ class RecoverJob(RecoveryJob):
         methods = self.methods.of_victims
         arrays: Arrays = {}
         seconds: dict[str, float] = {}
-        n_steps = len(self.groups) * len(methods)
         for k, group in enumerate(self.groups):
             batch = Batch(group, self.root_seed, self.device)
             for m, (name, method) in enumerate(methods.items()):
-                own = partial(settings_for(method, self.victim, group).recover, f)
-                found, seconds[f"{group.name}/{name}"] = batch.timed(own, name)
+                changes: dict[str, Any] = {}
+                if isinstance(method, UnknownMask):
+                    changes = {"gamma": group.gamma, "start": self.victim.start}
+                elif isinstance(method, KnownMask):
+                    changes = {"gamma": group.gamma, "noisy": group.sigma > 0}
+                recover = partial(replace(method, **changes).recover, f)
+                found, seconds[f"{group.name}/{name}"] = batch.ask(recover, name)
                 arrays |= found
-                progress((k * len(methods) + m + 1) / n_steps)
+                progress((k * len(methods) + m + 1) / (len(self.groups) * len(methods)))
         return arrays, {"seconds": seconds}
 
 
@@ -345,7 +324,7 @@ class TrainInpainterJob(RecoveryJob):
         return train_inpainter(
             self.inpainter,
             self.images,
-            out=self.folder.inpainter(self.prior),
+            out=self.folder.root / "inpainter" / self.prior[:16],
             device=self.device,
             on_step=lambda step, n_steps, _loss: progress(step / n_steps),
         )
@@ -374,41 +353,34 @@ class InpaintJob(RecoveryJob):
 
     def make(self, progress: Progress) -> tuple[Arrays, dict[str, Any]]:
         """The arrays of all generic methods, and seconds by group and method."""
-        methods = self.methods.generic
         batch = Batch(self.group, self.root_seed, self.device)
         arrays: Arrays = {}
         seconds: dict[str, float] = {}
-        for done, name in enumerate(methods):
-            share = share_of(progress, done / len(methods), (done + 1) / len(methods))
-            own = self._method(name, share)
-            found, seconds[f"{self.group.name}/{name}"] = batch.timed(own, name)
+        n_methods = len(self.methods.generic)
+        for done, name in enumerate(self.methods.generic):
+            share = share_of(progress, done / n_methods, (done + 1) / n_methods)
+            found, seconds[f"{self.group.name}/{name}"] = batch.ask(self._method(share, name), name)
             arrays |= found
         return arrays, {"seconds": seconds}
 
-    def _method(self, name: str, progress: Progress) -> Callable[[Degraded], Tensor]:
-        if name == "biharmonic":
-            return lambda given: biharmonic(given.y, _mask(given))
+    def _method(self, progress: Progress, name: str) -> Callable[[Degraded], Tensor]:
         ddnm, prior = self.methods.ddnm, self.inpainter
-        assert isinstance(ddnm, DDNM)
-        assert prior is not None
-        denoiser = prior.trained()
-        return lambda given: ddnm.inpaint(
-            denoiser,
-            given.y,
-            _mask(given),
-            generators=given.generators,
-            sigma=self.group.sigma,
-            progress=progress,
-        )
+        denoiser = prior.trained() if name == "ddnm" and prior is not None else None
 
+        def recover(given: Degraded) -> Tensor:
+            assert given.mask is not None
+            if denoiser is None or ddnm is None:
+                return biharmonic(given.y, given.mask)
+            return ddnm.inpaint(
+                denoiser,
+                given.y,
+                given.mask,
+                generators=given.generators,
+                sigma=self.group.sigma,
+                progress=progress,
+            )
 
-def settings_for(method: Any, victim: RecoveryVictim, group: Group) -> Any:
-    """A method of `Methods` with what belongs to the victim and to the noise."""
-    if isinstance(method, UnknownMask):
-        return replace(method, gamma=group.gamma, start=victim.start)
-    if isinstance(method, KnownMask):
-        return replace(method, gamma=group.gamma, noisy=group.sigma > 0)
-    return method
+        return recover
 
 
 def function_of(
@@ -430,86 +402,62 @@ class Batch:
     """A group's images under all its masks: sample k is image k % n under mask k // n."""
 
     def __init__(self, group: Group, root_seed: int, device: str) -> None:
-        self.group, self.root_seed, self.device = group, root_seed, torch.device(device)
-        self.n, self.n_masks = len(group.images), len(group.masks)
-        self.original = (torch.from_numpy(group.images).float() / 255).to(self.device)
-        masks = [torch.from_numpy(mask).to(self.device) for mask in group.masks.values()]
+        self.group, self.root_seed, self.n = group, root_seed, len(group.images)
+        self.original = (torch.from_numpy(group.images).float() / 255).to(device)
+        masks = [torch.from_numpy(mask).to(device) for mask in group.masks.values()]
         self.masks: Bool[Tensor, "m h w"] = torch.stack(masks)
-        self.y = torch.cat([self._degraded(k) for k in range(self.n_masks)])
+        degraded = []
+        for k, mask in enumerate(masks):
+            ends = k * self.n, (k + 1) * self.n
+            noise = self._generators("noise", *ends) if group.sigma else ()
+            degraded.append(degrade(self.original, mask, sigma=group.sigma, generators=noise))
+        self.y: Float[Tensor, "b c h w"] = torch.cat(degraded)
         check_degraded(self.y, group.sigma)
-
-    def _degraded(self, k: int) -> Float[Tensor, "n c h w"]:
-        noise = self._generators("noise", k * self.n, (k + 1) * self.n) if self.group.sigma else ()
-        return degrade(self.original, self.masks[k], sigma=self.group.sigma, generators=noise)
 
     def _generators(self, purpose: str, first: int, end: int) -> tuple[torch.Generator, ...]:
         """One per sample, by image and mask, whatever else is in the study."""
-        names = list(self.group.masks)
-        samples = [divmod(k, self.n) for k in range(first, end)]
-        return tuple(
-            seeded_generator(
-                self.root_seed,
-                int(self.group.ids[row]),
-                f"{purpose} {self.group.split} {names[mask]}",
-            )
-            for mask, row in samples
-        )
+        names, generators = list(self.group.masks), []
+        for k in range(first, end):
+            mask, row = divmod(k, self.n)
+            words = f"{purpose} {self.group.split} {names[mask]}"
+            generators.append(seeded_generator(self.root_seed, int(self.group.ids[row]), words))
+        return tuple(generators)
 
-    def timed(
+    def ask(
         self, method: Callable[[Degraded], Recovered | Tensor], name: str
     ) -> tuple[Arrays, float]:
-        """The arrays of a method of that name, named after the group and it, and its seconds."""
+        """The arrays of a method, named after the group and it, and its seconds; every sample's
+        result does not depend on the batch it is in."""
         started = time.perf_counter()
-        found = self.scored(method, knows_mask=name in KNOW_MASK, estimates=name in ESTIMATE_H)
-        named = {f"{self.group.name}/{name}/{key}": array for key, array in found.items()}
-        return named, round(time.perf_counter() - started, 3)
-
-    def scored(
-        self, method: Callable[[Degraded], Recovered | Tensor], *, knows_mask: bool, estimates: bool
-    ) -> Arrays:
-        """The arrays of a method; every sample's result does not depend on the batch it is in."""
         rows_at_once = max(1, VALUES_AT_ONCE // self.y[0].numel())
-        found: list[Arrays] = []
+        parts: list[dict[str, Tensor]] = []
         for first in range(0, len(self.y), rows_at_once):
-            end = min(first + rows_at_once, len(self.y))
-            truth = self._masks(first, end)
-            given = Degraded(
-                y=self.y[first:end],
-                mask=truth if knows_mask else None,
-                generators=self._generators("start", first, end),
+            y = self.y[first : first + rows_at_once]
+            sample = torch.arange(first, first + len(y), device=y.device)
+            truth = self.masks[sample // self.n].unsqueeze(1).expand_as(y)
+            result = method(
+                Degraded(
+                    y=y,
+                    mask=truth if name in KNOW_MASK else None,
+                    generators=self._generators("start", first, first + len(y)),
+                )
             )
-            found.append(self._scores(method(given), truth, first, end, estimates=estimates))
-        joined = {name: np.concatenate([part[name] for part in found]) for name in found[0]}
-        return {name: a.reshape(self.n_masks, -1, *a.shape[1:]) for name, a in joined.items()}
-
-    def _masks(self, first: int, end: int) -> Bool[Tensor, "b c h w"]:
-        which = torch.arange(first, end, device=self.device) // self.n
-        return self.masks[which].unsqueeze(1).expand_as(self.y[first:end])
-
-    def _scores(
-        self,
-        result: Recovered | Tensor,
-        truth: Bool[Tensor, "b c h w"],
-        first: int,
-        end: int,
-        *,
-        estimates: bool,
-    ) -> Arrays:
-        recovered = result.x if isinstance(result, Recovered) else result
-        images = torch.arange(first, end, device=self.device) % self.n
-        shown = images < STORED
-        scores: dict[str, Tensor] = {
-            "mse": errors(recovered, self.original[images]),
-            "picture": (recovered[shown].clamp(0, 1) * 255).round().to(torch.uint8),
-        }
-        if isinstance(result, Recovered):
-            scores |= {"n_applied": result.n_applied, "ending": result.ending}
-            if estimates:
-                scores["mask_right"] = (result.mask == truth).flatten(1).double().mean(1)
-                scores["mask"] = result.mask[shown].double().mean(1) > 0.5
-        return {name: np.asarray(tensor.cpu().numpy()) for name, tensor in scores.items()}
-
-
-def _mask(given: Degraded) -> Tensor:
-    assert given.mask is not None
-    return given.mask
+            recovered = result.x if isinstance(result, Recovered) else result
+            images = sample % self.n
+            shown = images < STORED
+            scores = {
+                "mse": errors(recovered, self.original[images]),
+                "picture": (recovered[shown].clamp(0, 1) * 255).round().to(torch.uint8),
+            }
+            if isinstance(result, Recovered):
+                scores |= {"n_applied": result.n_applied, "ending": result.ending}
+                if name in ESTIMATE_H:
+                    scores["mask_right"] = (result.mask == truth).flatten(1).double().mean(1)
+                    scores["mask"] = result.mask[shown].double().mean(1) > 0.5
+            parts.append(scores)
+        arrays: Arrays = {}
+        for key in parts[0]:
+            joined = np.concatenate([part[key].cpu().numpy() for part in parts])
+            by_mask = joined.reshape(len(self.masks), -1, *joined.shape[1:])
+            arrays[f"{self.group.name}/{name}/{key}"] = by_mask
+        return arrays, round(time.perf_counter() - started, 3)

@@ -280,31 +280,6 @@ def test_the_mask_converges_if_runs_end_and_pixels_are_right(
     assert verdict("mask_estimate_converges", record) == holds
 
 
-def test_rows_say_how_many_images_and_which_networks_they_are_of() -> None:
-    claims = {c["claim"]: c["ours"] for c in check_recovery(record_of(victims=(VICTIMS[1],)))}
-    assert "no U-Net reached" in claims["A higher train loss, a lower recovery"]
-    opponent = claims["Generic inpainting that knows the mask recovers nothing accurately"]
-    assert "100 images each" in opponent
-    assert "trained for 177 s and is no better than biharmonic" in opponent
-    (moderate,) = (
-        found["ours"]
-        for found in check_recovery(record_of(victims=MODERATE[:1]))
-        if found["where"] == "section 4, table 1"
-    )
-    assert moderate.startswith("100 images (theirs 25,000): ")
-
-
-def test_how_far_unets_came_is_said_where_none_overfits_perfectly() -> None:
-    claims = {
-        c["claim"]: c["ours"] for c in check_recovery(record_of(victims=(VICTIMS[1], *MODERATE)))
-    }
-    told = claims["It recovers more than iterating f whatever error counts as recovered"]
-    assert told == (
-        "no U-Net reached the loss of the perfect fitting regime; the lowest losses evaluated: "
-        "unet-many 0.0001"
-    )
-
-
 def test_one_loss_says_nothing_of_others() -> None:
     found = verdicts(record_of(victims=(victim("fc", "fc", (1e-8,)),)))
     assert found["falls_with_the_loss"] == "not testable"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from recon_core.similarity import ACCURATE, THRESHOLDS
-from tasks.families.autoencoder.study.plan import RecoveryPlan, costs_of, evaluations
+from tasks.families.autoencoder.study.plan import RecoveryPlan, costs_of
 from tasks.families.autoencoder.study.record import (
     describe_recovery,
     pictures_of,
@@ -127,19 +127,9 @@ def test_a_victim_that_failed_or_reached_nothing_is_said(tmp_path: Path) -> None
     assert [victim["name"] for victim in left["victims"]] == ["fc-stuck"]
 
 
-def test_a_cost_is_of_every_victim_and_grows_with_it(tmp_path: Path) -> None:
-    study = small_study(methods=WITH_BIHARMONIC)
-    costs = {cost.name: cost for cost in costs_of(planned(study, tmp_path))}
-    assert list(costs) == ["fc-a", "fc-b", "generic, photos", "generic, photos, noise 0.02"]
-    assert all(cost.seconds > 0 and cost.memory_bytes for cost in costs.values())
-    assert costs["fc-a"].counts["units"] == 3
-    longer = replace(small_victim().training, epochs=6000)
-    long = small_study(victims=(small_victim(training=longer),))
-    (cost,) = costs_of(planned(long, tmp_path))
-    assert cost.seconds_of["training"] > 10 * costs["fc-a"].seconds_of["training"]
+def test_costs_are_of_every_part_and_leave_nothing(tmp_path: Path) -> None:
+    costs = costs_of(planned(small_study(methods=WITH_BIHARMONIC), tmp_path))
+    names = [cost.name for cost in costs]
+    assert names == ["fc-a", "fc-b", "generic, photos", "generic, photos, noise 0.02"]
+    assert all(cost.seconds > 0 and cost.memory_bytes for cost in costs)
     assert not list(tmp_path.iterdir())
-    methods = study.methods
-    assert evaluations(methods.iteration) == 5
-    assert evaluations(methods.unknown) == 6
-    with pytest.raises(TypeError, match="no cost is known of int"):
-        evaluations(3)
