@@ -106,7 +106,8 @@ class RecoveryResults:
         n = min(len(cell["mse"]) for cell in cells)
         mse = np.array([cell["mse"][:n] for cell in cells], np.float64)
         if score == "decibels":
-            return np.asarray(psnr(torch.from_numpy(mse)).numpy().mean(axis=0))
+            decibels = psnr(torch.from_numpy(mse.ravel())).numpy()
+            return np.asarray(decibels.reshape(mse.shape).mean(axis=0))
         limit = self.record["thresholds"][score] if isinstance(score, str) else score
         return np.asarray((mse < limit).mean(axis=0))
 
