@@ -61,7 +61,7 @@ class Strict:
 
 
 @cache
-def bounds(settings: type[Strict]) -> tuple[tuple[str, Within], ...]:
+def bounds(settings: type[Any]) -> tuple[tuple[str, Within], ...]:
     """(name of a setting, its bound) of all settings that have one."""
     hints = get_type_hints(settings, include_extras=True)
     return tuple((name, bound) for name, hint in hints.items() for bound in _within(hint))

@@ -353,7 +353,7 @@ def _scored(
         if config.span:
             parts.setdefault(ORACLE, []).append(of_victim.oracle)
     arrays_of = record.joined(parts, [of_victim.victim for of_victim in scores])
-    kinds = {
+    kinds: dict[str, str] = {
         **dict.fromkeys(("plain", "plain_all"), "attack"),
         **{"vote": "vote", CONTROL: "control", ORACLE: ORACLE},
         **{name: PROJECTED[1:] for name in arrays_of if name.endswith(PROJECTED)},

@@ -355,7 +355,7 @@ def describe_hallucination(
         units = owner[[v is not None for v in method["targets"]["disagreement"]]]
         several = len(np.unique(units)) >= MIN_VICTIMS
         ranks = rank_correlation(spread, rmse, units=units if several else None)
-        edges = equal_count_edges(spread, N_BINS) if len(spread) else []
+        edges: Values = equal_count_edges(spread, N_BINS) if len(spread) else np.empty(0)
         bins = [
             {
                 "disagreement": [float(low), float(high)],

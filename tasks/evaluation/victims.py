@@ -161,8 +161,8 @@ def _victim(dataset: Dataset, number: int, attacks: Sequence[Attack]) -> Victim:
     campaign = dataset.manifest["campaign"]
     family = FAMILIES.get(campaign["experiment"].get("family", ""))
     if family is not None:
-        ids, seed = tuple(image_ids.tolist()), int(campaign["root_seed"])
-        spec = RunSpec(run=number, root_seed=seed, image_ids=ids, labels=(0,) * len(ids))
+        everyone, seed = tuple(image_ids.tolist()), int(campaign["root_seed"])
+        spec = RunSpec(run=number, root_seed=seed, image_ids=everyone, labels=(0,) * len(everyone))
         wanted = np.asarray(family.experiment.wanted_rows(campaign["experiment"], spec))
     mine = (rows - span.start)[wanted]
     return Victim(

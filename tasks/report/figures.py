@@ -87,8 +87,8 @@ def tables_of(record: Record) -> dict[str, Table]:
         place: Columns = {"place": list(range(1, nothing["n"] + 1))}
         made.append(Table("nothing", place | {name: nothing[name] for name in names}))
     if record["excluded"]:
-        names = ("image_id", "nearest", "correlation")
-        made.append(table_of("excluded", record["excluded"]["rows"], names))
+        of_images = ("image_id", "nearest", "correlation")
+        made.append(table_of("excluded", record["excluded"]["rows"], of_images))
     made += [images_table(record), Table("runs", dict(record["runs"]))]
     return {table.name: table for table in made}
 

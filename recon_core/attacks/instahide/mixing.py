@@ -125,7 +125,7 @@ class InstaHide(Strict):
         n = len(private)
         if n < 2:
             raise ValueError(f"{n} private images are too few: every encoding has 2 of them")
-        here, partners = torch.arange(n), []
+        here, partners = torch.arange(n), list[Tensor]()
         while len(partners) < self.n_epochs:
             drawn = torch.randperm(n, generator=generator)
             if not bool((drawn == here).any()):

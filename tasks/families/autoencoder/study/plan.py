@@ -68,9 +68,9 @@ class RecoveryPlan:
         device: str,
         state_seconds: float = STATE_SECONDS,
     ) -> None:
-        self.study, self.sources, self.device = study, sources, device
+        self.study, self.sources, self.root, self.device = study, sources, str(root), device
         self.folder, self.state_seconds = VictimFolder(root), state_seconds
-        self.where = {"root": str(root), "device": device}
+        self.where = {"root": self.root, "device": device}
         used = dict.fromkeys(map(study.source_of, study.victims))
         self._masks = {
             size: {name: np.asarray(mask.numpy()) for name, mask in masks_of(study, size).items()}
