@@ -56,7 +56,8 @@ class Strict:
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
-        for name, bound in bounds(type(self)):
+        settings: Any = type(self)
+        for name, bound in bounds(settings):
             bound.check(name, getattr(self, name))
 
 
