@@ -8,7 +8,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,6 +37,7 @@ from recon_core.sampling import Phase, Sampling
 from storage.errors import StoreMismatchError
 from storage.pairs.dataset import Dataset
 from storage.sources.load import load_images
+from tasks.campaign.generate import Pace
 from tasks.campaign.state import read_control, write_control, write_quarantine
 from tasks.cluster.workers import Workers
 
@@ -127,6 +130,62 @@ def test_the_dataset_is_that_of_a_campaign_planned_at_its_final_size(
     at_once = replace(recipe, sampling=with_n_runs(SAMPLING, facts["runs"]))
     made = generate(at_once, tmp_path / "job", workers=Workers(n_workers=2, device="cpu"))
     assert made["dataset hash"] == content(root)
+
+
+def test_again_it_repeats_nothing_and_never_shrinks(finished, recipe: Recipe) -> None:
+    root, facts = finished
+    before = {path: path.stat().st_mtime_ns for path in (root / "pairs").rglob("*.json")}
+    again = top(recipe, root, n_runs_at_most=80)
+    assert (again["ending"], again["runs added"], again["runs"]) == ("reached", 0, facts["runs"])
+    assert planned_in(root) == facts["runs"]
+    assert {path: path.stat().st_mtime_ns for path in (root / "pairs").rglob("*.json")} == before
+
+
+@pytest.fixture
+def attentive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Campaigns of this process look at their control file all the time."""
+    monkeypatch.setattr("tasks.campaign.generate.Pace", partial(Pace, look_s=0.02, poll_s=0.02))
+
+
+@pytest.fixture
+def cancelled_when_grown(tmp_path: Path) -> Iterator[Path]:
+    """A job's folder whose campaign somebody cancels as soon as its last phase has grown."""
+    store, done = tmp_path / "job", threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.02):
+            if (store / "recipe.json").is_file() and planned_in(store) > SAMPLING.n_runs + ROUND:
+                write_control(Dataset(store / "pairs").place, "cancelled")
+                return
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    yield store
+    done.set()
+    thread.join()
+
+
+@pytest.mark.slow
+def test_cancelled_on_the_way_it_goes_on_to_the_same_dataset(
+    finished, recipe: Recipe, attentive: None, cancelled_when_grown: Path
+) -> None:
+    store, (root, facts) = cancelled_when_grown, finished
+    cut = top(recipe, store, n_runs_at_most=80)
+    assert cut["ending"] == "cancelled"
+    assert cut["runs"] < planned_in(store) <= facts["runs"]
+    assert "palimpsest campaign resume" in cut["why"]
+    # Whoever cancelled it is not overruled by the next night.
+    held = top(recipe, store, n_runs_at_most=80)
+    assert (held["ending"], held["runs added"]) == ("cancelled", 0)
+    assert read_control(Dataset(store / "pairs").place).state == "cancelled"
+    kept = {receipt.part: receipt.group for receipt in Dataset(store / "pairs").receipts}
+    write_control(Dataset(store / "pairs").place, "running")
+    on = top(recipe, store, n_runs_at_most=80)
+    assert (on["ending"], on["runs"]) == ("reached", facts["runs"])
+    assert on["runs added"] == facts["runs"] - cut["runs"]
+    assert content(store) == content(root)
+    after = {receipt.part: receipt.group for receipt in Dataset(store / "pairs").receipts}
+    assert kept.items() <= after.items()
 
 
 def test_a_wish_that_comes_while_a_round_is_begun_is_not_overruled(
