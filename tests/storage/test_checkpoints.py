@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from storage.checkpoints import load_checkpoint, save_checkpoint
-from storage.errors import CorruptPartError
-from storage.files import write_json
+from storage import files
+from storage.checkpoints import load_checkpoint, save_checkpoint, write_json
+from storage.errors import CorruptPartError, StoreFullError
 from tests.storage.calls import Calls, Killed
 
 TENSORS = {"w": np.arange(6, dtype=np.float32).reshape(2, 3).T, "step": np.array(3)}
@@ -84,6 +84,20 @@ def test_killed_while_saving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         assert len(list(folder.glob("*.safetensors"))) == 1
     assert steps == sorted(steps)
     assert set(steps) == {1, 2}
+
+
+def test_no_space_keeps_the_previous_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    save_checkpoint(tmp_path, "last", TENSORS, {"step": 1})
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files.os, "fsync", full)
+    with pytest.raises(StoreFullError, match="free some space"):
+        save_checkpoint(tmp_path, "last", {"w": np.ones(3)}, {"step": 2})
+    monkeypatch.undo()
+    assert load_checkpoint(tmp_path, "last")[1] == {"step": 1}  # type: ignore[index]
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_damage_is_named_with_the_fix(tmp_path: Path):

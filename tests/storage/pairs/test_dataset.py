@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,15 @@ from tests.storage.stores import MANIFEST, columns, provenance, store, write
 def three(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     """A store of three parts that no test changes."""
     return store(tmp_path_factory.mktemp("three") / "s", 3)
+
+
+def test_counts_and_columns(three: Dataset):
+    dataset = three
+    assert (dataset.n_runs, dataset.n_targets, dataset.n_pairs) == (6, 30, 42)
+    assert [receipt.part for receipt in dataset.receipts] == [0, 1, 2]
+    expected = np.concatenate([columns(seed=part)["pairs/iteration"] for part in range(3)])
+    np.testing.assert_array_equal(dataset.column("pairs/iteration"), expected)
+    assert dataset.receipts[0].outcomes == {"ok": 2, "unfitted": 0, "nonfinite": 0, "stopped": 0}
 
 
 @pytest.mark.parametrize("min_iteration", [0, 100, 101, 2000, 2001])
@@ -186,6 +196,29 @@ def test_what_is_no_store(tmp_path: Path):
 # receipts and verification
 
 
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"receipt_sha256": 1}', "\x00"])
+def test_files_that_are_no_receipts(tmp_path: Path, content: str):
+    dataset = store(tmp_path / "s", 1)
+    (tmp_path / "s/receipts/part-000004.json").write_text(content)
+    report = dataset.verify()
+    assert len(report.problems) == 1
+    assert "part-000004.json" in report.problems[0]
+
+
+def test_vacuum_removes_old_orphans_only(tmp_path: Path):
+    dataset = store(tmp_path / "s", 2)
+    (tmp_path / "s/receipts/part-000001.json").unlink()
+    (tmp_path / "s/receipts/.tmp-0123").write_text("")
+    orphan = tmp_path / "s/parts" / dataset.receipts[1].group
+    assert vacuum(tmp_path / "s", older_than_s=3600) == ()
+    for path in (orphan, *orphan.rglob("*")):
+        os.utime(path, (0, 0))
+    assert vacuum(tmp_path / "s", older_than_s=3600) == (f"parts/{orphan.name}",)
+    assert vacuum(tmp_path / "s", older_than_s=-1) == ("receipts/.tmp-0123",)
+    report = Dataset(tmp_path / "s").verify()
+    assert (report.ok, report.orphans, report.n_checked) == (True, (), 1)
+
+
 def test_receipts_that_cannot_be_read_are_named(tmp_path: Path):
     store(tmp_path / "s", 2)
     receipts = tmp_path / "s/receipts"
@@ -201,6 +234,14 @@ def test_receipts_that_cannot_be_read_are_named(tmp_path: Path):
     (receipts / "part-000005.json").rmdir()
     with pytest.raises(CorruptPartError, match=r"part-000006\.json is listed"):
         Dataset(tmp_path / "s")
+
+
+def test_a_copy_that_lost_its_empty_folders_goes_on(tmp_path: Path):
+    create_or_open(tmp_path / "s", MANIFEST)
+    for folder in ("receipts", "parts"):
+        (tmp_path / "s" / folder).rmdir()
+    write(tmp_path / "s", 0)
+    assert verify_store(tmp_path / "s").n_checked == 1
 
 
 def test_vacuum_does_not_empty_a_store_that_lost_its_receipts(tmp_path: Path):

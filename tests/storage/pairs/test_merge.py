@@ -58,6 +58,30 @@ def test_the_result_is_the_store_that_one_machine_would_have_written(tmp_path: P
     assert {root: snapshot(Path(root)) for root in unchanged} == unchanged
 
 
+def test_merging_again_copies_nothing(tmp_path: Path):
+    sources: list[Location] = [
+        some_parts(tmp_path / "a", 0).root,
+        some_parts(tmp_path / "b", 1).root,
+    ]
+    first = merge(sources, tmp_path / "m")
+    before = snapshot(tmp_path / "m")
+    calls: list[tuple[int, int]] = []
+    again = merge(sources, tmp_path / "m", on_part=lambda done, n: calls.append((done, n)))
+    assert (first.n_copied, again.n_copied, again.n_bytes) == (2, 0, 0)
+    assert calls == [(0, 0)]
+    assert snapshot(tmp_path / "m") == before
+
+
+def test_receipts_keep_where_a_part_came_from(tmp_path: Path):
+    source = create_or_open(tmp_path / "a", MANIFEST)
+    write_part(tmp_path / "a", 0, columns(), provenance=provenance(device="gpu-7", seconds=12.5))
+    source.refresh()
+    copied = merge([tmp_path / "a"], tmp_path / "m").dataset.receipts[0]
+    original = source.receipts[0]
+    assert (copied.device, copied.seconds, copied.files) == ("gpu-7", 12.5, original.files)
+    assert copied.group != original.group
+
+
 def test_other_settings_are_refused_by_name_before_anything_is_made(tmp_path: Path):
     some_parts(tmp_path / "a", 0)
     create_or_open(tmp_path / "b", {**MANIFEST, "root_seed": 9})

@@ -23,6 +23,7 @@ from storage.pairs import parts
 from storage.pairs.dataset import Dataset, create_or_open
 from storage.pairs.parts import write_part
 from storage.pairs.receipts import array_hash
+from storage.pairs.shards import shard_rows
 from tests.storage.calls import Calls
 from tests.storage.stores import (
     MANIFEST,
@@ -32,6 +33,20 @@ from tests.storage.stores import (
     stored_columns,
     write,
 )
+
+
+def test_what_is_written_is_read(tmp_path: Path):
+    given, dataset = columns(seed=1), store(tmp_path / "s", 3)
+    read = dataset.read(1, list(given))
+    for name, array in given.items():
+        if name == "pairs/reconstruction":
+            np.testing.assert_allclose(read[name], array, atol=np.abs(array).max() * 2.0**-12)
+        else:
+            np.testing.assert_array_equal(read[name], array)
+    np.testing.assert_array_equal(
+        dataset.read(1, ["pairs/iteration"], slice(2, 5))["pairs/iteration"],
+        given["pairs/iteration"][2:5],
+    )
 
 
 @settings(max_examples=7, deadline=None)
@@ -61,6 +76,14 @@ def test_any_shape_round_trips(
         if name != "pairs/reconstruction":
             np.testing.assert_array_equal(dataset.read(0, [name], rows)[name], array[rows])
     assert dataset.verify().ok
+
+
+@pytest.mark.parametrize(
+    ("n_rows", "expected"),
+    [(0, 256), (1, 256), (256, 256), (257, 512), (16384, 16384), (16385, 16384)],
+)
+def test_shards_are_whole_chunks_and_no_larger_than_needed(n_rows: int, expected: int):
+    assert shard_rows(n_rows) == expected
 
 
 def test_writing_the_same_part_again_changes_nothing(tmp_path: Path):
@@ -120,6 +143,23 @@ def test_racing_writers_leave_one_receipt_and_one_group(tmp_path: Path):
     assert report.orphans == ()
 
 
+def test_losing_the_race_at_the_last_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Another writer publishes after we looked and before we link."""
+    root = tmp_path / "s"
+    create_or_open(root, MANIFEST)
+    publish = parts.publish_receipt
+
+    def late(at: Place, receipt: Any) -> Any:
+        monkeypatch.setattr(parts, "publish_receipt", publish)
+        winner.append(write(root, 0))
+        return publish(at, receipt)
+
+    winner: list[Any] = []
+    monkeypatch.setattr(parts, "publish_receipt", late)
+    assert write(root, 0) == winner[0]
+    assert Dataset(root).verify().orphans == ()
+
+
 def test_an_interrupt_just_after_publishing_keeps_the_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -158,6 +198,10 @@ KILLED = """
                 die()
             original(path, content)
         places.write_synced = write_synced
+    elif where == "sync":
+        places.sync = die
+    elif where == "receipt":
+        parts.publish_receipt = die
     elif where in ("before link", "after link"):
         original_link = os.link
         def link(source, target):
@@ -177,7 +221,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return store(tmp_path_factory.mktemp("undisturbed") / "s", 2)
 
 
-@pytest.mark.parametrize("where", ["files", "before link", "after link"])
+@pytest.mark.parametrize("where", ["files", "sync", "receipt", "before link", "after link"])
 def test_killed_while_writing(tmp_path: Path, where: str, undisturbed: Dataset):
     """kill -9 anywhere leaves a store that verifies, and the part can be written afterwards."""
     root = tmp_path / "s"

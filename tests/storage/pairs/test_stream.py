@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from recon_core.balance import Curation, curated_repeats, occurrences
 from storage.errors import CorruptPartError, StoreMismatchError
 from storage.pairs import stream as streams
 from storage.pairs.dataset import Dataset, create_or_open
@@ -151,6 +152,13 @@ def test_the_order_is_that_of_seed_and_epoch(dataset: Dataset):
     assert other_seed != other_epoch
 
 
+def test_the_order_does_not_depend_on_the_batch_size(dataset: Dataset):
+    first = names(stream(dataset).batches(64))
+    assert names(stream(dataset).batches(1)) == first
+    assert names(stream(dataset).batches(1700)) == first
+    assert names(stream(dataset).batches(iter(range(1, 10**6)))) == first
+
+
 @pytest.mark.parametrize("n_readers", [2, 5, 12, 30])
 def test_shares_are_disjoint_complete_and_even(dataset: Dataset, n_readers: int):
     expected = asked_for(dataset, by_place)
@@ -163,6 +171,13 @@ def test_shares_are_disjoint_complete_and_even(dataset: Dataset, n_readers: int)
     assert sum(n_given) == dataset.n_pairs
     n_blocks = [share._reader._blocks for share in plain]
     assert max(map(len, n_blocks)) - min(map(len, n_blocks)) <= 1
+
+
+def test_each_reader_meets_all_parts(dataset: Dataset):
+    """Blocks are not dealt to readers in step with the parts."""
+    for reader in range(3):
+        share = stream(dataset, repeats=None, share=(reader, 3), interleave=3)
+        assert len({block.part for block in share._reader._blocks}) > 2
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
@@ -192,6 +207,35 @@ def test_resuming_after_any_number_of_examples_gives_the_rest(dataset: Dataset, 
     at_end = stream(dataset, **changes)
     at_end.load_state_dict(resumed.state_dict())
     assert list(at_end.batches(64)) == []
+
+
+def test_every_state_of_an_epoch_resumes(dataset: Dataset):
+    """Exhaustive, at the examples around each border between windows."""
+    whole = names(stream(dataset).batches(500))
+    through = stream(dataset)
+    states = [through.state_dict()]
+    for _ in through.batches(1):
+        states.append(through.state_dict())
+    assert [state["total"] for state in states] == list(range(len(whole) + 1))
+    borders = [k for k, state in enumerate(states) if state["given"] == 0]
+    assert len(borders) == 9 + 1  # 18 blocks, two per window, and the end
+    for k in {k + step for k in borders for step in (-1, 0, 1) if 0 <= k + step < len(states)}:
+        resumed = stream(dataset, prefetch=False)
+        resumed.load_state_dict(states[k])
+        assert names([next(resumed.batches(40), {"reconstruction": []})]) == whole[k : k + 40]
+
+
+def test_resuming_reads_one_window(dataset: Dataset, monkeypatch: pytest.MonkeyPatch):
+    whole = stream(dataset)
+    batches = whole.batches(100)
+    for _ in range(40):
+        next(batches)
+    batches.close()
+    numbers = watch_windows(monkeypatch)[0]
+    resumed = stream(dataset, prefetch=False)
+    resumed.load_state_dict(whole.state_dict())
+    next(resumed.batches(1))
+    assert numbers == [whole.state_dict()["window"]]
 
 
 def watch_windows(
@@ -226,6 +270,15 @@ def test_reading_ahead_is_bounded(
     assert numbers == list(range(9))
 
 
+def test_only_the_parts_in_reach_are_open(dataset: Dataset):
+    reader = stream(dataset, interleave=2)._reader
+    opened: dict[int, Any] = {}
+    for number in range(reader.n_windows):
+        reader.read(number, opened)
+        assert len(opened) <= 4
+    assert not opened or number == reader.n_windows - 1
+
+
 def test_the_next_window_is_read_meanwhile(dataset: Dataset, monkeypatch: pytest.MonkeyPatch):
     numbers, _ = watch_windows(monkeypatch)
     batches = stream(dataset).batches(1)
@@ -237,6 +290,26 @@ def test_the_next_window_is_read_meanwhile(dataset: Dataset, monkeypatch: pytest
         time.sleep(0.01)
     assert numbers == [0, 1]
     batches.close()
+
+
+def test_no_thread_is_left(dataset: Dataset):
+    before = set(threading.enumerate())
+    batches = stream(dataset).batches(64)
+    assert set(threading.enumerate()) == before
+    next(batches)
+    assert set(threading.enumerate()) > before
+    batches.close()
+    assert set(threading.enumerate()) == before
+    for _ in stream(dataset).batches(64):
+        break
+    assert set(threading.enumerate()) == before
+    list(stream(dataset).batches(64))
+    assert set(threading.enumerate()) == before
+    held = stream(dataset).batches(64)
+    next(held)
+    del held
+    gc.collect()
+    assert set(threading.enumerate()) == before
 
 
 def test_an_overtaken_iteration_says_so(dataset: Dataset):
@@ -264,6 +337,37 @@ def test_another_stream_s_state_is_refused(dataset: Dataset, changes: dict[str, 
         stream(dataset, **changes).load_state_dict(state)
     same = stream(dataset, prefetch=False)
     same.load_state_dict(state)
+
+
+def test_the_state_of_another_dataset_is_refused(dataset: Dataset, tmp_path: Path):
+    with pytest.raises(StoreMismatchError, match="dataset="):
+        stream(store(tmp_path / "s", 1)).load_state_dict(stream(dataset).state_dict())
+
+
+def test_repeated_pairs_are_spread_over_the_epoch(dataset: Dataset):
+    """With everything in one window the order is a uniform shuffle: the mean place of the examples
+    of each image is within five standard errors of the middle."""
+    one = stream(dataset, repeats=lambda p, c: 7 * once(p, c), window_rows=16384)
+    image_ids = np.concatenate([batch["image_id"] for batch in one.batches(64)])
+    n = len(image_ids)
+    for image_id in np.unique(image_ids):
+        chosen = np.flatnonzero(image_ids == image_id)
+        standard_error = n / np.sqrt(12 * len(chosen))
+        assert abs(chosen.mean() - n / 2) < 5 * standard_error
+
+
+def test_windows_mix_parts(dataset: Dataset):
+    """Within a window, the examples of its parts are not in runs."""
+    one = stream(dataset, repeats=None, interleave=6, window_rows=6 * BLOCK_ROWS)
+    window = one._reader.read(0, {})
+    part_of = np.repeat(
+        [block.part for block in one._reader._blocks[:6]],
+        [block.stop - block.start for block in one._reader._blocks[:6]],
+    )[window.order]
+    assert len(set(part_of)) == 6
+    changes = (np.diff(part_of) != 0).mean()
+    shares = np.unique(part_of, return_counts=True)[1] / len(part_of)
+    assert abs(changes - (1 - (shares**2).sum())) < 0.05
 
 
 def test_nothing_to_give(dataset: Dataset, tmp_path: Path):
@@ -326,6 +430,31 @@ def test_damage_further_on_leaves_what_was_given(dataset: Dataset, tmp_path: Pat
         before.extend(name for batch in one.batches(64) for name in names([batch]))
     assert before == whole[: len(before)]
     assert one.state_dict()["total"] == len(before) > 0
+
+
+def test_the_balanced_stream_gives_each_pair_as_often_as_it_is_drawn(dataset: Dataset):
+    """How often that is, is held to the image restoration paper where it is drawn."""
+    curation = Curation(n_subsets=12, share=6, seed=3)
+    z = occurrences(*dataset.image_counts())
+
+    def times(part: int, shown: Batch) -> np.ndarray[Any, Any]:
+        return curated_repeats(shown, z, curation=curation, part=part, epoch=0)
+
+    expected = np.zeros(len(z))
+    read = ["targets/image_id", "pairs/target_row", "pairs/iteration", "pairs/confident"]
+    for receipt in dataset.receipts:
+        c = dataset.read(receipt.part, read)
+        column = {
+            "image_id": c["targets/image_id"][c["pairs/target_row"]],
+            "iteration": c["pairs/iteration"],
+            "confident": c["pairs/confident"],
+        }
+        np.add.at(expected, column["image_id"], times(receipt.part, column))
+    batches = stream(dataset, repeats=times).batches(64)
+    streamed = np.concatenate([batch["image_id"] for batch in batches])
+    np.testing.assert_array_equal(np.bincount(streamed, minlength=len(z)), expected)
+    mean = curation.n_subsets * np.minimum(z, curation.share)
+    assert expected.sum() == pytest.approx(mean.sum(), rel=0.1)
 
 
 @pytest.mark.usefixtures("dataset")  # zarr keeps a thread from its first use on
