@@ -193,6 +193,17 @@ def test_a_state_of_another_training_is_refused() -> None:
         )
 
 
+def test_images_without_numbers_diverge_and_leave_the_others_alone() -> None:
+    x = images()
+    clean = train_autoencoders(FC.on(SHAPE), start(), x, training=LONG)
+    x[0, 2, 0, 1, 1] = torch.nan
+    found = train_autoencoders(FC.on(SHAPE), start(), x, training=LONG)
+    assert found[0].diverged
+    assert not found[0].levels
+    assert math.isnan(found[0].last.loss)
+    all_same(found[1:], clean[1:], tolerance=1e-5)
+
+
 def test_a_rate_that_is_far_too_high_is_a_result_and_no_error() -> None:
     wild = dataclasses.replace(SHORT, lr=1e20, lr_end=1e19)
     weights, x = start(), images()
@@ -214,6 +225,15 @@ def test_the_last_epoch_is_checked_even_between_checks() -> None:
     found = train_autoencoders(FC.on(SHAPE), only(start(), [0]), images()[:1], training=training)
     assert [c.epoch for c in found[0].levels.values()] == [50]
     assert found[0].last.epoch == 50
+
+
+def test_the_rate_is_held_and_falls() -> None:
+    training = AutoencoderTraining(epochs=100, lr=1e-2, lr_end=1e-4, hold=0.5)
+    assert training.rate(0) == training.rate(50) == 1e-2
+    assert training.rate(75) == pytest.approx(1e-3)
+    assert training.rate(100) == pytest.approx(1e-4)
+    constant = dataclasses.replace(training, hold=1.0)
+    assert constant.rate(0) == constant.rate(100) == 1e-2
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -286,6 +286,27 @@ def test_dropout_is_autograds_with_the_same_masks(
         assert_all_close(moved(parameters, after, run), expected)
 
 
+def test_dropout_keeps_the_mean_of_activations() -> None:
+    """A last layer of 0 has the same output and slope for every mask, so that its gradient is
+    linear in what it reads."""
+    arch = architecture(widths=(7,), bias="first")
+    parameters, (x, y) = victims(arch), data()
+    parameters.weights[-1].zero_()
+    training = replace(ONE, loss=Loss(kind="mse"))
+    (expected,) = stepped(arch, parameters, (x, y), Noise(), training=training).weights[1:]
+    found = []
+    for seed in range(400):
+        own = [seeded_generator(seed, run, "masks") for run in range(R)]
+        after = stepped(
+            arch, parameters, (x, y), Noise(dropout=0.5), training=training, generators=own
+        )
+        found.append(after.weights[1])
+    drawn = torch.stack(found)
+    error = drawn.std(0) / math.sqrt(len(drawn))
+    assert float(error.max()) > 1e-4
+    assert bool(((drawn.mean(0) - expected).abs() < 5 * error + 1e-12).all())
+
+
 def test_results_are_those_of_the_whole_network() -> None:
     arch = architecture(bias="all")
     parameters, (x, y) = victims(arch), data()

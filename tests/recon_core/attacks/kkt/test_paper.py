@@ -13,7 +13,9 @@ from torch import Tensor
 
 from recon_core.attacks.kkt.layers import Form
 from recon_core.attacks.kkt.objective import KKTAttack, Objective, relative_residual, settings_of
+from recon_core.attacks.kkt.solver import Attacked, reconstruct
 from recon_core.attacks.kkt.stationarity import Stationarity
+from recon_core.optimisers import Optimiser
 from recon_core.victims.losses import Loss
 from recon_core.victims.network import Architecture, Bias, Conv, Network, Parameters
 from tests.recon_core.attacks.kkt import double_backprop
@@ -238,6 +240,50 @@ def test_at_a_kkt_point_equal_functions_are_not_equal_conditions(n_hidden: int) 
             settings=each,
         )
         assert float(residual) == pytest.approx(left, abs=1e-14)
+
+
+def pair_of_runs(lam_min: float, optimiser: Optimiser) -> tuple[Attacked, Attacked]:
+    """Attacks on one output and on its two rows, lam, its rate and lam_min in proportion."""
+    network, parameters, x, lam = one_output("first", None)
+    root = math.sqrt(2)
+    slower = 2 if optimiser.rule == "gd" else root
+    binary = KKTAttack(
+        n_candidates=6,
+        lam_scale="none",
+        lam_min=lam_min,
+        optimiser=optimiser,
+        lam_lr=0.02,
+        save_at=(1, 10, 40),
+    )
+    multiclass = dataclasses.replace(
+        binary, condition="multiclass", lam_min=lam_min / root, lam_lr=0.02 / slower
+    )
+    found = []
+    for attack, of, victim, start in (
+        (binary, network.on(SHAPE), parameters, lam),
+        (multiclass, network.on(SHAPE, 2), two_outputs(parameters, 1 / root), lam / root),
+    ):
+        each = settings_of(attack, [torch.Generator()] * 2)
+        found.append(reconstruct(of, victim, x, start, attack=attack, settings=each))
+    return found[0], found[1]
+
+
+GD = Optimiser(rule="gd", lr=0.01, momentum=0.9)
+ADAM = Optimiser(rule="adam", lr=0.01, eps=1e-300)
+
+
+@pytest.mark.parametrize("optimiser", [GD, ADAM], ids=["gd", "adam"])
+def test_two_classes_are_attacked_along_the_path_of_one_output(optimiser: Optimiser) -> None:
+    """lam / sqrt(2) is moved by the same path if its rate is that of lam over 2, or, under Adam,
+    which does not see the size of a gradient, over sqrt(2); as long as lam stays above lam_min."""
+    one, two = pair_of_runs(-10.0, optimiser)
+    assert relative(one.x[:, 0], one.x[:, -1]) > 0.1
+    assert relative(two.x, one.x) < 1e-9
+    assert relative(math.sqrt(2) * two.lam, one.lam) < 1e-9
+    assert relative(two.loss, one.loss) < 1e-9
+    assert relative(two.residual, one.residual) < 1e-9
+    below, half = pair_of_runs(1.0, optimiser)
+    assert relative(half.x, below.x) > 1e-3, "the penalty of lam has half the weight"
 
 
 def test_of_two_classes_the_penalty_of_lam_has_half_the_weight() -> None:
