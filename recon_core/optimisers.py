@@ -16,8 +16,6 @@ eps / (1 - rho) is starting torch's averages at 0. Weight decay is the caller's.
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -91,16 +89,13 @@ class Optimiser(Strict):
         *,
         lr: Float[Tensor, " r"] | None = None,
         state: Sequence[Tensor] | None = None,
-        fused: bool = False,
     ) -> Stepper:
         """Rule that moves a parameter again and again. `lr`: every run's own rate."""
-        return Stepper(self, parameter, lr=lr, state=state, fused=fused)
+        return Stepper(self, parameter, lr=lr, state=state)
 
 
 class Stepper:
-    """Moves one contiguous parameter (R, ...) in place; its state and its scratch memory are here.
-    With `fused`, `torch.compile` makes one kernel of Adadelta's update, equal to rounding, which
-    needs Triton or a C++ compiler."""
+    """Moves one contiguous parameter (R, ...) in place; owns its state and scratch memory."""
 
     def __init__(
         self,
@@ -109,10 +104,7 @@ class Stepper:
         *,
         lr: Float[Tensor, " r"] | None = None,
         state: Sequence[Tensor] | None = None,
-        fused: bool = False,
     ) -> None:
-        if fused and optimiser.rule != "adadelta":
-            raise ValueError(f"fused=True with rule={optimiser.rule!r}; only adadelta can be fused")
         self.optimiser = optimiser
         self._state = optimiser.state(parameter) if state is None else tuple(state)
         self._lr: Tensor | float = optimiser.lr if lr is None else _rate(lr, parameter)
@@ -122,11 +114,9 @@ class Stepper:
             lr_here = torch.as_tensor(self._lr, dtype=torch.float64, device=parameter.device)
             self._lr = lr_here.clone()
             self._rate, self._eps = (parameter.new_empty(len(parameter), 1) for _ in range(2))
-        elif fused:
-            self._rate = torch.as_tensor(self._rate).to(parameter)
         self._is_one_on_cpu = len(parameter) == 1 and parameter.device.type == "cpu"
         self._parameter = parameter
-        self._move = _MOVES["fused" if fused else optimiser.rule]
+        self._move = _MOVES[optimiser.rule]
         by_run = isinstance(self._rate, Tensor) and self._rate.dim() > 0
         n_rows = len(parameter) if by_run else 1
         self._shape = (n_rows, parameter.numel() // max(1, n_rows))
@@ -283,31 +273,10 @@ def _adam_(optimiser: Optimiser, part: _Part, g: Tensor) -> None:
     part.parameter.addcdiv_(torch.mul(m, part.rate, out=u), t, value=-1)
 
 
-def _fused_adadelta_(optimiser: Optimiser, part: _Part, g: Tensor) -> None:
-    _compiled()(part.parameter, g, *part.averages, eps=part.eps, rate=part.rate, rho=optimiser.rho)
-
-
-@functools.cache
-def _compiled() -> Callable[..., None]:
-    plain = inspect.unwrap(adadelta_by_the_book_)  # a compiler sees through no check of shapes
-    return torch.compile(plain, dynamic=True)
-
-
-def adadelta_by_the_book_(
-    parameter: Tensor, g: Tensor, s: Tensor, d: Tensor, *, eps: Tensor, rate: Tensor, rho: float
-) -> None:
-    """The same update with temporaries, for a compiler to fuse into one kernel."""
-    s.mul_(rho).add_(g * g + eps)
-    t = d / s
-    parameter.sub_(rate * t.sqrt() * g)
-    d.mul_(rho).add_(t * g * g + eps)
-
-
 _MOVES: dict[str, Callable[[Optimiser, _Part, Tensor], None]] = {
     "adadelta": _adadelta_,
     "gd": _gd_,
     "adam": _adam_,
-    "fused": _fused_adadelta_,
 }
 
 

@@ -42,7 +42,6 @@ class Problem:
     optimiser: Optimiser
     weight_decay: float
     batch_size: int
-    fused: bool
     defence: FeatureDefence | None
 
     @property
@@ -81,7 +80,7 @@ class Stack:
         self.values = tuple(v.clone(memory_format=torch.contiguous_format) for v in values)
         self.gradients = tuple(torch.zeros_like(value) for value in self.values)
         make = problem.optimiser.stepper
-        self.steppers = [make(value, fused=problem.fused) for value in self.values]
+        self.steppers = [make(value) for value in self.values]
         for stepper, tensors in zip(self.steppers, averages or (), strict=averages is not None):
             stepper.load(tensors)
         everyone = len(runs) == len(problem.y)

@@ -105,7 +105,6 @@ def train(
     generators: Sequence[torch.Generator] | None = None,
     progress: Progress = no_progress,
     graphs: bool = True,
-    fused: bool = False,
     defence: Defence | None = None,
     defence_layer: int | None = None,
     all_pairs: bool = False,
@@ -113,9 +112,9 @@ def train(
     """Trained copies of R victims, on images `x` with labels `y` as `training.loss` wants them.
 
     `generators`, one per victim, on the CPU, draw the order of minibatches and are advanced.
-    `graphs`: CUDA graphs, on a GPU. `fused`: see `Optimiser.stepper`. `defence`: on the hidden
-    layer with that number from 1, by default the last; with `all_pairs` on every two images of
-    different classes. Raises ValueError for arguments that do not fit together.
+    `graphs`: CUDA graphs, on a GPU. `defence`: on the hidden layer with that number from 1, by
+    default the last; with `all_pairs` on every two images of different classes. Raises ValueError
+    for arguments that do not fit together.
     """
     check_victims(architecture, parameters, x)
     training.loss.check(y, architecture.n_outputs)
@@ -136,7 +135,6 @@ def train(
         optimiser=training.optimiser,
         weight_decay=training.weight_decay,
         batch_size=min(training.batch_size or x.shape[1], x.shape[1]),
-        fused=fused,
         defence=feature_defence(
             architecture, y, defence, defence_layer, training.batch_size, all_pairs=all_pairs
         ),

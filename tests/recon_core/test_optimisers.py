@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from recon_core import optimisers
-from recon_core.optimisers import MuonAndAdamW, Optimiser, Stepper, adadelta_by_the_book_
+from recon_core.optimisers import MuonAndAdamW, Optimiser
 from tests.recon_core.victims.torch_nets import torch_optimiser
 
 N_STEPS = 300
@@ -169,25 +169,11 @@ def allocated(function: Callable[[], object]) -> int:
     return sum(max(0, event.self_cpu_memory_usage) for event in profile.key_averages())
 
 
-def test_the_fused_update_is_the_same_formula() -> None:
-    """What a compiler makes one kernel of, not compiled."""
-    ours, plain = start(), start()
-    rule = Optimiser(lr=0.5)
-    stepper, (s, d) = rule.stepper(ours), rule.state(plain)
-    eps, rate = torch.tensor(1e-6, dtype=torch.float64), torch.tensor(0.5, dtype=torch.float64)
-    for step in range(N_STEPS):
-        stepper.step_(gradient(ours, step))
-        adadelta_by_the_book_(plain, gradient(plain, step), s, d, eps=eps, rate=rate, rho=0.9)
-    torch.testing.assert_close(ours, plain, rtol=1e-12, atol=1e-14)
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.filterwarnings("default")  # torch's compiler uses what torch deprecates
-@pytest.mark.parametrize("fused", [False, True])
-def test_on_a_gpu(fused: bool) -> None:
+def test_on_a_gpu() -> None:
     there = start().cuda()
-    stepper = Optimiser().stepper(there, fused=fused)
+    stepper = Optimiser().stepper(there)
     for step in range(N_STEPS):
         stepper.step_(gradient(there.cpu(), step).cuda())
     torch.testing.assert_close(there.cpu(), moved(Optimiser()), rtol=1e-10, atol=1e-12)
@@ -200,11 +186,6 @@ def test_refuses_another_states_tensors(rule: str) -> None:
     for tensors in wrong:
         with pytest.raises(ValueError, match=r"resume with the settings and the runs"):
             stepper.load(tensors)
-
-
-def test_refuses_to_fuse_other_rules() -> None:
-    with pytest.raises(ValueError, match="fused=True with rule='gd'"):
-        Stepper(Optimiser(rule="gd"), start(), fused=True)
 
 
 def test_muon_turns_hidden_layers_and_adamw_moves_the_rest() -> None:
