@@ -159,11 +159,12 @@ def _victim(dataset: Dataset, number: int, attacks: Sequence[Attack]) -> Victim:
     read = dataset.read(first.part, ["targets/image", "targets/margin"], span)
     wanted = np.arange(len(image_ids))  # those that the family's attack is after
     campaign = dataset.manifest["campaign"]
-    family = FAMILIES.get(campaign["experiment"].get("family", ""))
+    experiment = campaign.get("experiment", {})  # the store of a study has one for each cell
+    family = FAMILIES.get(experiment.get("family", ""))
     if family is not None:
         everyone, seed = tuple(image_ids.tolist()), int(campaign["root_seed"])
         spec = RunSpec(run=number, root_seed=seed, image_ids=everyone, labels=(0,) * len(everyone))
-        wanted = np.asarray(family.experiment.wanted_rows(campaign["experiment"], spec))
+        wanted = np.asarray(family.experiment.wanted_rows(experiment, spec))
     mine = (rows - span.start)[wanted]
     return Victim(
         number=number,
