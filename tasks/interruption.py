@@ -1,9 +1,9 @@
-"""Interruptions: a command ends with all that it has started, and a step may be finished first.
+"""Interruptions: a command ends together with every process it started, after its current step.
 
-A command starts others: Dask's workers above all. Ctrl-C and SIGTERM end them with it; after
-SIGKILL, as the kernel sends it when memory runs out, some would stay for ever. So a command is
-watched by a small process, which learns from a closed pipe that the command has ended, however that
-was. What then still carries the command's mark is asked to end, and made to.
+Commands start other processes, such as Dask workers. Ctrl-C and SIGTERM end them all, but after a
+SIGKILL (which the kernel sends when memory runs out) some would run for ever. So each command has a
+small guard process, which notices from a closed pipe that the command has ended in any way. The
+guard then terminates, and if need be kills, all processes that carry the command's mark.
 """
 
 from __future__ import annotations
@@ -20,24 +20,23 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 GRACE_S = 10.0
-"""How long the command's own way of ending them is waited for; as long again after SIGTERM."""
+"""Seconds the guard waits before SIGTERM, and again before SIGKILL."""
 MARK = "PALIMPSEST_COMMAND"
-"""The variable in the environment of everything that a command starts."""
+"""Environment variable of all processes that a command starts."""
 SAME_REQUEST_S = 2.0
-"""Signals so soon after the first are the same request: `timeout`, systemd and Slurm tell a process
-and its group, and both reach the command."""
+"""Seconds within which a second signal counts as the same request: `timeout`, systemd and Slurm
+signal both a process and its group, so the command receives two."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 WAITS = b"interrupted: stops after this step and keeps it; once more stops at once\n"
-_CTRL_C = "ctrl-c"
-"""The thread that waits for it."""
+_CTRL_C = "ctrl-c"  # name of the thread that waits for it
 _first_request: list[float] = []
 _by_ctrl_c = threading.Event()
 
 
 def start_guard(*, grace_s: float = GRACE_S) -> None:
-    """Marks this process's children to come, and starts the process that watches over them.
+    """Start the guard process, and mark the processes that this one will start.
 
-    Does nothing in a process that a command has started itself.
+    Does nothing in a process that a command started.
     """
     if MARK in os.environ:
         return
@@ -55,9 +54,9 @@ def start_guard(*, grace_s: float = GRACE_S) -> None:
 
 
 def end_on_sigterm() -> None:
-    """SIGTERM then interrupts this process, once; asked again later, it ends where it stands.
+    """Make SIGTERM interrupt this process once; a later one ends it immediately.
 
-    An interrupt in the middle of the clean-up that the first one has begun would leave half of it.
+    A second interrupt would stop the clean-up that the first one began half-way.
     """
     _first_request.clear()
     logging.disable(logging.NOTSET)
@@ -67,23 +66,23 @@ def end_on_sigterm() -> None:
 def _interrupt(_signal: int, _frame: Any) -> None:
     if not _first_request:
         _first_request.append(time.monotonic())
-        logging.disable(logging.CRITICAL)  # what is cut off complains
+        logging.disable(logging.CRITICAL)  # tasks that are cut off log errors
         raise KeyboardInterrupt
     if time.monotonic() - _first_request[0] > SAME_REQUEST_S:
         os.write(2, b"ended at once; the same command goes on\n")
-        os._exit(interrupted_code() or 1)  # what it has started is the guard's
+        os._exit(interrupted_code() or 1)  # the guard ends its children
 
 
 def interrupted_code() -> int | None:
-    """The exit code of a command that was asked to end, as shells have it: 130 after Ctrl-C, 143
-    after SIGTERM; None if it was not asked."""
+    """Exit code of an interrupted command, as in shells: 130 after Ctrl-C, 143 after SIGTERM; None
+    if it was not interrupted."""
     if not _first_request:
         return None
     return 128 + (signal.SIGINT if _by_ctrl_c.is_set() else signal.SIGTERM)
 
 
 def take_ctrl_c_alone() -> None:
-    """Ctrl-C then ends this process as SIGTERM does, and does not reach those that it starts."""
+    """Make Ctrl-C act as SIGTERM on this process, and not reach its children."""
     if any(thread.name == _CTRL_C for thread in threading.enumerate()):
         return
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # children inherit it
@@ -98,9 +97,9 @@ def take_ctrl_c_alone() -> None:
 
 
 class Interruption:
-    """Holds the first SIGTERM or SIGINT back until `deliver`, or the end of this context; a later
-    one is delivered at once, unless it is the same request (`SAME_REQUEST_S`). Outside the main
-    thread, or if not `holds`, nothing is held back."""
+    """Context that delays the first SIGTERM or SIGINT until `deliver` or its end. A later signal is
+    delivered at once, unless it is the same request (`SAME_REQUEST_S`). Outside the main thread, or
+    with `holds=False`, signals are not delayed."""
 
     def __init__(self, *, holds: bool = True) -> None:
         self._holds = holds and threading.current_thread() is threading.main_thread()
@@ -110,11 +109,11 @@ class Interruption:
 
     @property
     def waits(self) -> bool:
-        """True if something is held back."""
+        """True if a signal is waiting."""
         return self._held is not None
 
     def deliver(self) -> None:
-        """Does what the signal would have done when it came, if there was one."""
+        """Raise the waiting signal, if there is one."""
         held, self._held = self._held, None
         if held is not None:
             self._give_back()
@@ -123,7 +122,7 @@ class Interruption:
     def __enter__(self) -> Self:
         for number in SIGNALS if self._holds else ():
             before = signal.getsignal(number)
-            if before is not None:  # else a library has set it, and could not have it back
+            if before is not None:  # else a library set it in C, and it cannot be restored
                 self._before[number] = before
                 signal.signal(number, self._hold)
         return self
@@ -144,7 +143,7 @@ class Interruption:
                 self.deliver()
             return
         self._held, self._since = number, time.monotonic()
-        os.write(2, WAITS)  # a handler may run in the middle of somebody's print
+        os.write(2, WAITS)  # a handler may interrupt a print
 
     def _give_back(self) -> None:
         for number, before in self._before.items():
@@ -153,7 +152,7 @@ class Interruption:
 
 
 def main() -> None:
-    """Main function of the watching process: waits for its input's end, then ends what is left."""
+    """Run the guard: wait for the end of standard input, then end the remaining processes."""
     mark, grace_s = sys.argv[1], float(sys.argv[2])
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
@@ -162,7 +161,7 @@ def main() -> None:
 
 
 def end(mark: str, grace_s: float) -> None:
-    """Waits for the processes with this mark to end; then SIGTERM, and SIGKILL in the end."""
+    """Wait for the processes with this mark to end, then send SIGTERM, at last SIGKILL."""
     import psutil
 
     def left() -> list[psutil.Process]:
