@@ -7,13 +7,12 @@ from typing import Any
 
 import torch
 
-from flows.curate import curate
 from flows.evaluate import evaluate
 from flows.generate import generate
 from flows.recipe import Recipe
 from flows.report import report
 from flows.settings import resolve
-from flows.train import train
+from flows.train import curate, train
 from recon_core.precision import require_precision
 from storage.sources.load import Split
 from tasks.campaign.plan import Plan

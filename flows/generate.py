@@ -13,10 +13,9 @@ from storage.pairs.dataset import Dataset, is_store
 from storage.sources.load import ImageSet, Split
 from tasks.artifacts import publish_campaign, publish_facts
 from tasks.campaign.generate import run_campaign
-from tasks.campaign.plan import AnyPlan, Plan, open_store
+from tasks.campaign.plan import VICTIMS, AnyPlan, Plan, open_store
 from tasks.campaign.state import read_quarantine, resume_if_stopped
 from tasks.campaign.status import runs_by_outcome
-from tasks.campaign.victim_files import VICTIMS
 from tasks.campaign.watch import CampaignError, log_notice
 from tasks.cluster.workers import Workers, dask_client, device_of
 from tasks.dataset.curate import exclude_near_duplicates

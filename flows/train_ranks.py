@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from flows.cli.console import Screen
+from flows.cli.options import Screen
 from flows.naming import unknown_name
 from flows.settings import parse_assignments, read_recipe, resolve, to_json
 from recon_core.restore import NonfiniteLossError

@@ -18,7 +18,7 @@ from prefect.artifacts import (
 )
 
 from storage.pairs.dataset import Dataset
-from tasks.campaign.status import campaign_status
+from tasks.campaign.status import campaign_status, coverage_picture
 from tasks.campaign.watch import log_notice
 from tasks.orchestration import recorded
 
@@ -74,8 +74,6 @@ def publish_campaign(
     publish_table(f"phases-{split}", rows, f"What each phase brought ({title})")
     if not dataset.receipts:
         return
-    from tasks.campaign.coverage_plot import coverage_picture
-
     try:
         png = coverage_picture(status, dataset.receipts, title)
     except (ArithmeticError, ImportError, LookupError, OSError, RuntimeError, ValueError) as error:

@@ -16,8 +16,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from flows.cli.console import show_facts, show_rows
-from flows.cli.options import Device, out, start_over
+from flows.cli.options import Device, out, show_facts, show_rows, start_over
 
 REFUSED = 2
 SIGNS = {"ok": "[green]ok[/]     ", "warning": "[yellow]warning[/]", "stop": "[red]stop[/]   "}

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.cli.console import print_json, say, show_facts
 from flows.cli.options import (
     DEFAULT_STORE,
     FAILED,
@@ -32,6 +31,9 @@ from flows.cli.options import (
     err,
     images_shown,
     out,
+    print_json,
+    say,
+    show_facts,
     write_as_asked,
 )
 from flows.naming import counted, listed
@@ -71,9 +73,8 @@ def campaign_status(
     """
     from rich.table import Table
 
-    from tasks.campaign.coverage_plot import coverage_picture
     from tasks.campaign.status import campaign_status as status_of
-    from tasks.campaign.status import find_recipe, last_phase_of, phases_curve
+    from tasks.campaign.status import coverage_picture, find_recipe, last_phase_of, phases_curve
 
     if plot is not None and ("://" in plot or Path(plot).suffix.lower() != ".png"):
         raise ValueError(f"--plot {plot}: give a .png file of this machine")

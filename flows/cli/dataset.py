@@ -13,15 +13,6 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.table import Table
 
-from flows.cli.console import (
-    fact_text,
-    print_json,
-    say,
-    show_facts,
-    show_images,
-    show_rows,
-    size_text,
-)
 from flows.cli.options import (
     FAILED,
     Computed,
@@ -30,8 +21,15 @@ from flows.cli.options import (
     Stored,
     command,
     err,
+    fact_text,
     on_this_machine,
     out,
+    print_json,
+    say,
+    show_facts,
+    show_images,
+    show_rows,
+    size_text,
     store_location,
     write_as_asked,
 )

@@ -13,8 +13,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from flows.cli.attack_file import Fresh, Out, Show, SkipPictures, Threads, attack, default_folder
-from flows.cli.console import show_facts, show_images
-from flows.cli.options import FAILED, Device, command, out
+from flows.cli.options import FAILED, Device, command, out, show_facts, show_images
 
 encodings_app = typer.Typer()
 instahide_app = typer.Typer(no_args_is_help=True, help="Make and compare InstaHide encodings.")

@@ -19,11 +19,10 @@ from rich.table import Table
 
 from flows.cli.attack_autoencoder import autoencoder_app
 from flows.cli.attack_inversion import inversion_app
-from flows.cli.attack_weights import weights_app
+from flows.cli.attack_weights import train_app, weights_app
 from flows.cli.audit import audit_app
 from flows.cli.campaign import campaign_app, top_up_app
 from flows.cli.command import end_if_interrupted, resume_line
-from flows.cli.console import fact_text, say, show_facts, show_notices, show_rows
 from flows.cli.dataset import dataset_app
 from flows.cli.instahide import encodings_app, instahide_app
 from flows.cli.options import (
@@ -39,12 +38,16 @@ from flows.cli.options import (
     Store,
     command,
     err,
+    fact_text,
     images_shown,
     out,
+    say,
+    show_facts,
+    show_notices,
+    show_rows,
     start_over,
 )
 from flows.cli.restore import restore_app
-from flows.cli.separator import train_app
 from flows.cli.study import study_app
 from flows.failures import expected_line
 from storage.errors import SourceError, StorageError, StoreMismatchError, shown

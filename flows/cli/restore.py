@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from flows.cli.attack_file import Beside, numbers
-from flows.cli.console import say, show_facts
 from flows.cli.options import (
     Device,
     SkipFiles,
@@ -21,6 +20,8 @@ from flows.cli.options import (
     err,
     on_this_machine,
     out,
+    say,
+    show_facts,
     store_location,
 )
 

@@ -10,9 +10,18 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from flows.cli import console
-from flows.cli.console import show_images, size_text
-from flows.cli.options import Computed, Data, FreshStore, SkipFiles, command, out, start_over
+from flows.cli.options import (
+    Computed,
+    Data,
+    FreshStore,
+    SkipFiles,
+    command,
+    out,
+    show_images,
+    show_rows,
+    size_text,
+    start_over,
+)
 
 if TYPE_CHECKING:
     from flows.study_kind import StudyKind
@@ -132,7 +141,7 @@ def run_kind(
     except (UnitsFailedError, LimitExceededError) as error:
         failure = error
     record = json.loads((store / kind.record).read_bytes())
-    show_rows(kind.rows(record))
+    _show_table(kind.rows(record))
     return record, failure
 
 
@@ -152,7 +161,7 @@ def show_costs(kind: StudyKind[Any, Any], made: Any, store: Path, computed: Comp
         memory = {} if cost.memory_bytes is None else {"memory": size_text(cost.memory_bytes)}
         disk = {"disk": size_text(cost.disk_bytes)}
         rows.append({kind.unit: cost.name, **cost.counts, **seconds, **memory, **disk})
-    show_rows(rows, numbers=True)
+    _show_table(rows, numbers=True)
     sums, n = total(costs), computed.n_workers or (1 if where != "cpu" else usable_cores())
     longest = max(cost.seconds for cost in costs) if kind.whole_units else 0.0
     memory_text = f"{size_text(sums['memory_bytes'])} of memory per worker at most, "
@@ -165,12 +174,12 @@ def show_costs(kind: StudyKind[Any, Any], made: Any, store: Path, computed: Comp
     )
 
 
-def show_rows(rows: list[dict[str, Any]], *, numbers: bool = False) -> None:
+def _show_table(rows: list[dict[str, Any]], *, numbers: bool = False) -> None:
     """A table with a column per name; of `numbers` all but the first are on the right."""
     texts = [{name: escape(str(value)) for name, value in row.items()} for row in rows]
     left = list(rows[0])[: 1 if numbers else None] if rows else ()
     table = Table(box=None, pad_edge=False)
-    console.show_rows(out, texts, table, left=left, overflow="fold")
+    show_rows(out, texts, table, left=left, overflow="fold")
 
 
 def duration_text(seconds: float) -> str:

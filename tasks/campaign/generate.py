@@ -34,10 +34,9 @@ from storage.pairs.dataset import Dataset
 from storage.pairs.receipts import Receipt
 from tasks.campaign.coordinator import MAX_KILLS, Coordinator, KnownCounts
 from tasks.campaign.part import PROGRESS_TOPIC, PartJob, batch_of, log_tail, run_part
-from tasks.campaign.plan import AnyPlan, PlannedPart
+from tasks.campaign.plan import VICTIMS, AnyPlan, PlannedPart
 from tasks.campaign.state import quarantine_path, read_quarantine
 from tasks.campaign.state import write_quarantine as give_up
-from tasks.campaign.victim_files import VICTIMS
 from tasks.campaign.watch import CampaignError, OnNotice, Pace, Watch, log_notice
 
 WINDOW_PER_WORKER = 2

@@ -30,8 +30,7 @@ from storage.object_store import open_place
 from storage.pairs.layout import OUTCOMES
 from storage.pairs.parts import write_part
 from storage.pairs.receipts import Provenance, Receipt, load_receipt, receipt_path
-from tasks.campaign.plan import PlannedPart, code_version
-from tasks.campaign.victim_files import kept_victims
+from tasks.campaign.plan import PlannedPart, code_version, kept_victims
 
 PROGRESS_TOPIC = "palimpsest-part"
 HEARTBEAT_SECONDS = 30.0

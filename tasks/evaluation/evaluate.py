@@ -36,7 +36,7 @@ from storage.files import write_json
 from storage.object_store import LocalPlace
 from storage.pairs.dataset import Dataset
 from storage.sources.load import ImageSet
-from tasks.campaign.victim_files import VICTIMS
+from tasks.campaign.plan import VICTIMS
 from tasks.devices import Device
 from tasks.evaluation import pictures, record, sweep
 from tasks.evaluation.pictures import KeptPictures

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from flows.audit import AUDIT, given_settings, recipe_settings
-from flows.audit_grid import PRESETS
+from flows.audit import AUDIT, PRESETS, given_settings, recipe_settings
 from flows.cli.main import app
 from flows.study import LimitExceededError, run_study
 from recon_core.attacks.kkt.objective import KKTAttack

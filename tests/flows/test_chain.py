@@ -12,13 +12,12 @@ import torch
 from PIL import Image
 
 from flows.chain import chain
-from flows.curate import curate
 from flows.evaluate import evaluate, summary_rows
 from flows.generate import generate
 from flows.presets import preset
 from flows.recipe import Recipe, one_phase
 from flows.report import report
-from flows.train import train
+from flows.train import curate, train
 from recon_core.attacks.instahide.mixing import InstaHide
 from recon_core.attacks.instahide.natural_fit import Refinement
 from recon_core.attacks.instahide.practical import Practical
@@ -33,7 +32,7 @@ from recon_core.victims.training import Optimiser
 from storage.errors import StorageError, StoreMismatchError
 from storage.pairs.dataset import Dataset
 from storage.sources.load import load_images
-from tasks.campaign.victim_files import VICTIMS
+from tasks.campaign.plan import VICTIMS
 from tasks.cluster.workers import Workers
 from tasks.dataset.curate import NothingToLearnError
 from tasks.dataset.export import rendered

@@ -19,9 +19,8 @@ from storage.errors import StorageError
 from storage.files import write_file, write_json
 from storage.pairs.dataset import Dataset
 from storage.sources.load import load_images
-from tasks.campaign.plan import open_store
+from tasks.campaign.plan import VICTIMS, VictimsOfStore, open_store
 from tasks.campaign.state import resume_if_stopped
-from tasks.campaign.victim_files import VICTIMS, VictimsOfStore
 from tasks.campaign.watch import log_notice
 from tasks.cluster.workers import Workers, dask_client, device_of
 from tasks.devices import resolve_device

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from flows.cli import main as cli
-from flows.cli.console import Screen, show_facts, show_notices
+from flows.cli.options import Screen, show_facts, show_notices
 from storage.errors import SourceError
 
 EVIL = "a\x1b[2J\x07\x9b\udcff\u202eb.png"

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from flows.cli.console import size_text
-from flows.cli.options import store_location
+from flows.cli.options import size_text, store_location
 from storage.pairs.dataset import Dataset
 from tests.storage.s3_server import S3Server
 from tests.storage.stores import store, write

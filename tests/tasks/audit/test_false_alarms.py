@@ -12,7 +12,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from flows.audit_grid import given
+from flows.audit import given
 from recon_core.leakage import exchangeable_p
 from storage.sources.load import load_images
 from tasks.audit.attacks import best_matches, pictures_on

@@ -10,7 +10,7 @@ import torch
 from safetensors.numpy import load_file
 from safetensors.torch import save_file
 
-from flows.audit_grid import given
+from flows.audit import given
 from recon_core.attacks.inversion.feature_matching import Inverted
 from recon_core.attacks.inversion.strong_inversion import StrongInversion
 from storage.errors import StorageError

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flows.audit_grid import PRESETS, QUICK, defences
+from flows.audit import PRESETS, QUICK, defences
 from recon_core.attacks.kkt.objective import KKTAttack
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.victims.losses import Loss

@@ -20,7 +20,6 @@ from storage.object_store import Location
 from storage.pairs.dataset import Dataset, create_or_open
 from storage.pairs.parts import write_part
 from storage.sources.load import ImageSet
-from tasks.campaign.coverage_plot import coverage_picture
 from tasks.campaign.plan import Campaign
 from tasks.campaign.state import (
     LOG_TAIL_CHARS,
@@ -37,6 +36,7 @@ from tasks.campaign.state import (
 from tasks.campaign.status import (
     campaign_status,
     coverage_curve,
+    coverage_picture,
     find_recipe,
     last_phase_of,
     runs_per_hour,

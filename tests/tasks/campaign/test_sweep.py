@@ -16,8 +16,7 @@ from recon_core.victims.network import Network
 from recon_core.victims.training import Training
 from storage.pairs.dataset import Dataset
 from tasks.campaign.generate import run_campaign
-from tasks.campaign.plan import Campaign, Plan, open_store
-from tasks.campaign.victim_files import VICTIMS
+from tasks.campaign.plan import VICTIMS, Campaign, Plan, open_store
 from tasks.cluster.workers import Workers, dask_client
 from tests.tasks.troubled_runs import small_images
 

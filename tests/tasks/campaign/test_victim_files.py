@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from tasks.campaign.victim_files import VictimFiles, kept_victims
+from tasks.campaign.plan import VictimFiles, kept_victims
 
 TENSORS = {"parameters.0": torch.randn(1, 3, 4), "loss": torch.tensor([float("nan")])}
 

@@ -51,7 +51,7 @@ def seconds_of_processor(module: str, **chosen: str) -> float:
     return float(seconds)
 
 
-@pytest.mark.parametrize("module", ["palimpsest", "flows.cli.console", "benchmarks.record"])
+@pytest.mark.parametrize("module", ["palimpsest", "flows.cli.options", "benchmarks.record"])
 def test_threads_sleep_between_loops(module: str) -> None:
     assert seconds_of_processor(module) < 0.12
 

@@ -23,8 +23,15 @@ from recon_core.victims.training import Training as VictimTraining
 from storage.pairs.dataset import Dataset
 from storage.sources.load import ImageSet
 from tasks.campaign.part import PartJob, batch_of, run_part
-from tasks.campaign.plan import Campaign, Plan, open_store, victims_key
-from tasks.campaign.victim_files import VICTIMS, VictimFiles, version_key
+from tasks.campaign.plan import (
+    VICTIMS,
+    Campaign,
+    Plan,
+    VictimFiles,
+    open_store,
+    version_key,
+    victims_key,
+)
 from tasks.evaluation.evaluate import Evaluation, evaluate
 from tasks.evaluation.scores import Bench
 from tasks.evaluation.settings import check_span

@@ -1,7 +1,7 @@
 """The victims of a study, trained before any is attacked and asked afterwards, and its record.
 
 Trained first, they leave a part's seconds to its attack. They are kept where the parts look for
-them (`tasks.campaign.victim_files`); a worker that cannot read that folder trains a victim again.
+them (`tasks.campaign.plan`); a worker that cannot read that folder trains a victim again.
 Cells that differ only in what comes after have the same victims. study.json (docs/studies.md) has
 the scores of the evaluation of the study's store (docs/evaluation.md), cell by cell, and what only
 victims can tell: losses, accuracy on unseen images, kernels of a first layer.
@@ -27,8 +27,7 @@ from recon_core.victims.losses import Loss
 from storage.pairs.dataset import Dataset
 from tasks.campaign.generate import OnProgress
 from tasks.campaign.part import cpu_threads, device_name, own_device, this_worker
-from tasks.campaign.plan import sha256_of, without_attack
-from tasks.campaign.victim_files import VICTIMS, kept_victims
+from tasks.campaign.plan import VICTIMS, kept_victims, sha256_of, without_attack
 from tasks.evaluation.record import rounded
 from tasks.families.weights.study.settings import Cell, Study, StudyPlan
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from flows.families.autoencoder.grids import tiny
+from flows.families.autoencoder.study import tiny
 from recon_core.attacks.autoencoder.many_starts import NoiseAware
 from recon_core.attacks.plug_and_play import Iteration, KnownMask, UnknownMask
 from recon_core.victims.autoencoder import FullyConnected

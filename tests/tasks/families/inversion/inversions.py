@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flows.families.inversion.grids import tiny
+from flows.families.inversion.study import tiny
 from recon_core.types import no_progress
 from recon_core.victims.separability import MixCon
 from tasks.families.inversion.study.page import INVERSION_PAGE

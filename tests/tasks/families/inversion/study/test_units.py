@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from flows.families.inversion.grids import tiny
+from flows.families.inversion.study import tiny
 from recon_core.similarity import unit_ssim
 from recon_core.victims.separability import MixCon, UniCon
 from tasks.families.inversion.networks import read_network

@@ -15,8 +15,7 @@ import torch.nn.functional as F
 
 from recon_core.types import Victims
 from storage.pairs.dataset import Dataset
-from tasks.campaign.plan import code_version
-from tasks.campaign.victim_files import VictimFiles, VictimsOfStore, version_key
+from tasks.campaign.plan import VictimFiles, VictimsOfStore, code_version, version_key
 from tasks.families.weights.study.record import (
     Examined,
     describe_study,
