@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -30,174 +30,102 @@ from tasks.study.products import npz_of
 
 SLOW = ("4 times the images", "augmentation")
 """Defences that are left out of the wide size."""
-EPSILONS = (1.0, 8.0, 50.0)
-PRIVATE_EPOCHS, PRIVATE_RATE = 60, 0.1
-"""Steps of the whole batch and their rate: more steps need more noise."""
-MIXCON = ((1.0, 1e-4), (10.0, 1e-4), (1.0, 1e-2))
-"""(lambda, beta) of MixCon; the first is the MixCon paper's choice, table 3."""
-MIXCON_SLOWER = 0.1
-"""Of the rate: its gradient goes with one over the features, which are small at first."""
 QUICK = ("Adam", "small start (risky)", "weight decay 0.01", "DP-SGD, epsilon 8",
          "weights in int8", "noise of 50 % on the weights")  # fmt: skip
 """Defences of the quick size."""
 
 
+def defence(group: str, name: str, about: str, **changes: Any) -> Defence:
+    """A defence of the grid, whose name is that of its group if it has none of its own."""
+    return Defence(name=name or group, group=group, about=about, **changes)
+
+
+def variant(name: str, about: str, setting: str, value: Any) -> Defence:
+    """Another way to train, which is no defence."""
+    return defence(name, "", about, kind="variant", set={setting: value})
+
+
 def defences() -> tuple[Defence, ...]:
-    """Every defence of the grid, and other ways to train."""
-    return tuple(_defences())
+    """Every defence of the grid, and other ways to train. DP-SGD takes few steps of the whole
+    batch: more steps need more noise."""
+    private = {"training.epochs": 60, "training.batch_size": None,
+               "training.optimiser": {"rule": "gd", "lr": 0.1}}  # fmt: skip
+    early, noise, precision = "early stopping", "noise on the weights", "precision"
+    return (
+        variant("Adam", "Trained by Adam at rate .001 in place of SGD.",
+                "training.optimiser", {"rule": "adam", "lr": 1e-3}),
+        variant("momentum", "Trained by SGD with momentum .9, at rate .01.",
+                "training.optimiser", {"rule": "gd", "lr": 0.01, "momentum": 0.9}),
+        variant("small start (risky)", "The first layer starts at 1e-4, as in papers on "
+                "reconstruction; torch starts it larger.", "victim.init_std_first", 1e-4),
+        *(defence(early, f"{name} of the epochs", "Training stops early.",
+                  scale={"training.epochs": share})
+          for name, share in (("a tenth", 0.1), ("a hundredth", 0.01))),
+        *(defence("weight decay", f"weight decay {decay:g}", "Weights shrink in every step.",
+                  set={"training.weight_decay": decay}) for decay in (0.001, 0.01)),
+        *(defence("more images", f"{n} times the images",
+                  f"Each network learns {n} times as many images.", scale={"n_images": n})
+          for n in (2, 4)),
+        defence("augmentation", "", "Every image is learned in 8 views, mirrored and moved by up "
+                "to 4 pixels.", set={"views": 8}),
+        defence("dropout", "", "Half of the hidden neurons are left out at every step.",
+                set={"dropout": 0.5}),
+        *(defence("DP-SGD", f"DP-SGD, epsilon {epsilon:g}", "Gradients of single images are "
+                  "clipped and get noise, in few steps of all images.",
+                  set={"private": {"epsilon": epsilon}, **private})
+          for epsilon in (1.0, 8.0, 50.0)),
+        *(defence(noise, f"noise of {100 * level:g} % on the weights", "Normal noise is added to "
+                  "the weights before they are given away.", set={"released.noise": level})
+          for level in (0.1, 0.5)),
+        defence(precision, "weights in float16", "Weights are given away in half precision.",
+                set={"released.precision": "float16"}),
+        defence(precision, "weights in int8", "Weights are given away in 255 steps a neuron.",
+                set={"released.precision": "int8"}),
+        defence("publish weights alone", "", "The optimiser's state stays at home, in place of a "
+                "whole checkpoint of training.", set={"checkpoint": False}),
+        defence("distillation", "", "A student learns the network's answers on public images, and "
+                "is given away in its place.", set={"distilled": True}),
+    )  # fmt: skip
 
 
-def _defences() -> Iterator[Defence]:
-    def made(name: str, about: str, *, group: str = "", **changes: Any) -> Defence:
-        return Defence(name=name, group=group or name, about=about, **changes)
-
-    yield made(
-        "Adam",
-        "Trained by Adam at rate .001 in place of SGD.",
-        kind="variant",
-        set={"training.optimiser": {"rule": "adam", "lr": 1e-3}},
-    )
-    yield made(
-        "momentum",
-        "Trained by SGD with momentum .9, at rate .01.",
-        kind="variant",
-        set={"training.optimiser": {"rule": "gd", "lr": 0.01, "momentum": 0.9}},
-    )
-    yield made(
-        "small start (risky)",
-        "The first layer starts at 1e-4, as in papers on reconstruction; torch starts it larger.",
-        kind="variant",
-        set={"victim.init_std_first": 1e-4},
-    )
-    for name, share in (("a tenth", 0.1), ("a hundredth", 0.01)):
-        yield made(
-            f"{name} of the epochs",
-            "Training stops early.",
-            group="early stopping",
-            scale={"training.epochs": share},
-        )
-    for decay in (0.001, 0.01):
-        yield made(
-            f"weight decay {decay:g}",
-            "Weights shrink in every step.",
-            group="weight decay",
-            set={"training.weight_decay": decay},
-        )
-    for factor in (2, 4):
-        yield made(
-            f"{factor} times the images",
-            f"Each network learns {factor} times as many images.",
-            group="more images",
-            scale={"n_images": factor},
-        )
-    yield made(
-        "augmentation",
-        "Every image is learned in 8 views, mirrored and moved by up to 4 pixels.",
-        set={"views": 8},
-    )
-    yield made(
-        "dropout",
-        "Half of the hidden neurons are left out at every step.",
-        set={"dropout": 0.5},
-    )
-    for epsilon in EPSILONS:
-        yield made(
-            f"DP-SGD, epsilon {epsilon:g}",
-            "Gradients of single images are clipped and get noise, in few steps of all images.",
-            group="DP-SGD",
-            set={
-                "private": {"epsilon": epsilon},
-                "training.epochs": PRIVATE_EPOCHS,
-                "training.batch_size": None,
-                "training.optimiser": {"rule": "gd", "lr": PRIVATE_RATE},
-            },
-        )
-    for noise in (0.1, 0.5):
-        yield made(
-            f"noise of {noise:.0%} on the weights".replace("%", " %"),
-            "Normal noise is added to the weights before they are given away.",
-            group="noise on the weights",
-            set={"released.noise": noise},
-        )
-    yield made(
-        "weights in float16",
-        "Weights are given away in half precision.",
-        group="precision",
-        set={"released.precision": "float16"},
-    )
-    yield made(
-        "weights in int8",
-        "Weights are given away in 255 steps a neuron.",
-        group="precision",
-        set={"released.precision": "int8"},
-    )
-    yield made(
-        "publish weights alone",
-        "The optimiser's state stays at home, in place of a whole checkpoint of training.",
-        set={"checkpoint": False},
-    )
-    yield made(
-        "distillation",
-        "A student learns the network's answers on public images, and is given away in its place.",
-        set={"distilled": True},
-    )
+def _of_groups(*groups: str) -> tuple[Defence, ...]:
+    return tuple(defence for defence in defences() if defence.group in groups)
 
 
 def split_defences() -> tuple[Defence, ...]:
-    """Defences of a network that is cut after its first hidden layer."""
-    return tuple(_split_defences())
-
-
-def _split_defences() -> Iterator[Defence]:
-    for lam, beta in MIXCON:
-        yield Defence(
-            name=f"MixCon, lambda {lam:g}, beta {beta:g}",
-            group="MixCon",
-            about="Features of images of different classes are drawn together in training, at a "
-            "tenth of the rate.",
-            set={"mixcon": {"lam": lam, "beta": beta}},
-            scale={"training.optimiser.lr": MIXCON_SLOWER},
-        )
-    yield Defence(
-        name="a tenth of the rate",
-        group="MixCon",
-        about="The rate that MixCon is trained at, without it.",
-        scale={"training.optimiser.lr": MIXCON_SLOWER},
-    )
-    yield Defence(
-        name="cut after the second layer",
-        group="deeper cut",
-        about="Clients compute one layer more, and send what comes out of that.",
-        set={"cut": 2},
-    )
-    same = {"noise on the weights": "noise on the features", "precision": "precision"}
-    for defence in defences():
-        if defence.group in same:
-            yield replace(
-                defence,
-                name=defence.name.replace("weights", "features"),
-                group=same[defence.group],
-                about=defence.about.replace("the weights before they are given away", "features")
-                .replace("Weights are given away", "Features are sent")
-                .replace("a neuron", "an image"),
-            )
-    kept = ("weight decay", "more images", "augmentation", "small start (risky)", "Adam", "dropout")
-    yield from (defence for defence in defences() if defence.group in kept)
+    """Defences of a network that is cut after its first hidden layer. MixCon, at first as in table
+    3 of its paper, trains at a tenth of the rate: its gradient goes with one over the features,
+    which are small at first."""
+    slower = {"training.optimiser.lr": 0.1}
+    return (
+        *(defence("MixCon", f"MixCon, lambda {lam:g}, beta {beta:g}", "Features of images of "
+                  "different classes are drawn together in training, at a tenth of the rate.",
+                  set={"mixcon": {"lam": lam, "beta": beta}}, scale=slower)
+          for lam, beta in ((1.0, 1e-4), (10.0, 1e-4), (1.0, 1e-2))),
+        defence("MixCon", "a tenth of the rate", "The rate that MixCon is trained at, without it.",
+                scale=slower),
+        defence("deeper cut", "cut after the second layer", "Clients compute one layer more, and "
+                "send what comes out of that.", set={"cut": 2}),
+        *(replace(
+            own,
+            name=own.name.replace("weights", "features"),
+            group=own.group.replace("weights", "features"),
+            about=own.about.replace("the weights before they are given away", "features")
+            .replace("Weights are given away", "Features are sent")
+            .replace("a neuron", "an image"),
+        ) for own in _of_groups("noise on the weights", "precision")),
+        *_of_groups("weight decay", "more images", "augmentation", "small start (risky)", "Adam",
+                    "dropout"),
+    )  # fmt: skip
 
 
 def autoencoder_defences() -> tuple[Defence, ...]:
     """Defences of an autoencoder, which has no labels."""
-    kept = ("more images", "augmentation", "noise on the weights", "precision")
-    early = (
-        Defence(
-            name=f"stopped at a loss of {level:g}",
-            group="early stopping",
-            about="Training stops early.",
-            set={"autoencoder.training.levels": [level]},
-        )
-        for level in (0.01, 0.001)
-    )
-    return (*early, *(defence for defence in defences() if defence.group in kept))
+    return (
+        *(defence("early stopping", f"stopped at a loss of {level:g}", "Training stops early.",
+                  set={"autoencoder.training.levels": [level]}) for level in (0.01, 0.001)),
+        *_of_groups("more images", "augmentation", "noise on the weights", "precision"),
+    )  # fmt: skip
 
 
 def cpu() -> Audit:
