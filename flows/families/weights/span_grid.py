@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import cast
 
 from flows.families.weights.grids import Size
 from flows.papers import MILLION, gradient_descent
@@ -46,16 +47,27 @@ USUAL_ITERATIONS, DIRECTIONS_PER_IMAGE = 300, 1.25
 MARGIN = 1.5
 SLOW_RULES = {"Adadelta": 2.5, "Adam": 4.0}
 RULES = ("gradient descent", "momentum", "Adadelta", "Adam")
+LOSSES: dict[str, tuple[Kind, Condition]] = {
+    "BCE": ("bce", "binary"),
+    "MSE": ("mse", "regression"),
+    "CE, ten classes": ("ce", "multiclass"),
+}
+RELEASED = {
+    "float16": Released(precision="float16"),
+    "int8": Released(precision="int8"),
+    "noise 1 %": Released(noise=0.01),
+    "noise 10 %": Released(noise=0.1),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
     """A size: `rates` of the rules, `epochs` with them, and of minibatches.
 
-    `most_directions`: how many stand
-    out of a small start at the most, after training as short as this."""
+    `most_directions`: how many stand out of a small start at the most, after training as short as
+    this.
+    """
 
-    images: tuple[int, ...]
     base: int
     epochs: dict[str, int]
     rates: dict[str, float]
@@ -64,7 +76,6 @@ class Scale:
 
 
 CPU = Scale(
-    images=(20, 50, 100, 200, 300, 500),
     base=100,
     epochs={"gradient descent": 3000, "momentum": 3000, "Adadelta": 1000, "Adam": 500,
             "batch": 1000},
@@ -73,7 +84,6 @@ CPU = Scale(
     most_directions=400,
 )  # fmt: skip
 PAPER = Scale(
-    images=(20, 50, 100, 200, 300, 500),
     base=500,
     epochs={"gradient descent": MILLION, "momentum": 100_000, "Adadelta": 50_000, "Adam": 50_000,
             "batch": 100_000},
@@ -81,29 +91,47 @@ PAPER = Scale(
     rate_mse=0.01,
     most_directions=5000,
 )  # fmt: skip
+AXES = {
+    "images": Axis(title="training images", values=(20, 50, 100, 200, 300, 500), scale="log"),
+    "ratio": Axis(title="width / images", values=(0.5, 1.0, 2.0, 5.0, 10.0), scale="log"),
+    "start": Axis(title="start", values=STARTS),
+    "rule": Axis(title="rule", values=RULES),
+    "batch": Axis(title="batch", values=("all images", "a quarter")),
+    "decay": Axis(title="weight decay", values=("0", "0.001", "0.01")),
+    "loss": Axis(title="loss", values=("BCE", "MSE", "CE, ten classes")),
+    "layers": Axis(title="hidden layers", values=(1, 2, 3), scale="linear"),
+    "bias": Axis(title="biases", values=("none", "first", "all")),
+    "weights": Axis(title="weights", values=("float32", *RELEASED)),
+    "attack": Axis(title="attack", values=("span", "KKT")),
+}
+NAMES = {
+    "images": "{} images", "ratio": "width {:g} per image", "start": "{} start", "rule": "{}",
+    "batch": "minibatches", "decay": "weight decay {}", "loss": "{}", "layers": "{} hidden layer",
+    "bias": "biases: {}", "weights": "weights: {}",
+}  # fmt: skip
+"""Names of the points along each axis."""
 
 
 def span(size: Size) -> Study:
     """Grid of the span attack: each cell one point away from a base."""
     scale = PAPER if size.preset == "paper" else CPU
-    cells = []
-    for panel, name, at in _points(scale):
-        for attack in ("span", "KKT"):
-            cells.append(
-                Cell(
-                    name=f"{name}; {attack}",
-                    panel=panel,
-                    at={**at, "attack": attack},
-                    images_per_run=int(at["images"]),
-                    experiment=_experiment(scale, at, attack),
-                )
-            )
+    cells = [
+        Cell(
+            name=f"{name}; {attack}",
+            panel=panel,
+            at={**at, "attack": attack},
+            images_per_run=int(at["images"]),
+            experiment=_experiment(scale, at, attack),
+        )
+        for panel, name, at in _points(BASE | {"images": scale.base})
+        for attack in ("span", "KKT")
+    ]
     return Study(
         name="span-networks",
         preset=size.preset,
         data=size.data,
         cells=tuple(cells),
-        axes=_axes(scale),
+        axes=AXES,
         n_victims=2 if scale is CPU else 3,
         n_attacks=1,
         runs_per_part=1,
@@ -112,148 +140,74 @@ def span(size: Size) -> Study:
     )
 
 
-def _points(scale: Scale) -> Iterator[tuple[str, str, dict[str, Value]]]:
+def _points(base: dict[str, Value]) -> Iterator[tuple[str, str, dict[str, Value]]]:
     """(panel, name, where) of every point, the base first."""
-    base = BASE | {"images": scale.base}
-    known = {"start": "standard, known"}
     yield "base", "base", base
-    for n in scale.images:
-        if n != scale.base:
-            yield "images", f"{n} images", base | {"images": n}
-    for ratio in (0.5, 1.0, 5.0, 10.0):
-        yield "ratio", f"width {ratio:g} per image", base | {"ratio": ratio}
-    for start in STARTS[1:]:
-        yield "start", f"{start} start", base | {"start": start}
-    for rule in RULES[1:]:
-        yield "rule", rule, base | {"rule": rule}
-    yield "batch", "minibatches", base | {"batch": "a quarter"}
-    for decay in ("0.001", "0.01"):
-        yield "decay", f"weight decay {decay}", base | {"decay": decay}
-    for loss in ("MSE", "CE, ten classes"):
-        yield "loss", loss, base | {"loss": loss}
-    for layers in (1, 3):
-        plural = "s" * (layers > 1)
-        yield "layers", f"{layers} hidden layer{plural}", base | {"layers": layers}
-    for bias in ("first", "all"):
-        yield "bias", f"biases: {bias}", base | {"bias": bias}
-    for weights in ("float16", "int8", "noise 1 %", "noise 10 %"):
-        yield "weights", f"weights: {weights}", base | {"weights": weights}
-    for layers in (1, 3):
-        plural = "s" * (layers > 1)
-        name = f"{layers} hidden layer{plural}, standard, known"
-        yield LAYERS_KNOWN, name, base | known | {"layers": layers}
+    for axis, name in NAMES.items():
+        for value in AXES[axis].values:
+            if value != base[axis]:
+                several = "s" * (axis == "layers" and value != 1)
+                yield axis, name.format(value) + several, base | {axis: value}
+    for layers, name in ((1, "1 hidden layer"), (3, "3 hidden layers")):
+        at = base | {"start": "standard, known", "layers": layers}
+        yield LAYERS_KNOWN, f"{name}, standard, known", at
     for start in STARTS[2:]:
         yield DECAY_STANDARD, f"decay 0.01, {start}", base | {"start": start, "decay": "0.01"}
 
 
-def _axes(scale: Scale) -> dict[str, Axis]:
-    return {
-        "images": Axis(title="training images", values=scale.images, scale="log"),
-        "ratio": Axis(title="width / images", values=(0.5, 1.0, 2.0, 5.0, 10.0), scale="log"),
-        "start": Axis(title="start", values=STARTS),
-        "rule": Axis(title="rule", values=RULES),
-        "batch": Axis(title="batch", values=("all images", "a quarter")),
-        "decay": Axis(title="weight decay", values=("0", "0.001", "0.01")),
-        "loss": Axis(title="loss", values=("BCE", "MSE", "CE, ten classes")),
-        "layers": Axis(title="hidden layers", values=(1, 2, 3), scale="linear"),
-        "bias": Axis(title="biases", values=("none", "first", "all")),
-        "weights": Axis(
-            title="weights", values=("float32", "float16", "int8", "noise 1 %", "noise 10 %")
-        ),
-        "attack": Axis(title="attack", values=("span", "KKT")),
-    }
-
-
 def _experiment(scale: Scale, at: dict[str, Value], attack: str) -> KKT:
-    n, n_layers = int(at["images"]), int(at["layers"])
-    first = round(n * float(at["ratio"]))
-    rest = round(scale.base * float(BASE["ratio"]))
-    classes = 10 if at["loss"] == "CE, ten classes" else 2
-    made = KKT(
-        augment_p=0.0,
-        n_classes=classes,
-        victim=Network(
-            widths=(first, *[rest] * (n_layers - 1)),
-            bias=_bias(str(at["bias"])),
-            init_std_first=1e-4 if str(at["start"]).startswith("small") else None,
-        ),
-        training=_training(scale, at),
-        released=_released(str(at["weights"])),
-        attack=_kkt(at),
-        keep="all",
-    )
-    if attack == "span":
-        return replace(made, attack=_span(at))
-    return replace(made, attack=replace(_kkt(at), save_at=(_iterations(scale, at, made),)))
+    """Rates of the KKT attack are such that a few hundred iterations suffice, found at the base of
+    the CPU's size.
 
-
-def _bias(name: str) -> Bias:
-    return "first" if name == "first" else "all" if name == "all" else "none"
-
-
-def _training(scale: Scale, at: dict[str, Value]) -> Training:
-    rule, loss, n = str(at["rule"]), str(at["loss"]), int(at["images"])
-    rate = scale.rate_mse if loss == "MSE" else scale.rates[rule]
+    It has iterations for the span attack's time and half as much again, by counted operations;
+    never so few that what they cost apart from those decides. What Adam leaves has no end, so that
+    all directions are separated, in most iterations.
+    """
+    n, n_layers, start = int(at["images"]), int(at["layers"]), str(at["start"])
+    rule, is_whole = str(at["rule"]), at["batch"] == "all images"
+    first, rest = round(n * float(at["ratio"])), round(scale.base * float(BASE["ratio"]))
+    loss, condition = LOSSES[str(at["loss"])]
+    rate = scale.rate_mse if loss == "mse" else scale.rates[rule]
     optimiser = {
         "momentum": gradient_descent(rate, 0.9),
         "Adadelta": Optimiser(rule="adadelta", lr=rate),
         "Adam": Optimiser(rule="adam", lr=rate),
     }.get(rule, gradient_descent(rate))
-    kinds: dict[str, Kind] = {"MSE": "mse", "BCE": "bce", "CE, ten classes": "ce"}
-    is_whole = at["batch"] == "all images"
-    return Training(
-        epochs=scale.epochs[rule if is_whole else "batch"],
-        optimiser=optimiser,
-        loss=Loss(kind=kinds[loss]),
-        batch_size=None if is_whole else n // 4,
-        weight_decay=float(at["decay"]),
-        span="auto",
-    )
-
-
-def _released(name: str) -> Released:
-    return {
-        "float16": Released(precision="float16"),
-        "int8": Released(precision="int8"),
-        "noise 1 %": Released(noise=0.01),
-        "noise 10 %": Released(noise=0.1),
-    }.get(name, Released())
-
-
-def _span(at: dict[str, Value]) -> SpanAttack:
-    return SpanAttack(start="known" if str(at["start"]).endswith(", known") else "unknown")
-
-
-def _kkt(at: dict[str, Value]) -> KKTAttack:
-    """Rates at which a few hundred iterations suffice, found at the base of the CPU's size."""
-    condition: Condition = "binary"
-    if at["loss"] == "CE, ten classes":
-        condition = "multiclass"
-    elif at["loss"] == "MSE":
-        condition = "regression"
-    return KKTAttack(
+    kkt = KKTAttack(
         condition=condition,
-        n_candidates=2 * int(at["images"]),
+        n_candidates=2 * n,
         sigma=1e-2,
         lam_min=0.1,
         alpha=100.0,
         optimiser=gradient_descent(0.6, 0.9),
         lam_lr=0.3,
     )
-
-
-def _iterations(scale: Scale, at: dict[str, Value], experiment: KKT) -> int:
-    """Iterations for the span attack's time and half as much again, by counted operations; never
-    so few that what they cost apart from those decides. What Adam leaves has no end, so that all
-    directions are separated, in most iterations."""
-    n, shape = int(at["images"]), (3, SIDE, SIDE)
-    attack = _span(at)
-    n_directions = min(
-        experiment.victim.widths[0], round(DIRECTIONS_PER_IMAGE * n), scale.most_directions
+    made = KKT(
+        augment_p=0.0,
+        n_classes=10 if loss == "ce" else 2,
+        victim=Network(
+            widths=(first, *[rest] * (n_layers - 1)),
+            bias=cast(Bias, at["bias"]),
+            init_std_first=1e-4 if start.startswith("small") else None,
+        ),
+        training=Training(
+            epochs=scale.epochs[rule if is_whole else "batch"],
+            optimiser=optimiser,
+            loss=Loss(kind=loss),
+            batch_size=None if is_whole else n // 4,
+            weight_decay=float(at["decay"]),
+            span="auto",
+        ),
+        released=RELEASED.get(str(at["weights"]), Released()),
+        attack=kkt,
+        keep="all",
     )
-    alone = replace(attack, sources="independent")
-    separation = separation_operations(alone, n_directions, shape)
-    search = attack_operations(experiment, shape)
-    slow = SLOW_RULES.get(str(at["rule"]), 1.0)
-    wanted = MARGIN * slow * USUAL_ITERATIONS * separation / search
-    return max(100 if n > 50 else 800, 10 * round(wanted / 10))
+    separation = SpanAttack(start="known" if start.endswith(", known") else "unknown")
+    if attack == "span":
+        return replace(made, attack=separation)
+    n_directions = min(first, round(DIRECTIONS_PER_IMAGE * n), scale.most_directions)
+    shape, alone = (3, SIDE, SIDE), replace(separation, sources="independent")
+    of_span = separation_operations(alone, n_directions, shape)
+    wanted = MARGIN * SLOW_RULES.get(rule, 1.0) * USUAL_ITERATIONS * of_span
+    n_iterations = 10 * round(wanted / attack_operations(made, shape) / 10)
+    return replace(made, attack=replace(kkt, save_at=(max(100 if n > 50 else 800, n_iterations),)))
