@@ -17,11 +17,10 @@ from flows.papers import (
     buzaglo2023_regression,
     gradient_descent,
 )
-from recon_core.attacks.kkt.objective import KKTAttack, Search
+from recon_core.attacks.kkt.objective import Condition, KKTAttack, Search
 from recon_core.experiments import KKT
 from recon_core.victims.losses import Loss
 from recon_core.victims.network import Conv, Network
-from recon_core.victims.training import Training
 from tasks.evaluation.settings import Evaluation
 from tasks.families.weights.study.settings import Axis, Cell, Study, Value
 
@@ -99,14 +98,16 @@ def multiclass(size: Size) -> Study:
     per_class = (1, 5, 10, 50) if paper else (1, 5, 10)
     fixed = 500 if paper else 60
     cells = [
-        _classes_cell(size, "grid", c, c * n, {"n_classes": c, "per_class": n})
+        _cell(f"{c} classes, {n} each", "grid", {"n_classes": c, "per_class": n}, c * n,
+              _experiment(size, c * n, classes=c, condition="multiclass"))
         for n in per_class
         for c in classes
-    ]
+    ]  # fmt: skip
     for c in classes:
         n = round(fixed / c) * c  # as near to 500 as three classes come
-        cells.append(_classes_cell(size, "fixed", c, n, {"n_classes": c}))
-    binary = _binary(size, n_images=fixed)
+        experiment = _experiment(size, n, classes=c, condition="multiclass")
+        cells.append(_cell(f"{c} classes, {n}", "fixed", {"n_classes": c}, n, experiment))
+    binary = _experiment(size, fixed, condition="binary")
     cells.append(_cell(f"vehicles, animals; {fixed}", "binary", {"n_classes": 2}, fixed, binary))
     axes = {
         "n_classes": Axis(title="classes", values=classes, scale="linear"),
@@ -133,7 +134,7 @@ def losses(size: Size) -> Study:
     numbers = (50, 100, 300) if paper else (10, 30, 60)
     cells = [
         _cell(f"{name}, {n} images", "grid", {"loss": name, "n_images": n}, n,
-              _regression(size, n_images=n, loss=loss, decay=wd, network=network))
+              _experiment(size, n, loss=loss, decay=wd, network=network))
         for name, (loss, wd, network) in kinds.items()
         for n in numbers
     ]  # fmt: skip
@@ -159,10 +160,9 @@ def weight_decay(size: Size) -> Study:
             *(("standard", decay, STANDARD) for decay in decays),
         ]
         for start, decay, network in starts:
-            experiment = (
-                _binary(size, n_images=n, decay=decay, network=network)
-                if classes == 2
-                else _multiclass(size, classes, n_images=n, decay=decay, network=network)
+            condition: Condition = "binary" if classes == 2 else "multiclass"
+            experiment = _experiment(
+                size, n, classes=classes, condition=condition, decay=decay, network=network
             )
             panel = f"{classes} classes" if decay else f"{classes} classes, no decay"
             name = f"{classes} classes, " + (f"decay {decay:g}" if decay else f"{start} start")
@@ -190,19 +190,20 @@ def cnn(size: Size) -> Study:
     usual, n = (1e-3, 500) if paper else (3e-2, 10)
     cells = [
         _cell(f"kernel {k}, {c} channels", "grid", {"kernel": k, "channels": c}, n,
-              _convolutional(size, Conv(kernel=k, channels=c), n_images=n, decay=usual))
+              _experiment(size, n, decay=usual,
+                          network=replace(STANDARD, conv=Conv(kernel=k, channels=c))))
         for c in channels
         for k in kernels
     ]  # fmt: skip
     cells += [
         _cell(f"decay {decay:g}", "decay", {"weight_decay": decay}, n,
-              _convolutional(size, base, n_images=n, decay=decay))
+              _experiment(size, n, decay=decay, network=replace(STANDARD, conv=base)))
         for decay in decays
     ]  # fmt: skip
     for start, network in (("standard", STANDARD), ("small", SMALL_FIRST)):
         cells.append(
             _cell(f"no decay, {start} start", "no decay", {"start": start}, n,
-                  _convolutional(size, base, n_images=n, decay=0.0, network=network))
+                  _experiment(size, n, network=replace(network, conv=base)))
         )  # fmt: skip
     axes = {
         "kernel": Axis(title="side of the kernel", values=kernels, scale="linear"),
@@ -228,7 +229,7 @@ def width(size: Size) -> Study:
     kinds = {"MSE": Loss(kind="mse"), "BCE": Loss()}
     cells = [
         _cell(f"{name}, width {w}, {n} images", name, {"width": w, "n_images": n}, n,
-              _regression(size, n_images=n, loss=loss, decay=decay,
+              _experiment(size, n, loss=loss, decay=decay,
                           network=replace(STANDARD, widths=(w, w))))
         for name, loss in kinds.items()
         for n in numbers
@@ -250,7 +251,8 @@ def large(size: Size) -> Study:
     paper = size.preset == "paper"
     classes, n, w = (100, 5000, 10_000) if paper else (10, 200, 500)
     epochs, batch = (100_000, 500) if paper else (10_000, 50)
-    experiment = _multiclass(size, classes, n_images=n, network=replace(SMALL_FIRST, widths=(w, w)))
+    network = replace(SMALL_FIRST, widths=(w, w))
+    experiment = _experiment(size, n, classes=classes, condition="multiclass", network=network)
     training = replace(
         experiment.training,
         epochs=epochs,
@@ -290,85 +292,50 @@ def _cell(name: str, panel: str, at: dict[str, Value], n_images: int, experiment
     return Cell(name=name, panel=panel, at=at, images_per_run=n_images, experiment=experiment)
 
 
-def _classes_cell(
-    size: Size, panel: str, n_classes: int, n_images: int, at: dict[str, Value]
-) -> Cell:
-    each = f"{n_images // n_classes} each" if panel == "grid" else f"{n_images}"
-    name = f"{n_classes} classes, {each}"
-    return _cell(name, panel, at, n_images, _multiclass(size, n_classes, n_images=n_images))
-
-
-def _multiclass(
+def _experiment(
     size: Size,
-    n_classes: int,
-    *,
     n_images: int,
+    *,
+    classes: int = 2,
+    condition: Condition = "regression",
+    loss: Loss | None = None,
     decay: float = 0.0,
     network: Network = SMALL_FIRST,
 ) -> KKT:
-    return _sized(
-        replace(buzaglo2023_multiclass(), n_classes=n_classes),
-        size, network, n_images, rate=size.rate_classes, decay=decay,
-    )  # fmt: skip
-
-
-def _binary(
-    size: Size, *, n_images: int, decay: float = 0.0, network: Network = SMALL_FIRST
-) -> KKT:
-    """Binary cross-entropy, equation 6."""
-    base = buzaglo2023_regression()
+    """Victims of a size and an attack on them, m = 2n. `condition`: equation 15, 6 (binary) or 12
+    (multiclass) of the KKT paper; a convolution is followed by one dense layer."""
+    is_multiclass, width, conv = condition == "multiclass", size.width, network.conv
+    base = buzaglo2023_multiclass() if is_multiclass else buzaglo2023_regression()
     assert isinstance(base.attack, KKTAttack)
-    attack = replace(base.attack, condition="binary", search=Search(lam_lr=(1e-5, 1.0)))
-    base = replace(base, attack=attack, training=replace(base.training, loss=Loss()))
-    return _sized(base, size, network, n_images, rate=size.rate, decay=decay)
-
-
-def _regression(size: Size, *, n_images: int, loss: Loss, decay: float, network: Network) -> KKT:
-    base = buzaglo2023_regression()
-    base = replace(base, training=replace(base.training, loss=loss))
-    return _sized(base, size, network, n_images, rate=size.rate, decay=decay)
-
-
-def _convolutional(
-    size: Size, conv: Conv, *, n_images: int, decay: float, network: Network = STANDARD
-) -> KKT:
-    """A convolution before the dense layers, binary cross-entropy, equation 15."""
-    width = size.width if size.preset == "paper" else size.width // 2
-    wide = replace(network, conv=conv, widths=(width,))
-    made = _regression(size, n_images=n_images, loss=Loss(), decay=decay, network=wide)
-    attack = made.attack
-    if size.search_conv is not None:
-        assert isinstance(attack, KKTAttack)
-        attack = replace(attack, search=size.search_conv)
-    training = replace(made.training, epochs=size.epochs_conv, span=False)
-    return replace(made, attack=attack, training=training)
-
-
-def _sized(
-    base: KKT, size: Size, network: Network, n_images: int, *, rate: float, decay: float
-) -> KKT:
-    """The experiment with the victims, the epochs and the attack of a size; m = 2n."""
-    widths = network.widths if network.widths != STANDARD.widths else (size.width, size.width)
-    assert isinstance(base.attack, KKTAttack)
-    attack = replace(
-        base.attack, n_candidates=max(2 * n_images, size.min_candidates), save_at=size.save_at
-    )
-    if size.search is not None:
-        search = size.search
-        if attack.condition == "regression":
-            search = replace(search, lam_min=None)
-        attack = replace(attack, search=search)
-    training: Training = replace(
-        base.training,
-        epochs=size.epochs,
-        optimiser=gradient_descent(rate),
-        weight_decay=decay,
-        span="auto",
-    )
+    search = base.attack.search if condition != "binary" else Search(lam_lr=(1e-5, 1.0))
+    if conv is not None and size.search_conv is not None:
+        search = size.search_conv
+    elif size.search is not None:
+        lowest = {"lam_min": None} if condition == "regression" else {}
+        search = replace(size.search, **lowest)
+    widths = network.widths
+    if conv is not None:
+        widths = (width if size.preset == "paper" else width // 2,)
+    elif widths == STANDARD.widths:
+        widths = (width, width)
     return replace(
         base,
+        n_classes=classes,
         victim=replace(network, widths=widths),
-        training=training,
-        attack=attack,
+        training=replace(
+            base.training,
+            loss=base.training.loss if is_multiclass else loss or Loss(),
+            epochs=size.epochs if conv is None else size.epochs_conv,
+            optimiser=gradient_descent(size.rate_classes if is_multiclass else size.rate),
+            weight_decay=decay,
+            span="auto" if conv is None else False,
+        ),
+        attack=replace(
+            base.attack,
+            condition=condition,
+            n_candidates=max(2 * n_images, size.min_candidates),
+            save_at=size.save_at,
+            search=search,
+        ),
         dtype="float32",
     )
