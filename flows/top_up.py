@@ -9,11 +9,11 @@ but the store: it may be killed at any time.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Container
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from tasks.campaign.state import State, read_control, read_quarantine
 from tasks.campaign.status import last_phase_of, stored_sampling
 from tasks.campaign.watch import CampaignError, log_notice
 from tasks.cluster.workers import Workers, dask_client, device_of
+from tasks.devices import Device
 from tasks.orchestration import flow
 from tasks.workspace import Workspace
 
@@ -291,12 +292,14 @@ def grow(
 ) -> tuple[StopReason, Progress, Job]:
     """Generates, and plans more, until there is a reason to end: that, the progress of the store,
     and the job with all that was planned. Workers that are started live until then."""
-    kept: Workers | None = None
+    is_started = False
     with ExitStack() as stack:
         while now.state == "running":
-            if kept is None and now.n_runs < job.sampling.n_runs:
-                kept = stack.enter_context(kept_workers(workers, job.recipe.threads))
-            generate_planned(job, kept or workers)
+            if not is_started and now.n_runs < job.sampling.n_runs:
+                client = stack.enter_context(dask_client(workers, threads=job.recipe.threads))
+                scheduler, device, is_started = client.scheduler, device_of(workers), True
+                workers = Workers(cluster=cast(Any, scheduler).addr, device=cast(Device, device))
+            generate_planned(job, workers)
             now = progress_of(job.place, rule)
             publish(now.coverage / rule.coverage)
             longer = rule.grown(job.sampling)
@@ -331,12 +334,3 @@ def waits_for_quarantined(job: Job) -> bool:
         for k in range(sampling.n_rounds)
         if not set(sampling.parts_of_round(k)) <= done | given_up
     )
-
-
-@contextmanager
-def kept_workers(workers: Workers, threads: int) -> Iterator[Workers]:
-    """Workers that several campaigns may use, one after another; they are started once."""
-    with dask_client(workers, threads=threads) as client:
-        scheduler: Any = client.scheduler
-        device: Any = device_of(workers)
-        yield Workers(cluster=scheduler.addr, device=device)

@@ -68,18 +68,7 @@ def attack_autoencoder(
     page = autoencoder_page(record, found, context)
     png = recoveries_sheet(found, job.n_shown)
     leave(job.out, record, page, sheet=("recoveries", png, "What came back, beside what was given"))
-    rows = [
-        {
-            "mask": one.case.mask_name,
-            "method": one.title,
-            "accurate": one.counted.removesuffix(" accurate") or "–",
-            "control": control.counted.removesuffix(" accurate") if control else "–",
-            "PSNR": "–" if one.rates is None else f"{one.rates.psnr[0]:.1f}",
-            "f(x)": round(float(one.n_applied.double().mean())),
-        }
-        for one, control in pairs(found)
-    ]
-    publish_table("recoveries", rows, "Every mask and method, beside the control")
+    publish_table("recoveries", screen_rows(record), "Every mask and method, beside the control")
     return record
 
 

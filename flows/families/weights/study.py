@@ -82,7 +82,12 @@ class GridStudy(StudyKind[Study, StudyPlan]):
     def replace(self, tree: dict[str, Any], settings: Mapping[str, Any]) -> None:
         """A name that begins with `experiment.` is set in every cell."""
         of_cells = {name: v for name, v in settings.items() if name.startswith(OF_EVERY_CELL)}
-        tree["cells"] = [replace_settings(cell, of_cells, _completed) for cell in tree["cells"]]
+        cells = adapter(Cell)
+
+        def completed(cell: Mapping[str, Any]) -> dict[str, Any]:
+            return dict(cells.dump_python(validated(Cell, cell), mode="json"))
+
+        tree["cells"] = [replace_settings(cell, of_cells, completed) for cell in tree["cells"]]
         for setting, value in settings.items():
             if setting not in of_cells:
                 replace_setting(tree, setting, value)
@@ -191,11 +196,6 @@ class GridStudy(StudyKind[Study, StudyPlan]):
         ]
 
 
-def _completed(cell: Mapping[str, Any]) -> dict[str, Any]:
-    """A cell as a JSON object, with the defaults of what is not in it."""
-    return dict(adapter(Cell).dump_python(validated(Cell, cell), mode="json"))
-
-
 @task(name="train victims")
 def train_first(plan: StudyPlan, dataset: Dataset, workers: Workers, device: str) -> None:
     """Every victim that is still to be attacked, on Dask workers that live as long as this task."""
@@ -223,64 +223,43 @@ def ask_victims(plan: StudyPlan, dataset: Dataset, *, device: str) -> dict[int, 
     return found
 
 
-def _sizes(grid: Callable[[grids.Size], Study]) -> dict[str, Callable[[], Study]]:
-    return {name: partial(grid, size) for name, size in grids.SIZES.items()}
-
-
-GRIDS = (
+GRIDS = tuple(
     GridStudy(
-        name="multiclass",
-        title="More classes, more reconstructions",
-        question="Does a classifier of more classes give back more of its training images?",
-        paper="KKT paper, section 4.2 and appendix C",
-        presets=_sizes(grids.multiclass),
-    ),
-    GridStudy(
-        name="losses",
-        title="Losses other than cross-entropy",
-        question="Do networks trained by regression with weight decay give back their images, and "
-        "which of them?",
-        paper="KKT paper, section 5.2 and appendix D",
-        presets=_sizes(grids.losses),
-    ),
-    GridStudy(
-        name="weight-decay",
-        title="The role of weight decay",
-        question="Does weight decay make a network with a standard start vulnerable, and for which "
-        "values?",
-        paper="KKT paper, section 6.1 and appendix E",
-        presets=_sizes(grids.weight_decay),
-    ),
-    GridStudy(
-        name="cnn",
-        title="Convolutional networks",
-        question="Do networks that begin with a convolution give back their images, and with which "
-        "kernels?",
-        paper="KKT paper, section 6.1 and appendix F",
-        presets=_sizes(grids.cnn),
-    ),
-    GridStudy(
-        name="width",
-        title="Width against number of images",
-        question="How many images come back by the width of the network and the number of images?",
-        paper="KKT paper, section 6.2",
-        presets=_sizes(grids.width),
-    ),
-    GridStudy(
-        name="large",
-        title="Many images",
-        question="Does a wide network give back some of very many images that it learned in "
-        "minibatches?",
-        paper="KKT paper, appendix G",
-        presets=_sizes(grids.large),
-    ),
-    GridStudy(
-        name="span-networks",
-        title="Where the span attack works",
-        question="From which networks does the span attack give back more than half of the images, "
-        "where does it break, and what of the KKT paper stands when the start is known?",
-        paper="ours, beside the KKT paper",
-        presets=_sizes(span_grid.span),
-    ),
-)
+        name=name,
+        title=title,
+        question=question,
+        paper=paper,
+        presets={size: partial(grid, grids.SIZES[size]) for size in grids.SIZES},
+    )
+    for name, grid, title, question, paper in (
+        ("multiclass", grids.multiclass, "More classes, more reconstructions",
+         "Does a classifier of more classes give back more of its training images?",
+         "KKT paper, section 4.2 and appendix C"),
+        ("losses", grids.losses, "Losses other than cross-entropy",
+         "Do networks trained by regression with weight decay give back their images, "
+         "and which of them?",
+         "KKT paper, section 5.2 and appendix D"),
+        ("weight-decay", grids.weight_decay, "The role of weight decay",
+         "Does weight decay make a network with a standard start vulnerable, and for "
+         "which values?",
+         "KKT paper, section 6.1 and appendix E"),
+        ("cnn", grids.cnn, "Convolutional networks",
+         "Do networks that begin with a convolution give back their images, and with "
+         "which kernels?",
+         "KKT paper, section 6.1 and appendix F"),
+        ("width", grids.width, "Width against number of images",
+         "How many images come back by the width of the network and the number of "
+         "images?",
+         "KKT paper, section 6.2"),
+        ("large", grids.large, "Many images",
+         "Does a wide network give back some of very many images that it learned in "
+         "minibatches?",
+         "KKT paper, appendix G"),
+        ("span-networks", span_grid.span, "Where the span attack works",
+         "From which networks does the span attack give back more than half of the "
+         "images, where does it break, and what of the KKT paper stands when the start "
+         "is known?",
+         "ours, beside the KKT paper"),
+    )
+)  # fmt: skip
 GRID_NAMES = tuple(kind.name for kind in GRIDS)
