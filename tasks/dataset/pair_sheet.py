@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,19 +15,18 @@ from storage.pairs.dataset import Dataset
 from tasks.dataset.export import rendered
 from tasks.page.pictures import Strip, Tile, strips_sheet
 
-N_PAIRS = 12
 PARTS_PER_IMAGE = 16
 """Parts in which the best pair of an image is looked for; a large store has it in hundreds."""
 LABELS, LETTERS = 1.5, 11  # width of the titles before rows, and letters of a caption, in tiles
+OF_RUNS = ("targets/image_id", "runs/run")
 NOTE = (
     "Rows: the same candidate of the attack at each saved iteration, scaled as far as a picture's "
     "range allows. Below it: SSIM with the original, bold where it is the best."
 )
 
 
-@dataclass(frozen=True)
-class Shown:
-    """A candidate of an attack whose pairs are shown: where it is, and its best SSIM."""
+class Shown(NamedTuple):
+    """A candidate of an attack whose pairs are shown: its location, and its best SSIM."""
 
     part: int
     run_row: int
@@ -37,20 +36,19 @@ class Shown:
     ssim: float
 
 
-@dataclass(frozen=True)
-class PairSheet:
+class PairSheet(NamedTuple):
     """The picture: `columns` are candidates, `strips` the originals and a row per iteration."""
 
     png: bytes
     caption: str
-    columns: tuple[Shown, ...]
+    columns: list[Shown]
     strips: list[tuple[str, list[Tile]]]
 
 
 def pair_sheet(
     dataset: Dataset,
     *,
-    n: int = N_PAIRS,
+    n: int = 12,
     seed: int = 0,
     image_id: int | None = None,
     on_part: Callable[[int, int], None] = lambda _done, _n: None,
@@ -84,52 +82,44 @@ def pair_sheet(
     for image, among in holders.items():
         for part in rng.permutation(among)[:PARTS_PER_IMAGE].tolist():
             parts.setdefault(part, []).append(image)
-    found: list[Shown] = []
+    best: dict[tuple[int, int, int], Shown] = {}  # of each confident candidate
     on_part(0, len(parts))
     for done, (part, wanted) in enumerate(sorted(parts.items()), start=1):
-        found += _confident(dataset, part, wanted)
+        names = ("target_row", "run_row", "candidate", "ssim_best", "confident")
+        columns = dataset.read(part, [*(f"pairs/{name}" for name in names), *OF_RUNS])
+        target_row, run_row, candidate, ssim, confident = (columns[f"pairs/{n}"] for n in names)
+        image_ids, runs = (columns[name] for name in OF_RUNS)
+        of_pairs = image_ids[target_row]
+        rows = np.flatnonzero(confident & np.isin(of_pairs, wanted))
+        for row in rows[np.argsort(-ssim[rows], kind="stable")].tolist():
+            at, run = (part, int(run_row[row]), int(candidate[row])), int(runs[run_row[row]])
+            best.setdefault(at, Shown(*at, int(of_pairs[row]), run, float(ssim[row])))
         on_part(done, len(parts))
-    found.sort(key=lambda shown: (-shown.ssim, shown.part, shown.run_row, shown.candidate))
-    best = {shown.image_id: shown for shown in reversed(found)}
+    ranked = sorted(best.values(), key=lambda shown: (-shown.ssim, *shown[:3]))
     if image_id is None:
-        columns = tuple(shown for shown in found if best[shown.image_id] is shown)
+        best_of = {shown.image_id: shown for shown in reversed(ranked)}
+        ranked = [shown for shown in ranked if best_of[shown.image_id] is shown]
         caption = (
-            f"The best confident pair of each of {len(columns)} images, drawn at random (seed "
+            f"The best confident pair of each of {len(ranked)} images, drawn at random (seed "
             f"{seed}) from the {len(covered):,} images with a confident pair"
         )
     else:
-        columns = tuple(found[:n])
-        caption = f"The {len(columns)} best confident pairs of image {image_id}, each of another "
+        ranked = ranked[:n]
+        caption = f"The {len(ranked)} best confident pairs of image {image_id}, each of another "
         caption += "candidate"
     if any(len(among) > PARTS_PER_IMAGE for among in holders.values()):
         caption += f", among {PARTS_PER_IMAGE} of the parts that have them"
     caption += "; the best first."
-    strips = _strips(dataset, columns, of_images=image_id is None)
-    most = int(LETTERS * (len(columns) + LABELS))
+    strips = _strips(dataset, ranked, of_images=image_id is None)
+    most = int(LETTERS * (len(ranked) + LABELS))
     texts: list[Strip] = ["Originals over their reconstructions"]
     texts += [(line, []) for text in (caption, NOTE) for line in textwrap.wrap(text, max(60, most))]
-    png = strips_sheet([*texts, *strips], columns=max(6, len(columns)), labels=LABELS, at_edge=True)
-    return PairSheet(png, caption, columns, strips)
-
-
-def _confident(dataset: Dataset, part: int, images: list[int]) -> list[Shown]:
-    """The confident candidates of a part whose targets are `images`, with their best SSIM."""
-    names = ("target_row", "run_row", "candidate", "ssim_best", "confident")
-    columns = dataset.read(part, [f"pairs/{name}" for name in names])
-    target_row, run_row, candidate, ssim, confident = (columns[f"pairs/{name}"] for name in names)
-    tables = dataset.read(part, ["targets/image_id", "runs/run"])
-    image = tables["targets/image_id"][target_row]
-    rows = np.flatnonzero(confident & np.isin(image, images))
-    best: dict[tuple[int, int], Shown] = {}
-    for row in rows[np.argsort(-ssim[rows], kind="stable")].tolist():
-        key = int(run_row[row]), int(candidate[row])
-        run = int(tables["runs/run"][key[0]])
-        best.setdefault(key, Shown(part, *key, int(image[row]), run, float(ssim[row])))
-    return list(best.values())
+    png = strips_sheet([*texts, *strips], columns=max(6, len(ranked)), labels=LABELS, at_edge=True)
+    return PairSheet(png, caption, ranked, strips)
 
 
 def _strips(
-    dataset: Dataset, columns: tuple[Shown, ...], *, of_images: bool
+    dataset: Dataset, columns: list[Shown], *, of_images: bool
 ) -> list[tuple[str, list[Tile]]]:
     """Originals over their reconstructions, a row per saved iteration; white where none was."""
     sizes = [receipt.n_pairs for receipt in dataset.receipts]
@@ -146,23 +136,13 @@ def _strips(
         pictures = rendered(taken["pairs/reconstruction"], taken["runs/mean_image"])
         name = f"image {shown.image_id}" if of_images else f"run {shown.run}"
         originals.append((taken["targets/image"][0], name, False))
-        saved.append(
-            {
-                int(iteration[row]): (picture, f"{ssim[row]:.2f}", ssim[row] == ssim[rows].max())
-                for row, picture in zip(rows.tolist(), pictures, strict=True)
-            }
-        )
-    if all(len(of_column) == 1 for of_column in saved):  # whenever each was: they share a row
-        return [
-            ("original", originals),
-            ("reconstruction", [tile for of_column in saved for tile in of_column.values()]),
-        ]
+        scored = zip(pictures, ssim[rows], strict=True)
+        tiles: list[Tile] = [(x, f"{s:.2f}", s == ssim[rows].max()) for x, s in scored]
+        saved.append(dict(zip(iteration[rows].tolist(), tiles, strict=True)))
+    strips = [("original", originals)]
+    if all(len(of_column) == 1 for of_column in saved):  # they share a row, whenever each was saved
+        return [*strips, ("reconstruction", [t for of_column in saved for t in of_column.values()])]
     white: Tile = (np.full_like(originals[0][0], 255), "", False)
-    iterations = sorted({iteration for of_column in saved for iteration in of_column})
-    return [
-        ("original", originals),
-        *(
-            (f"iteration {iteration:,}", [of_column.get(iteration, white) for of_column in saved])
-            for iteration in iterations
-        ),
-    ]
+    for at in sorted({iteration for of_column in saved for iteration in of_column}):
+        strips.append((f"iteration {at:,}", [of_column.get(at, white) for of_column in saved]))
+    return strips

@@ -6,8 +6,7 @@ victims. The numbers lie beside the page as CSV and as JSON."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +24,10 @@ from tasks.report.headline import method_title
 
 SCHEMA, VERSION = "palimpsest-comparison", 1
 COLOURS = (2, 4, 3, 5, 6, 10, 0, 8, 7, 9, 11, 1)
-SAME_SOURCE = "the two runs scored the same images"
+COUNTS = ("n_victims", "attacks_per_victim")
 
-Scores = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Evaluated:
-    """One evaluation and the name it goes by on the page."""
-
-    name: str
-    folder: Path
-    record: Record
+Records = Mapping[str, Record]
+"""Evaluations by their names on the page; the others are compared with the first."""
 
 
 def compare_runs(runs: Sequence[Path], page: Path) -> tuple[dict[str, Any], dict[str, Path]]:
@@ -45,17 +36,18 @@ def compare_runs(runs: Sequence[Path], page: Path) -> tuple[dict[str, Any], dict
     evaluation, or if `page` does not end in .html."""
     if page.suffix != ".html":
         raise ValueError(f"--out {page} does not end in .html; the page is one")
-    opened = open_runs(runs)
+    records = open_runs(runs)
     page.parent.mkdir(parents=True, exist_ok=True)
-    with page_of(" or ".join(str(run.folder / "evaluation.json") for run in opened), COMMAND):
-        comparison = compare(opened)
-        return comparison, write_comparison(comparison, opened, page)
+    files = (str(evaluation_folder(run).resolve() / "evaluation.json") for run in runs)
+    with page_of(" or ".join(files), COMMAND):
+        comparison = compare(records)
+        return comparison, write_comparison(comparison, records, page)
 
 
-def open_runs(runs: Sequence[Path]) -> list[Evaluated]:
+def open_runs(runs: Sequence[Path]) -> dict[str, Record]:
     """The evaluations of `runs` (job folders or evaluation folders), each named by as many last
-    parts of its path as tell them apart. Raises ValueError for fewer than two, one folder twice, or
-    one without a finished evaluation."""
+    parts of its path as distinguish them. Raises ValueError for fewer than two, one folder twice,
+    or one without a finished evaluation."""
     if len(runs) < 2:
         raise ValueError(f"{len(runs)} run given; a comparison needs at least two folders")
     folders = [evaluation_folder(run).resolve() for run in runs]
@@ -64,108 +56,97 @@ def open_runs(runs: Sequence[Path]) -> list[Evaluated]:
             raise ValueError(f"{folder} is given twice; give each evaluation once")
     paths = [folder.parent if folder.name == "evaluation" else folder for folder in folders]
     names = [str(folder) for folder in folders]
-    for n_parts in range(1, max(len(path.parts) for path in paths) + 1):
+    for n_parts in range(max(len(path.parts) for path in paths), 0, -1):
         shorter = ["/".join(path.parts[-n_parts:]) for path in paths]
-        if len(set(shorter)) == len(shorter):
-            names = shorter
-            break
-    return [
-        Evaluated(name, folder, read_evaluation(folder))
-        for name, folder in zip(names, folders, strict=True)
-    ]
+        names = shorter if len(set(shorter)) == len(shorter) else names
+    return dict(zip(names, map(read_evaluation, folders), strict=True))
 
 
-def compare(runs: Sequence[Evaluated]) -> dict[str, Any]:
-    """The comparison as JSON has it; the first run is the one that the others are compared with."""
-    records = [run.record for run in runs]
-    methods = dict.fromkeys(name for record in records for name in record["methods"])
-    facts = ("n_victims", "attacks_per_victim", "n_runs", "n_targets", "outcomes")
-    first = runs[0]
-    return {
-        "schema": SCHEMA,
-        "version": VERSION,
-        "runs": [
-            {
-                "name": run.name,
-                "fingerprint": run.record["fingerprint"],
-                "source": run.record["source"]["name"],
-                "good_threshold": run.record["settings"]["good_threshold"],
-            }
-            | {key: run.record["dataset"][key] for key in facts}
-            for run in runs
-        ],
-        "settings": differing_settings(records),
-        "methods": {
-            name: [
-                {side: method[side]["summary"] for side in SIDES}
-                | {key: method["detection"][key] for key in ("auc", "found_at")}
-                if (method := record["methods"].get(name))
-                else None
-                for record in records
-            ]
-            for name in methods
-        },
-        "differences": [
-            difference(first, other, method)
-            for other in runs[1:]
-            for method in methods
-            if method in first.record["methods"] and method in other.record["methods"]
-        ],
-    }
-
-
-def differing_settings(records: Iterable[Record]) -> dict[str, list[str]]:
-    """By dotted name, the setting of each run, where they are not all the same."""
-    counts = ("n_victims", "attacks_per_victim", "images_per_victim")
-    settings = [
+def compare(records: Records) -> dict[str, Any]:
+    """The comparison as JSON has it."""
+    methods = dict.fromkeys(name for record in records.values() for name in record["methods"])
+    facts = (*COUNTS, "n_runs", "n_targets", "outcomes")
+    first, *others = records
+    settings = [  # by dotted name
         dict(
             leaves(
                 {
                     "source": {key: r["source"][key] for key in ("name", "split", "content_hash")},
-                    "dataset": {key: r["dataset"][key] for key in counts},
+                    "dataset": {key: r["dataset"][key] for key in (*COUNTS, "images_per_victim")},
                     "store": r["dataset"]["manifest"]["campaign"],
                     "evaluation": r["settings"],
                     "restorers": r["restorers"],
                 }
             )
         )
-        for r in records
+        for r in records.values()
     ]
-    names = dict.fromkeys(name for found in settings for name in found)
-    rows = {name: [found.get(name, NOTHING) for found in settings] for name in names}
-    return {name: values for name, values in rows.items() if len(set(values)) > 1}
+    rows = {n: [own.get(n, NOTHING) for own in settings] for own in settings for n in own}
+    return {
+        "schema": SCHEMA,
+        "version": VERSION,
+        "runs": [
+            {
+                "name": name,
+                "fingerprint": record["fingerprint"],
+                "source": record["source"]["name"],
+                "good_threshold": record["settings"]["good_threshold"],
+            }
+            | {key: record["dataset"][key] for key in facts}
+            for name, record in records.items()
+        ],
+        "settings": {name: values for name, values in rows.items() if len(set(values)) > 1},
+        "methods": {
+            name: [
+                {side: method[side]["summary"] for side in SIDES}
+                | {key: method["detection"][key] for key in ("auc", "found_at")}
+                if (method := record["methods"].get(name))
+                else None
+                for record in records.values()
+            ]
+            for name in methods
+        },
+        "differences": [
+            {"run": other, "against": first, "method": method}
+            | {side: difference(records[first], records[other], method, side) for side in SIDES}
+            for other in others
+            for method in methods
+            if method in records[first]["methods"] and method in records[other]["methods"]
+        ],
+    }
 
 
-def difference(first: Evaluated, other: Evaluated, method: str) -> dict[str, Any]:
-    """Difference of the scores of `other` and `first` by `method`: targets, then decoys."""
-    body: dict[str, Any] = {"run": other.name, "against": first.name, "method": method}
-    both = first.record, other.record
-    for side in SIDES:
-        order, why = _pairing(*both, side)
-        found: dict[str, Any] = {"paired": order is not None, "why": why}
-        scores = {
-            f"mean_{m}": [np.array(r["methods"][method][side][m], float) for r in both]
-            for m in METRICS
-        }
-        limits = [record["settings"]["good_threshold"] for record in both]
-        scores["good_fraction"] = [
-            (ssim > limit) * 1.0 for ssim, limit in zip(scores["mean_ssim"], limits, strict=True)
-        ]
-        for name, (before, after) in scores.items():
-            ends = None
-            if len(before) and len(after) and order is not None:
-                ends = bootstrap_interval(after[order] - before)
-            elif len(before) and len(after):
-                ends = unpaired_interval(before, after)
-            mean = None if ends is None else round(float(after.mean() - before.mean()), DECIMALS)
-            found[name] = mean
-            found[f"{name}_interval"] = ends and [round(float(end), DECIMALS) for end in ends]
-        body[side] = found
+def difference(first: Record, other: Record, method: str, side: str) -> dict[str, Any]:
+    """Means and intervals of the scores of `other` less those of `first`, paired where both scored
+    the same images in the same victims."""
+    mine, theirs = (
+        list(zip(record[side]["victim"], record[side]["image_id"], strict=True))
+        for record in (first, other)
+    )
+    row_of = {image: row for row, image in enumerate(theirs)}
+    paired, why = False, "they scored images of different sources"
+    if first["source"]["content_hash"] == other["source"]["content_hash"]:
+        paired = sorted(mine) == sorted(theirs) and len(row_of) == len(theirs)
+        why = "they scored other images of the same source, or in other victims"
+        why = "the two runs scored the same images" if paired else why
+    body: dict[str, Any] = {"paired": paired, "why": why}
+    both = [(r["methods"][method][side], r["settings"]["good_threshold"]) for r in (first, other)]
+    scores = {f"mean_{m}": [np.array(own[m], float) for own, _limit in both] for m in METRICS}
+    scores["good_fraction"] = [(np.array(own["ssim"]) > limit) * 1.0 for own, limit in both]
+    for name, (before, after) in scores.items():
+        mean = ends = None
+        if len(before) and len(after):
+            mean = round(float(after.mean() - before.mean()), DECIMALS)
+            ends = unpaired_interval(before, after)
+            if paired:
+                ends = bootstrap_interval(after[[row_of[image] for image in mine]] - before)
+        body[name] = mean
+        body[f"{name}_interval"] = ends and [round(float(end), DECIMALS) for end in ends]
     return body
 
 
 def unpaired_interval(
-    before: Scores, after: Scores, *, level: float = 0.95, seed: int = 0
+    before: npt.NDArray[np.float64], after: npt.NDArray[np.float64], *, seed: int = 0
 ) -> tuple[float, float]:
     """Bootstrap interval of mean(after) - mean(before), neither empty; each is resampled alone."""
     rng = np.random.default_rng(seed)
@@ -173,57 +154,72 @@ def unpaired_interval(
         rng.choice(after, len(after)).mean() - rng.choice(before, len(before)).mean()
         for _ in range(N_BOOTSTRAP)
     ]
-    low, high = np.quantile(differences, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(differences, [0.025, 0.975])
     return float(low), float(high)
-
-
-def _pairing(first: Record, other: Record, side: str) -> tuple[npt.NDArray[np.int64] | None, str]:
-    """(which row of `other` each row of `first` is, why), None where they cannot be paired."""
-    if first["source"]["content_hash"] != other["source"]["content_hash"]:
-        return None, "they scored images of different sources"
-    mine, theirs = (
-        list(zip(record[side]["victim"], record[side]["image_id"], strict=True))
-        for record in (first, other)
-    )
-    place = {row: i for i, row in enumerate(theirs)}
-    if sorted(mine) != sorted(theirs) or len(place) < len(theirs):
-        return None, "they scored other images of the same source, or in other victims"
-    return np.array([place[row] for row in mine], np.int64), SAME_SOURCE
 
 
 def difference_rows(comparison: Mapping[str, Any]) -> list[dict[str, str]]:
     """One row per method and run: the differences of the targets, as a screen has them."""
     return [
         {
-            "method": found["method"],
-            "run": found["run"],
+            "method": entry["method"],
+            "run": entry["run"],
             "images": "paired" if body["paired"] else "unpaired",
             "good": percent(body["good_fraction"]),
             "SSIM": score(body["mean_ssim"]),
             "95 %": interval(body["mean_ssim_interval"]),
             "HaarPSI": score(body["mean_haarpsi"]),
         }
-        for found in comparison["differences"]
-        for body in (found["targets"],)
+        for entry in comparison["differences"]
+        for body in (entry["targets"],)
     ]
 
 
 def write_comparison(
-    comparison: Mapping[str, Any], runs: Sequence[Evaluated], page: Path
+    comparison: Mapping[str, Any], records: Records, page: Path
 ) -> dict[str, Path]:
     """The files: `page`, and beside it PAGE.json and the CSVs in PAGE-data/."""
     data = page.with_name(f"{page.stem}-data")
-    tables = {table.name: table for table in _tables(comparison, runs)}
+    methods = [
+        {"method": method, "run": name} | score_cells(numbers, numbers)
+        for method, of_runs in comparison["methods"].items()
+        for name, numbers in zip(records, of_runs, strict=True)
+        if numbers is not None
+    ]
+    keys = ("method", "run", "against")
+    differences = [
+        {key: entry[key] for key in keys} | {"side": side} | cells_of(entry[side])
+        for entry in comparison["differences"]
+        for side in SIDES
+    ]
+    settings = comparison["settings"]
+    columns = {name: [v[k] for v in settings.values()] for k, name in enumerate(records)}
+    ranks = [
+        {"method": method, "run": name, "side": side, "rank": rank}
+        | dict(zip(METRICS, scores, strict=True))
+        for name, record in records.items()
+        for method, body in record["methods"].items()
+        for side in SIDES
+        for rank, scores in enumerate(
+            zip(*(sorted(body[side][metric], reverse=True) for metric in METRICS), strict=True), 1
+        )
+    ]
+    ranked = table_of("ranked-curves", ranks, ("method", "run", "side", "rank", *METRICS))
+    tables = [
+        table_of("methods", methods, ("method", "run")),
+        table_of("differences", differences, (*keys, "side")),
+        Table("settings", {"setting": list(settings), **columns}),
+        ranked,
+    ]
     looks = {
-        run.name: Style(k, COLOURS[k % len(COLOURS)], k % N_MARKERS) for k, run in enumerate(runs)
+        name: Style(k, COLOURS[k % len(COLOURS)], k % N_MARKERS) for k, name in enumerate(records)
     }
     titles = {name: method_title(name)[0] for name in comparison["methods"]}
     panels = []
     for method, named in titles.items():
-        ranked = tables["ranked-curves"].where("method", method)
         curves = []
         for name, look in looks.items():
-            rows = ranked.where("run", name)
+            rows = ranked.where("method", method).where("run", name)
             sides = [rows.where("side", side).points("rank", "ssim") for side in SIDES]
             curves.append(Line(look, *sides))
         title = f"{METRIC_TITLES['ssim']}: {named}"
@@ -236,47 +232,12 @@ def write_comparison(
         names=list(looks),
         titles=titles,
         figure=Figure("ranked-curves", panels, [], [(look, n) for n, look in looks.items()]),
-        tables=tables,
+        tables={table.name: table for table in tables},
         styles=looks,
         folder=data.name,
         most_inline=math.inf,
     )
-    write_tables(data, tables.values())
+    write_tables(data, tables)
     write_json(page.with_suffix(".json"), comparison)
     write_file(page, text_bytes(html))
     return {"page": page, "numbers": page.with_suffix(".json"), "data": data}
-
-
-def _tables(comparison: Mapping[str, Any], runs: Sequence[Evaluated]) -> list[Table]:
-    """The scores by method and run, the differences, the settings that differ, a column per run,
-    and the i-th best score of every method in every run."""
-    names = [run.name for run in runs]
-    methods = [
-        {"method": method, "run": name} | score_cells(numbers, numbers)
-        for method, found in comparison["methods"].items()
-        for name, numbers in zip(names, found, strict=True)
-        if numbers is not None
-    ]
-    keys = ("method", "run", "against")
-    differences = [
-        {key: found[key] for key in keys} | {"side": side} | cells_of(found[side])
-        for found in comparison["differences"]
-        for side in SIDES
-    ]
-    settings = comparison["settings"]
-    columns = {name: [values[k] for values in settings.values()] for k, name in enumerate(names)}
-    keys_ranked = ("method", "run", "side", "rank", *METRICS)
-    ranked = []
-    for run in runs:
-        for method, body in run.record["methods"].items():
-            for side in SIDES:
-                best = (sorted(body[side][metric], reverse=True) for metric in METRICS)
-                for rank, scores in enumerate(zip(*best, strict=True), 1):
-                    cells = (method, run.name, side, rank, *scores)
-                    ranked.append(dict(zip(keys_ranked, cells, strict=True)))
-    return [
-        table_of("methods", methods, ("method", "run")),
-        table_of("differences", differences, (*keys, "side")),
-        Table("settings", {"setting": list(settings), **columns}),
-        table_of("ranked-curves", ranked, keys_ranked),
-    ]

@@ -48,8 +48,8 @@ class OnnxRestorer:
         runtime: Any = importlib.import_module("onnxruntime")
         options = runtime.SessionOptions()
         options.intra_op_num_threads, options.log_severity_level = torch.get_num_threads(), 3
-        wanted = [CPU] if device == "cpu" else [CUDA, CPU]
-        there = [name for name in wanted if name in runtime.get_available_providers()]
+        there = [name for name in (CUDA, CPU) if name in runtime.get_available_providers()]
+        there = [CPU] if device == "cpu" else there
         try:
             session = runtime.InferenceSession(str(path), options, providers=there)
         except Exception as error:
@@ -66,7 +66,7 @@ class OnnxRestorer:
             )
         inputs, outputs = session.get_inputs(), session.get_outputs()
         if len(inputs) != 1 or len(outputs) != 1:
-            names = [", ".join(v.name for v in values) or "(none)" for values in (inputs, outputs)]
+            names = [", ".join(v.name for v in some) or "(none)" for some in (inputs, outputs)]
             raise ValueError(
                 f"{path} has the inputs {names[0]} and the outputs {names[1]}; export a model with "
                 "one of each, pictures in and pictures out"
@@ -83,7 +83,6 @@ class OnnxRestorer:
         n, _channels, *sides = (size if isinstance(size, int) else None for size in shape)
         self._n_fixed, self.resolution = n, (sides[0], sides[1])
         self.path, self.value_range, self.session = path, value_range, session
-        self._input, self._output = inputs[0].name, outputs[0].name
 
     @property
     def fingerprint(self) -> str:
@@ -91,9 +90,9 @@ class OnnxRestorer:
         its keys "location", of which those in a model's remarks name no file that is there."""
         content = self.path.read_bytes()
         digest, names = hashlib.sha256(content), set()
-        for found in LOCATION.finditer(content):
-            length = sum((byte & 0x7F) << 7 * k for k, byte in enumerate(found[1]))
-            names.add(os.fsdecode(content[found.end() : found.end() + length]))
+        for match in LOCATION.finditer(content):
+            length = sum((byte & 0x7F) << 7 * k for k, byte in enumerate(match[1]))
+            names.add(os.fsdecode(content[match.end() : match.end() + length]))
         for file in (self.path.parent / name for name in sorted(names)):
             if file.is_file():
                 digest.update(hashlib.sha256(file.read_bytes()).digest())
@@ -115,17 +114,18 @@ class OnnxRestorer:
         something else than one finite picture for each.
         """
         del net, n_samples, seeds
-        given = condition.detach().cpu().numpy()
-        if self.value_range == "-1..1":
-            given = 2 * given - 1
+        is_signed = self.value_range == "-1..1"
+        pictures = condition.detach().cpu().numpy()
+        pictures = 2 * pictures - 1 if is_signed else pictures
+        restored = np.empty_like(pictures)
         size = self._n_fixed or batch_size
-        restored = np.empty_like(given)
-        for start in range(0, len(given), size):
-            n = len(given[start : start + size])
-            part = np.zeros((self._n_fixed or n, *given.shape[1:]), np.float32)
-            part[:n] = given[start : start + size]
+        for start in range(0, len(pictures), size):
+            rows = slice(start, start + size)
+            n = len(pictures[rows])
+            part = np.zeros((self._n_fixed or n, *pictures.shape[1:]), np.float32)
+            part[:n] = pictures[rows]
             try:
-                (answer,) = self.session.run([self._output], {self._input: part})
+                (answer,) = self.session.run(None, {self.session.get_inputs()[0].name: part})
             except Exception as error:
                 raise ValueError(
                     f"{self.path} fails on pictures of shape {part.shape}: {_first_line(error)}; "
@@ -141,12 +141,11 @@ class OnnxRestorer:
                     f"{self.path} gave values that are not finite; check --onnx-range "
                     f"({self.value_range})"
                 )
-            restored[start : start + size] = answer[:n]
-            progress(min(1.0, (start + size) / len(given)))
-        if self.value_range == "-1..1":
-            restored = (restored + 1) / 2
-        pictures = torch.from_numpy(restored.clip(0, 1).astype(np.float32, copy=False))
-        return pictures.to(condition.device).unsqueeze(0)
+            restored[rows] = answer[:n]
+            progress(min(1.0, (start + size) / len(pictures)))
+        restored = (restored + 1) / 2 if is_signed else restored
+        answers = torch.from_numpy(restored.clip(0, 1).astype(np.float32, copy=False))
+        return answers.to(condition.device).unsqueeze(0)
 
 
 def _first_line(error: Exception) -> str:

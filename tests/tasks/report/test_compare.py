@@ -15,7 +15,6 @@ import pytest
 from recon_core.summary import bootstrap_interval
 from tasks.page.formats import interval, score
 from tasks.report.compare import (
-    Evaluated,
     compare,
     open_runs,
     unpaired_interval,
@@ -30,12 +29,12 @@ def _run(folder: Path, record: dict[str, Any]) -> Path:
     return folder
 
 
-def _pair(tmp_path: Path, change: Any) -> list[Evaluated]:
+def _pair(tmp_path: Path, change: Any) -> dict[str, Any]:
     """An evaluation called a, and one called b that `change` made of its record."""
     record = made_up(methods=("plain", "mean_image", "bf_dncnn", "edm_x4"))[0]
     other = copy.deepcopy(record)
     change(other)
-    return open_runs([_run(tmp_path / "a", record), _run(tmp_path / "b", other)])
+    return dict(open_runs([_run(tmp_path / "a", record), _run(tmp_path / "b", other)]))
 
 
 def _raised(record: dict[str, Any]) -> None:
@@ -108,7 +107,7 @@ def test_page_csv_and_json_have_the_same_numbers(tmp_path: Path) -> None:
     assert float(rows[0]["mean_ssim"]) == comparison["differences"][0]["targets"]["mean_ssim"]
     ranked = list(csv.DictReader(io.StringIO(beside["ranked-curves.csv"])))
     mine = [r for r in ranked if (r["method"], r["run"], r["side"]) == ("edm_x4", "b", "targets")]
-    scores = runs[1].record["methods"]["edm_x4"]["targets"]["ssim"]
+    scores = runs["b"]["methods"]["edm_x4"]["targets"]["ssim"]
     assert [float(row["ssim"]) for row in mine] == sorted(scores, reverse=True)
     summary = comparison["methods"]["plain"][0]["targets"]
     cells = [cell.strip() for cell in page.rows["plain"]]
@@ -128,4 +127,4 @@ def test_a_method_that_one_run_lacks_is_not_compared(tmp_path: Path) -> None:
 def test_names_tell_runs_apart(tmp_path: Path) -> None:
     record = made_up()[0]
     folders = [_run(tmp_path / top / "same", record) for top in ("x", "y")]
-    assert [run.name for run in open_runs(folders)] == ["x/same", "y/same"]
+    assert list(open_runs(folders)) == ["x/same", "y/same"]
