@@ -11,6 +11,7 @@ import argparse
 import importlib.metadata
 import json
 import math
+import multiprocessing
 import os
 import platform
 import statistics
@@ -22,12 +23,15 @@ from typing import ClassVar, TypeVar
 
 import torch
 from pydantic import TypeAdapter, ValidationError
+from torch import Tensor
 
 from tasks.devices import cpu_name
 from tasks.study.statements import Outcome
 
 VERSIONS = ("torch", "numpy", "scikit-image", "zarr", "dask", "prefect")
 RATIO_TOLERANCE = 0.01
+AGREEMENT = 1e-3
+"""Relative difference of two sides in float32 that are compared."""
 
 _Record = TypeVar("_Record")
 Hardware = dict[str, str | int | float | None]
@@ -161,6 +165,48 @@ def median_seconds(action: Callable[[], object], repeats: int) -> float:
     return statistics.median(seconds_of(action) for _ in range(repeats))
 
 
+def relative(ours: Tensor, theirs: Tensor) -> float:
+    """|ours - theirs| / |theirs|, in float64."""
+    one, other = (tensor.detach().cpu().double() for tensor in (ours, theirs))
+    return float((one - other).norm() / other.norm())
+
+
+def check_agreement(ours: Tensor, theirs: Tensor, what: str = "results") -> None:
+    """Raises ValueError if the two sides do not compute the same thing."""
+    if not (difference := relative(ours, theirs)) < AGREEMENT:
+        raise ValueError(
+            f"the two sides differ by {difference:.2g} relative of {what}, more than {AGREEMENT}: "
+            "not comparable"
+        )
+
+
+def process_memory(name: str) -> float:
+    """VmRSS or VmHWM of this process in MiB; the peak is not getrusage's, which starts from that
+    of the parent. Linux only."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split(f"{name}:")[1].split()[0]) / 1024
+
+
+def in_new_processes(
+    action: Callable[..., float], given: tuple[object, ...], *, repeats: int
+) -> float:
+    """The median of what `action` gives, each time in a process of its own."""
+    found = []
+    for _ in range(repeats):
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            found.append(pool.apply(action, given))
+    return statistics.median(found)
+
+
+def added_memory(warm_up: Callable[[], object], action: Callable[[], object]) -> float:
+    """MiB that the peak of this process in `action` lies above what it held before."""
+    warm_up()  # loads the libraries and the code
+    Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
+    before = process_memory("VmRSS")
+    action()
+    return process_memory("VmHWM") - before
+
+
 def hardware() -> Hardware:
     """The machine, the threads torch uses, and how busy it is with other work."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -218,6 +264,12 @@ def checked_json(adapter: TypeAdapter[_Record], text: str, where: str) -> _Recor
         ) from error
 
 
+def publish(measurements: Iterable[Measurement], path: Path | None) -> None:
+    """Print all of them and write them to `path`, as `said`."""
+    for _ in said(measurements, path):
+        pass
+
+
 def main(
     measure: Callable[[bool], Iterator[Measurement]], argv: Sequence[str] | None = None
 ) -> None:
@@ -226,8 +278,7 @@ def main(
     parser.add_argument("--quick", action="store_true", help="small cases and few repeats")
     parser.add_argument("--json", type=Path, help="also write the lines to this file")
     options = parser.parse_args(argv)
-    for _ in said(measure(options.quick), options.json):
-        pass
+    publish(measure(options.quick), options.json)
 
 
 def said(measurements: Iterable[Measurement], path: Path | None) -> Iterator[Measurement]:

@@ -20,7 +20,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from benchmarks.record import Measurement, compared, main
+from benchmarks.record import Measurement, check_agreement, compared, main
 from recon_core.attacks.plug_and_play import Degraded, Recovered, UnknownMask
 from recon_core.degradation import MASKS, degrade, mask_pattern
 from recon_core.threads import side_by_side
@@ -38,7 +38,6 @@ from recon_core.victims.autoencoder_training import AutoencoderTraining, train_a
 SHAPE = (3, 32, 32)
 CPU = torch.device("cpu")
 N_IMAGES = 50
-AGREEMENT = 1e-3
 ONE_BY_ONE = "the same method, one degraded image at a time"
 
 
@@ -206,16 +205,6 @@ def training(
         repeats=repeats,
         per_call=n_epochs,
     )
-
-
-def check_agreement(ours: Tensor, theirs: Tensor) -> None:
-    """Raises ValueError if the two sides do not compute the same thing."""
-    difference = float((ours - theirs).norm() / theirs.norm())
-    if not difference < AGREEMENT:
-        raise ValueError(
-            f"the two sides differ by {difference:.2g} relative, more than {AGREEMENT}: not "
-            "comparable"
-        )
 
 
 def measure(quick: bool) -> Iterator[Measurement]:

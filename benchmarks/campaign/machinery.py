@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.record import Measurement, measured, said
+from benchmarks.record import Measurement, measured, process_memory, publish
 from flows.generate import make_pairs, publish_store
 from recon_core.attacks.family_run import FamilyRun
 from recon_core.sampling import Phase, Sampling
@@ -88,36 +88,37 @@ class NoOp(FamilyRun):
         """The results that stand for the runs, at once; the same for the same specs."""
         del images, device, victims  # nothing is computed
         progress(1.0)
-        return [_result(spec) for spec in specs]
+        results = []
+        for spec in specs:
+            first = (spec.image_ids[0] + spec.run) % 251
+            picture = torch.full((1, 3, PIXELS, PIXELS), float(first))
+            pairs = Pairs(
+                reconstruction=picture,
+                target_row=torch.zeros(1, dtype=torch.int64),
+                candidate=torch.zeros(1, dtype=torch.int64),
+                iteration=torch.ones(1, dtype=torch.int64),
+                ssim_best=torch.full((1,), 0.5),
+                ssim_second=torch.full((1,), 0.1),
+                confident=torch.ones(1, dtype=torch.bool),
+            )
+            result = RunResult(
+                spec=replace(spec, image_ids=spec.image_ids[:2], labels=spec.labels[:2]),
+                outcome=Outcome.OK,
+                targets=picture.to(torch.uint8).repeat(2, 1, 1, 1),
+                augment=torch.zeros(2, N_AUGMENT),
+                mean_image=picture[0] / 255,
+                pairs=pairs,
+                margins=torch.zeros(2),
+                stats=dict.fromkeys(STATS, 0.0),
+            )
+            results.append(result)
+        return results
 
     def run_stack(
         self, specs: Sequence[RunSpec], images: Tensor, device: torch.device, progress: Progress
     ) -> list[RunResult]:
         """The same results."""
         return self.run_batch(specs, images, device=device, progress=progress)
-
-
-def _result(spec: RunSpec) -> RunResult:
-    first = (spec.image_ids[0] + spec.run) % 251
-    picture = torch.full((1, 3, PIXELS, PIXELS), float(first))
-    return RunResult(
-        spec=replace(spec, image_ids=spec.image_ids[:2], labels=spec.labels[:2]),
-        outcome=Outcome.OK,
-        targets=picture.to(torch.uint8).repeat(2, 1, 1, 1),
-        augment=torch.zeros(2, N_AUGMENT),
-        mean_image=picture[0] / 255,
-        pairs=Pairs(
-            reconstruction=picture,
-            target_row=torch.zeros(1, dtype=torch.int64),
-            candidate=torch.zeros(1, dtype=torch.int64),
-            iteration=torch.ones(1, dtype=torch.int64),
-            ssim_best=torch.full((1,), 0.5),
-            ssim_second=torch.full((1,), 0.1),
-            confident=torch.ones(1, dtype=torch.bool),
-        ),
-        margins=torch.zeros(2),
-        stats=dict.fromkeys(STATS, 0.0),
-    )
 
 
 def no_op_campaign(n_runs: int, *, images_per_run: int = IMAGES_PER_RUN) -> Campaign:
@@ -154,11 +155,12 @@ def run_here(folder: Path, n_runs: int, n_workers: int, n_images: int) -> dict[s
     """Runs a campaign in this process; its times and memory."""
     images = made_up_images(n_images, PICTURE)
     campaign = no_op_campaign(n_runs, images_per_run=min(IMAGES_PER_RUN, n_images // 4))
-    before_gib, over, peaks = _peak_gib(), threading.Event(), list[tuple[float, float]]()
+    before_gib = process_memory("VmHWM") / 1024
+    over, peaks = threading.Event(), list[tuple[float, float]]()
 
     def sample() -> None:
         while not over.wait(0.1):
-            peaks.append((time.time(), _peak_gib()))
+            peaks.append((time.time(), process_memory("VmHWM") / 1024))
 
     thread = threading.Thread(target=sample, daemon=True)
     started = time.time()
@@ -180,7 +182,7 @@ def run_here(folder: Path, n_runs: int, n_workers: int, n_images: int) -> dict[s
         "first_half_s": halfway_s,
         "before_gib": before_gib,
         "halfway_gib": max(gib for at, gib in peaks if at <= started + halfway_s),
-        "peak_gib": _peak_gib(),
+        "peak_gib": process_memory("VmHWM") / 1024,
         "content_hash": dataset.content_hash,
     }
 
@@ -195,12 +197,6 @@ def as_flow(campaign: Campaign, images: ImageSet, folder: Path, n_workers: int) 
     )
     publish_store(dataset, plan, "train", folder)
     return dataset
-
-
-def _peak_gib() -> float:
-    """By VmHWM and not getrusage, which starts from the peak of the parent."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0]) / 2**20
 
 
 def in_fresh_process(n_runs: int, n_workers: int, n_images: int) -> dict[str, Any]:
@@ -258,8 +254,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     sizes: Sequence[int] = QUICK_SIZES if options.quick else SIZES
     if options.runs:
         sizes = [int(text) for text in options.runs.split(",")]
-    for _ in said(measure(sizes, n_workers=options.workers, n_images=n_images), options.json):
-        pass
+    publish(measure(sizes, n_workers=options.workers, n_images=n_images), options.json)
 
 
 if __name__ == "__main__":

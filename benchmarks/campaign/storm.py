@@ -42,7 +42,7 @@ from typing import Any, Literal
 
 import psutil
 
-from benchmarks.record import Measurement, measured, said
+from benchmarks.record import Measurement, measured, publish
 from flows import PREFECT_DEFAULTS
 from flows.presets import kkt
 from flows.recipe import Recipe, one_phase
@@ -372,8 +372,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"seed {seed}", file=sys.stderr)
     temporary = partial(tempfile.TemporaryDirectory, prefix="palimpsest-storm-")
     with nullcontext(options.folder) if options.folder else temporary() as folder:
-        for _ in said(measure(size, Path(folder), seed), options.json):
-            pass
+        publish(measure(size, Path(folder), seed), options.json)
 
 
 if __name__ == "__main__":

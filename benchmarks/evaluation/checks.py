@@ -13,7 +13,7 @@ import itertools
 import numpy as np
 
 from benchmarks.evaluation.evaluated import PLAIN, Evaluated
-from benchmarks.restore.gains import disagreement
+from benchmarks.results.run_summary import disagreement
 from recon_core.summary import NOTICEABLE, proportion_interval
 from tasks.study.statements import NotTestableError, Verdict, above, every, share_at_most
 
@@ -155,7 +155,7 @@ def scores_are_about_training_images(e: Evaluated) -> Verdict:
     before, after = e.detection(PLAIN), e.detection(name)
     area, change = e.mean(after), e.mean(after - before)
     ours = (
-        f"area under the ROC curve {before.mean():.3f} -> {area.mean:.3f} [{area.low:.3f}, "
+        f"area under the ROC curve {before.mean():.3f} -> {area.value:.3f} [{area.low:.3f}, "
         f"{area.high:.3f}] with {name}; change {change}"
     )
     return ours, every([area.above(0.5), change.not_below(SLACK)])

@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 TREE = Path(__file__).parents[2]
 PALIMPSEST = (sys.executable, "-c", "from flows.cli.main import main; main()")
@@ -88,7 +88,13 @@ class Job:
             except subprocess.TimeoutExpired:
                 code = None
             finally:
-                _end(process)
+                if process.poll() is None:  # asked to end; then its group is killed
+                    process.send_signal(signal.SIGTERM)
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(GRACE_S)
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
         text = printed.read_text(errors="replace")
         with (self.out / "log.txt").open("a") as log:
             log.write(f"$ {' '.join(words)}\n{text}\n")
@@ -106,18 +112,6 @@ class Job:
         printed = self.run(seconds, sys.executable, "-m", "benchmarks.gpu.probe", *words)
         found: dict[str, Any] = json.loads(printed.splitlines()[-1])
         return found
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask a process that still runs to end; then kill what is left of its group."""
-    if process.poll() is not None:
-        return
-    process.send_signal(signal.SIGTERM)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(GRACE_S)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 @dataclass(frozen=True)
@@ -280,8 +274,9 @@ def again(job: Job, seconds: float) -> dict[str, Any]:
         ("dataset", "regenerate", manifest, "--store", str(second), *device),
     ):
         job.palimpsest(until - time.monotonic(), *words)
-    hashes = [Dataset(folder / "pairs").content_hash for folder in (first, second)]
-    return {"hashes": hashes, "equal": hashes[0] == hashes[1], "pairs": _n_pairs(first)}
+    stores = [Dataset(folder / "pairs") for folder in (first, second)]
+    hashes = [store.content_hash for store in stores]
+    return {"hashes": hashes, "equal": hashes[0] == hashes[1], "pairs": stores[0].n_pairs}
 
 
 def report(job: Job, seconds: float) -> dict[str, Any]:
@@ -327,19 +322,6 @@ def _contents(job: Job, split: str) -> dict[str, Any]:
         "seconds of parts": [receipt.seconds for receipt in dataset.receipts],
         "hash": dataset.content_hash,
     }
-
-
-def _n_pairs(folder: Path) -> int:
-    from storage.pairs.dataset import Dataset
-
-    return Dataset(folder / "pairs").n_pairs
-
-
-def products(job: Job) -> list[Path]:
-    """The page and pictures that are there."""
-    evaluation = job.store / "evaluation"
-    files = (evaluation / "report.html", evaluation / "contact-sheet.png", job.work / "pairs.png")
-    return [file for file in files if file.is_file()]
 
 
 class Pieces:
@@ -409,33 +391,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     def save(name: str | None = None) -> None:
         call["seconds"] = round(time.monotonic() - started, 1)
         for file in (kept, job.out / "chain.json"):
-            _write(file, json.dumps(record, indent=1) + "\n")
+            part = file.with_suffix(".part")  # whole or not at all: a call may be killed any time
+            part.write_text(json.dumps(record, indent=1) + "\n")
+            part.replace(file)
         if name is not None:
             print(
                 f"{call['seconds']:7.1f} s  {name}: {record['stages'][name]['status']}", flush=True
             )
 
     run_stages(STAGES, job, options.seconds - GRACE_S, on_stage=save)
-    for file in products(job):
-        shutil.copyfile(file, job.out / file.name)
+    evaluation = job.store / "evaluation"
+    for file in (evaluation / "report.html", evaluation / "contact-sheet.png",
+                 job.work / "pairs.png"):  # fmt: skip
+        if file.is_file():
+            shutil.copyfile(file, job.out / file.name)
     call["products"] = pack(job)
     save()
-    _show(record, sys.stdout)
-    return int(any(status(record["stages"], stage) != "done" for stage in STAGES))
-
-
-def _write(file: Path, text: str) -> None:
-    """Whole or not at all: a call may be killed at any time."""
-    part = file.with_suffix(".part")
-    part.write_text(text)
-    part.replace(file)
-
-
-def _show(record: dict[str, Any], to: IO[str]) -> None:
     for name, result in record["stages"].items():
         error = result.get("error", "").strip().splitlines()[-1:] or [""]
         seconds = result.get("seconds", 0.0)
-        print(f"{name:16} {result['status']:12} {seconds:7.1f} s  {error[0][:100]}", file=to)
+        print(f"{name:16} {result['status']:12} {seconds:7.1f} s  {error[0][:100]}")
+    return int(any(status(record["stages"], stage) != "done" for stage in STAGES))
 
 
 if __name__ == "__main__":

@@ -20,18 +20,8 @@ from typing import Any
 MODULES = (
     *("flows.chain", "torch", "torchvision", "numpy", "scipy", "skimage", "matplotlib", "PIL"),
     *("cryptography", "dask", "distributed", "google_crc32c", "jaxtyping", "jinja2", "networkx"),
-    *(
-        "msgpack",
-        "numcodecs",
-        "piq",
-        "prefect",
-        "psutil",
-        "pydantic",
-        "pygments",
-        "rich",
-        "safetensors",
-    ),
-    *("threadpoolctl", "typer", "yaml", "zarr"),
+    *("msgpack", "numcodecs", "piq", "prefect", "psutil", "pydantic", "pygments", "rich"),
+    *("safetensors", "threadpoolctl", "typer", "yaml", "zarr"),
 )
 FEW, MANY = 100, 600
 """Epochs and iterations of the short runs; the difference leaves out what comes once."""
@@ -42,7 +32,12 @@ def environment(device: str) -> dict[str, Any]:
     missing = {}
     for name in MODULES:
         try:
-            _import(name)
+            if name in ("torchvision", "piq"):  # as the chain does
+                from recon_core import torchvision_compat
+
+                getattr(torchvision_compat, f"import_{name}")()
+            else:
+                importlib.import_module(name)
         except Exception as error:  # noqa: BLE001 - any failure of a package is what is asked for
             missing[name] = f"{type(error).__name__}: {error}"
     owners = importlib.metadata.packages_distributions()
@@ -57,32 +52,18 @@ def environment(device: str) -> dict[str, Any]:
     import torch
 
     facts["cuda"] = torch.version.cuda
-    facts["driver"] = _driver()
+    query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, check=True)
+        facts["driver"] = answer.stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        facts["driver"] = None  # without nvidia-smi
     facts["device found"] = device != "cuda" or torch.cuda.is_available()
     if "pydantic" not in missing:
         from benchmarks.record import hardware
 
         facts["hardware"] = hardware()
     return facts
-
-
-def _import(name: str) -> None:
-    """Import a module as the chain does."""
-    if name in ("torchvision", "piq"):
-        from recon_core import torchvision_compat
-
-        getattr(torchvision_compat, f"import_{name}")()
-    else:
-        importlib.import_module(name)
-
-
-def _driver() -> str | None:
-    """What nvidia-smi says of each GPU; None without it."""
-    query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
-    try:
-        return subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
 
 
 def pace(device: str, size_name: str, data: str) -> dict[str, float]:

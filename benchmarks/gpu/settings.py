@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from flows.presets import half_hour_restorers, small_restorers
-from flows.recipe import Recipe, RestorerPlan, one_phase
+from flows.recipe import Recipe, one_phase
 from recon_core.attacks.kkt.objective import SAVE_AT_PAPER, KKTAttack
 from recon_core.balance import Curation
 from recon_core.experiments import KKT
@@ -99,31 +99,36 @@ def schedule(size: Size, pace: Pace | None, seconds: float) -> Schedule:
 def recipe_of(size: Size, planned: Schedule, data: str) -> Recipe:
     """The whole job, from images to a report."""
     n_images, n_heldout = (n_fitting(data, split, size) for split in ("train", "heldout"))
+    experiment = KKT(
+        victim=Network(widths=size.widths),
+        training=Training(epochs=max(1, round(planned.share * size.epochs))),
+        attack=KKTAttack(
+            n_candidates=4 * (n_images // 3),
+            save_at=tuple(sorted({max(1, round(planned.share * step)) for step in size.save_at})),
+        ),
+        precision=size.precision,
+    )
+    plans = small_restorers() if size == SMALL else half_hour_restorers()
+    restorers = {
+        name: replace(
+            plan,
+            training=replace(plan.training, n_steps=size.n_steps, batch_size=size.batch_size),
+            validation=replace(plan.validation, n_parts=1, every=size.n_steps, n_samples=2),
+        )
+        for name, plan in plans.items()
+    }
     return Recipe(
         name="gpu",
         data=data,
         encoding="uint8",
-        experiment=experiment_of(size, planned.share, n_images),
+        experiment=experiment,
         sampling=one_phase(
             planned.n_parts * size.n_batched, images=n_images, per_part=size.n_batched
         ),
         heldout=one_phase(size.n_heldout, images=n_heldout, per_part=size.n_heldout),
         curation=Curation(mixture_fraction=1.0),
-        restorers=restorers_of(size),
+        restorers=restorers,
         evaluation=Evaluation(baselines=(), n_samples=8),
-    )
-
-
-def experiment_of(size: Size, share: float, n_images: int) -> KKT:
-    """The victims and attacks of a recipe, in float32."""
-    return KKT(
-        victim=Network(widths=size.widths),
-        training=Training(epochs=max(1, round(share * size.epochs))),
-        attack=KKTAttack(
-            n_candidates=4 * (n_images // 3),
-            save_at=tuple(sorted({max(1, round(share * step)) for step in size.save_at})),
-        ),
-        precision=size.precision,
     )
 
 
@@ -138,19 +143,6 @@ def again_of(recipe: Recipe) -> Recipe:
     )
     sampling = one_phase(2, images=recipe.sampling.images_per_run, per_part=2)
     return replace(recipe, experiment=brief, sampling=sampling, restorers={})
-
-
-def restorers_of(size: Size) -> dict[str, RestorerPlan]:
-    """EDM and BF-DnCNN, trained briefly."""
-    plans = small_restorers() if size == SMALL else half_hour_restorers()
-    return {
-        name: replace(
-            plan,
-            training=replace(plan.training, n_steps=size.n_steps, batch_size=size.batch_size),
-            validation=replace(plan.validation, n_parts=1, every=size.n_steps, n_samples=2),
-        )
-        for name, plan in plans.items()
-    }
 
 
 def n_fitting(data: str, split: Split, size: Size) -> int:

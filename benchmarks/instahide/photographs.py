@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -206,23 +205,9 @@ def matched(images: Float64[Tensor, "n d"], truth: Float64[Tensor, "n d"]) -> In
     return torch.from_numpy(linear_sum_assignment(distances)[1])
 
 
-@contextmanager
-def _threads(n: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(n)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def similarity(run: Run) -> Iterator[Finding]:
     """Every statistic by its AUC, and by what Carlini et al.'s attack makes of it."""
-    with _threads(N_THREADS):
-        yield from _similarity(run)
-
-
-def _similarity(run: Run) -> Iterator[Finding]:
+    torch.set_num_threads(N_THREADS)
     sizes = sizes_of(run)
     case = Case.drawn(run.data, sizes, sizes.seeds[0])
     e, typical = case.encodings, case.others.mean(0).double()
@@ -296,11 +281,7 @@ def _similarity(run: Run) -> Iterator[Finding]:
 
 def photographs(run: Run) -> Iterator[Finding]:
     """The practical attack, with and without labels, and the exact one on the same photographs."""
-    with _threads(N_THREADS):
-        yield from _photographs(run)
-
-
-def _photographs(run: Run) -> Iterator[Finding]:
+    torch.set_num_threads(N_THREADS)
     sizes = sizes_of(run)
     cases = [Case.drawn(run.data, sizes, seed) for seed in sizes.seeds]
     first = cases[0]

@@ -22,7 +22,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from benchmarks.record import Measurement, main, measured, median_seconds
+from benchmarks.record import Measurement, main, measured, median_seconds, relative
 from recon_core.attacks.candidate_matching import pairs_of
 from recon_core.attacks.kkt.objective import KKTAttack, Objective, settings_of, starting_points
 from recon_core.attacks.kkt.run import KKT
@@ -216,10 +216,6 @@ def confident_pairs(n_runs: int, *, quick: bool) -> Iterator[Measurement]:
         reference="the same runs in float32",
         reference_value=max(float(counts["ieee"]), 1e-9),
     )
-
-
-def relative(ours: Tensor, theirs: Tensor) -> float:
-    return float((ours.cpu().double() - theirs.double()).norm() / theirs.double().norm())
 
 
 if __name__ == "__main__":

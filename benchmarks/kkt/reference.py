@@ -141,7 +141,17 @@ def objective(
     if (y is None) != (attack.condition == "regression"):
         raise ValueError(f"condition={attack.condition!r} and y={y}; only regression has no y")
     net.alpha = attack.alpha
-    phi = _margin(net(x), y, attack.condition)
+    output = net(x)
+    if y is None:
+        phi = output.squeeze(1)
+    elif attack.condition == "binary":
+        phi = y * output.squeeze(1)
+    else:
+        own = output.gather(1, y[:, None])
+        if attack.condition == "every class":
+            phi = own - output
+        else:
+            phi = own.squeeze(1) - output.scatter(1, y[:, None], -torch.inf).amax(1)
     n = len(lam) if attack.lam_scale == "candidates" else 1
     parameters = list(net.parameters())
     summed = torch.autograd.grad((lam * phi).sum() / n, parameters, create_graph=True)
@@ -151,18 +161,6 @@ def objective(
     if attack.condition != "regression":
         loss = loss + 5 * (attack.lam_min - lam).relu().square().sum()
     return loss
-
-
-def _margin(output: Tensor, y: Tensor | None, condition: str) -> Tensor:
-    """What lam_i multiplies the gradient of: y_i phi, the margin of a class, or phi."""
-    if y is None:
-        return output.squeeze(1)
-    if condition == "binary":
-        return y * output.squeeze(1)
-    own = output.gather(1, y[:, None]).squeeze(1)
-    if condition == "every class":
-        return own[:, None] - output
-    return own - output.scatter(1, y[:, None], -torch.inf).max(dim=1).values
 
 
 class Reconstruction:

@@ -12,12 +12,9 @@ reference does. Times are per step of all runs of a case, over blocks of steps r
 
 from __future__ import annotations
 
-import multiprocessing
-import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -29,7 +26,15 @@ from benchmarks.kkt.reference import (
     balanced_signs,
 )
 from benchmarks.kkt.reference import train as plain_train
-from benchmarks.record import Measurement, compared, main, measured
+from benchmarks.record import (
+    Measurement,
+    added_memory,
+    check_agreement,
+    compared,
+    in_new_processes,
+    main,
+    measured,
+)
 from recon_core.attacks.kkt.objective import KKTAttack, settings_of, starting_points
 from recon_core.attacks.kkt.solver import Solver
 from recon_core.threads import side_by_side
@@ -40,7 +45,6 @@ from recon_core.victims.training import Training, train
 SHAPE = (3, 32, 32)
 D = 3072
 CPU = torch.device("cpu")
-AGREEMENT = 1e-3
 PUBLISHED = "double backpropagation with loss.backward() and torch.optim.Adadelta, run by run"
 LEAN = "double backpropagation for x and lam alone and torch.optim.Adadelta, run by run"
 
@@ -179,13 +183,9 @@ def training_epoch(case: Case, repeats: int, n_epochs: int, *, threads: int) -> 
 def peak_memory(case: Case, repeats: int) -> Measurement:
     """Memory that a few steps of one run add to that of a process that holds the starting point."""
     one = replace(case, n_runs=1, steps=3)
-    sides = []
-    for side in ("ours", "theirs"):
-        added = []
-        for _ in range(repeats):
-            with multiprocessing.get_context("spawn").Pool(1) as pool:
-                added.append(pool.apply(_added_memory, (side, one)))
-        sides.append(statistics.median(added))
+    sides = [
+        in_new_processes(_added_memory, (side, one), repeats=repeats) for side in ("ours", "theirs")
+    ]
     return measured(
         "kkt",
         f"peak memory of an attack, {one}, {one.n_candidates} candidates, float32",
@@ -198,31 +198,11 @@ def peak_memory(case: Case, repeats: int) -> Measurement:
 
 
 def _added_memory(side: str, case: Case) -> float:
-    """MiB that the peak of this process lies above what it held before the steps; Linux only."""
     sides = Sides(case)
-    torch.nn.functional.relu(torch.randn(64, 64) @ torch.randn(64, 64))  # loads the libraries
-    Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
-    before = _memory("VmRSS")
-    _ = sides.ours() if side == "ours" else sides.theirs()
-    return _memory("VmHWM") - before
-
-
-def _memory(name: str) -> float:
-    """An entry of /proc/self/status, in MiB."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) / 1024
-    raise OSError(f"/proc/self/status has no {name}; peak memory is measured on Linux only")
-
-
-def check_agreement(ours: Tensor, theirs: Tensor) -> None:
-    """Raises ValueError if the two sides do not compute the same thing."""
-    difference = float((ours - theirs).norm() / theirs.norm())
-    if not difference < AGREEMENT:
-        raise ValueError(
-            f"the two sides differ by {difference:.2g} relative, more than {AGREEMENT}: not "
-            "comparable"
-        )
+    return added_memory(
+        lambda: torch.nn.functional.relu(torch.randn(64, 64) @ torch.randn(64, 64)),
+        sides.ours if side == "ours" else sides.theirs,
+    )
 
 
 def measure(quick: bool) -> Iterator[Measurement]:

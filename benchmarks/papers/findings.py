@@ -97,7 +97,7 @@ def main(
         old = parse_claims(path.read_text(), name=path.name) if path and path.is_file() else []
     except ValueError as error:
         parser.error(str(error))
-    for name in options.only:
+    for name in (name for name in parts if name in options.only):
         new = claims_of(script, name, parts[name], run)
         for claim in new:
             print(claim)

@@ -4,11 +4,11 @@
     python -m benchmarks.papers.image_restoration --json FILE --check
 
 EVALUATION is an evaluation.json, its folder, or the report-data of its report
-(`benchmarks.evaluation.tables`), which docs/results keeps. Every claim has a rule, stated beside
+(`benchmarks.evaluation.evaluated`), which docs/results keeps. Every claim has a rule, stated beside
 the verdict: "more" needs an interval that excludes 0 (`benchmarks.evaluation.evaluated`), and what
 cannot be tested on an evaluation is said to be so. Run it on the machine that made the evaluations:
 seconds are theirs, hardware is this machine's. `--command` is what made them. How the dataset grew
-is checked on docs/results/benchmarks/coverage_real.json (`benchmarks.coverage.claims`). What the
+is checked on docs/results/benchmarks/coverage_real.json (`benchmarks.coverage.real`). What the
 paper does not say is asked as a question of ours; so is restoration inside a known span, which is
 another setting (restore_in_span.json, `benchmarks.restore.in_span`), and how many images restored
 pictures tell apart (restore_identification.json, `benchmarks.restore.identification`). A claim on
@@ -25,14 +25,20 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
-from benchmarks.coverage.claims import coverage_claims
+from benchmarks.coverage.real import coverage_claims
 from benchmarks.evaluation import checks
-from benchmarks.evaluation.evaluated import PLAIN, Evaluated, read_evaluation
-from benchmarks.evaluation.tables import TABLES, has_tables, read_tables
+from benchmarks.evaluation.evaluated import (
+    PLAIN,
+    TABLES,
+    Evaluated,
+    has_tables,
+    read_evaluation,
+    read_tables,
+)
 from benchmarks.record import Claim, hardware, parse_claims, parse_lines
-from benchmarks.restore.gains import learned
 from benchmarks.restore.identification import identification_claims
 from benchmarks.restore.in_span import in_span_claims
+from benchmarks.results.run_summary import learned
 from recon_core.summary import NOTICEABLE
 from tasks.study.statements import Statement, decided
 

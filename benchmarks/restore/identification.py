@@ -31,7 +31,7 @@ import numpy.typing as npt
 import torch
 
 from benchmarks.evaluation.evaluated import PLAIN
-from benchmarks.record import Claim, Measurement, measured, said
+from benchmarks.record import Claim, Measurement, measured, publish
 from benchmarks.restore.in_span import MORE, WORSE
 from benchmarks.span.speed import HIGH, LOW
 from flows.generate import images_of
@@ -134,7 +134,7 @@ def lines(name: str, found: Mapping[str, Told], *, threshold: float) -> Iterator
         yield line(alone, f"identified decoys {of}, among decoys alone")
         for rate in RATES:
             for what in ("lead", "ssim"):
-                count = float(_found(told, what, rate, np.arange(n_victims)))
+                count = _found(told, np.arange(n_victims), what=what, rate=rate)
                 yield line(count, f"found {of} by {what} at {rate:.0%} false positives")
         yield line(float((told.ssim < before.ssim - WORSE).mean()), f"share worse by {WORSE:g}")
         if method != PLAIN:
@@ -151,15 +151,17 @@ Lines = Mapping[str, Mapping[str, float]]
 
 def _best(found: Lines, *, projected: bool = False) -> str:
     """The trained restorer that identifies most images."""
-    names = [name for name in found if name.endswith(PROJECTED) == projected and _is_trained(name)]
+    untrained = (*BASELINES, *OF_VICTIMS)
+    names = [
+        name
+        for name in found
+        if name.endswith(PROJECTED) == projected
+        and not name.startswith(PLAIN)
+        and name.removesuffix(PROJECTED) not in untrained
+    ]
     if not names:
         raise NotTestableError("no trained restorer was evaluated" + projected * " in the span")
     return max(names, key=lambda name: _count(found, name, "identified"))
-
-
-def _is_trained(name: str) -> bool:
-    stem = name.removesuffix(PROJECTED)
-    return not stem.startswith(PLAIN) and stem not in (*BASELINES, *OF_VICTIMS)
 
 
 def _count(found: Lines, name: str, start: str) -> float:
@@ -257,10 +259,12 @@ def _ratios(line: partial[Measurement], told: Told, before: Told) -> Iterator[Me
     """Counts over those of the attack alone, with intervals over victims."""
     n = len(told.ssim)
     drawn = np.random.default_rng(0).integers(n, size=(N_BOOTSTRAP, n))
-    counts: dict[str, Callable[[Told, npt.NDArray[np.int64]], float]] = {"identified": _identified}
+    counts: dict[str, Callable[[Told, npt.NDArray[np.int64]], float]] = {
+        "identified": lambda told, rows: float((told.lead[rows] >= GAP).sum())
+    }
     for what, rate in (("lead", 0.0), ("lead", 0.01), ("ssim", 0.01)):
         unit = f"found by {what} at {rate:.0%} false positives"
-        counts[unit] = partial(_found_at, what=what, rate=rate)
+        counts[unit] = partial(_found, what=what, rate=rate)
     for unit, count in counts.items():
         under = max(count(before, np.arange(n)), 1.0)
         ratios = [count(told, rows) / max(count(before, rows), 1.0) for rows in drawn]
@@ -270,19 +274,11 @@ def _ratios(line: partial[Measurement], told: Told, before: Told) -> Iterator[Me
             yield line(value, f"{unit}, over the attack alone, {end}")
 
 
-def _identified(told: Told, rows: npt.NDArray[np.int64]) -> float:
-    return float((told.lead[rows] >= GAP).sum())
-
-
-def _found_at(told: Told, rows: npt.NDArray[np.int64], *, what: str, rate: float) -> float:
-    return float(_found(told, what, rate, rows))
-
-
-def _found(told: Told, what: str, rate: float, rows: npt.NDArray[np.int64]) -> int:
+def _found(told: Told, rows: npt.NDArray[np.int64], *, what: str, rate: float) -> float:
     """Images of the victims in `rows` above the threshold that at most `rate` of their decoys
     exceed."""
     ours, theirs = (getattr(told, name)[rows] for name in (what, f"decoy_{what}"))
-    return int((ours > threshold_for(theirs.ravel(), rate)).sum())
+    return float((ours > threshold_for(theirs.ravel(), rate)).sum())
 
 
 def measure(workspaces: Sequence[Path]) -> Iterator[Measurement]:
@@ -303,8 +299,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("workspaces", type=Path, nargs="+", metavar="WORKSPACE")
     parser.add_argument("--json", type=Path, help="also write the lines to this file")
     options = parser.parse_args(argv)
-    for _ in said(measure(options.workspaces), options.json):
-        pass
+    publish(measure(options.workspaces), options.json)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from benchmarks.evaluation.checks import FEW
-from benchmarks.record import Claim, Measurement, checked_json, measured, said
+from benchmarks.record import Claim, Measurement, checked_json, measured, publish
 from benchmarks.span.speed import GOOD, HIGH, LOW, drawn, ratio_of_sums
 from flows.papers import gradient_descent
 from recon_core.attacks.span.attack import Separated, SpanAttack, separate
@@ -361,8 +361,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except ValueError as error:
         raise SystemExit(str(error)) from error
     by_size = ([some for some in every if some.n == n] for n in sorted({e.n for e in every}))
-    for _ in said((line for some in by_size for line in lines(some)), options.json):
-        pass
+    publish((line for some in by_size for line in lines(some)), options.json)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ data is that of a trainer reading the balanced stream. Batches are small, since 
 
 from __future__ import annotations
 
-import multiprocessing
 import statistics
 import tempfile
 import time
@@ -24,7 +23,15 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from benchmarks.record import Measurement, compared, main, measured
+from benchmarks.record import (
+    Measurement,
+    added_memory,
+    check_agreement,
+    compared,
+    in_new_processes,
+    main,
+    measured,
+)
 from benchmarks.restore.reference import (
     ReferenceFit,
     reference_loss,
@@ -42,7 +49,6 @@ from tasks.dataset.pair_stream import PairExamples
 _line = partial(measured, "restore")
 
 
-AGREEMENT = 1e-3
 PLAIN = "the same network, channels first, eager, plain Adam"
 EDM_STEPS = 18
 NEARLY_ZERO = 1e-3
@@ -125,11 +131,9 @@ def lively(restorer: PaperRestorer) -> nn.Module:
     return net
 
 
-def agreement(case: Case) -> dict[str, float]:
-    """Relative distance of the two sides: losses, gradients, restorations.
-
-    Networks evaluate here, where no dropout differs.
-    """
+def check_sides(case: Case) -> None:
+    """ValueError if losses, gradients or restorations of the two sides differ; networks evaluate
+    here, where no dropout differs."""
     restorer = case.restorer
     ours = lively(restorer).eval()
     theirs = reference_net(restorer, ours.state_dict()).eval()
@@ -140,11 +144,12 @@ def agreement(case: Case) -> dict[str, float]:
         value.backward()
     gradients = [gradient(net) for net in (ours, theirs)]
     sampled = [restored(few_steps(restorer, 3), net, 2, case.side) for net in (ours, theirs)]
-    return {
-        "losses": relative(loss, reference),
-        "gradients": relative(*gradients),
-        "restorations": relative(*sampled),
-    }
+    for what, both in {
+        "losses": (loss, reference),
+        "gradients": gradients,
+        "restorations": sampled,
+    }.items():
+        check_agreement(*both, what)
 
 
 def gradient(net: nn.Module) -> Tensor:
@@ -153,22 +158,13 @@ def gradient(net: nn.Module) -> Tensor:
     return torch.cat([p.grad.flatten() for _name, p in found if p.grad is not None])
 
 
-def check_agreement(case: Case) -> None:
-    """Raises ValueError if the two sides do not compute the same thing."""
-    for what, difference in agreement(case).items():
-        if not difference < AGREEMENT:
-            raise ValueError(
-                f"{case}: the {what} of the two sides differ by {difference:.2g} relative, more "
-                f"than {AGREEMENT}; nothing was timed"
-            )
-
-
 def restored(restorer: PaperRestorer, net: nn.Module, n: int, side: int) -> Tensor:
     """n restorations by our `restore`, or by the reference's if the network is the reference's."""
     pictures = (example_batch(n, side).condition + 1) / 2
     if not type(net).__name__.startswith("Reference"):
         return restorer.restore(net, pictures, n_samples=1, seeds=torch.arange(n))[0]
-    noise = [torch.randn(3, side, side, generator=seeded(image)) for image in range(n)]
+    draws = [torch.Generator().manual_seed(image) for image in range(n)]
+    noise = [torch.randn(3, side, side, generator=draw) for draw in draws]
     return reference_restore(restorer, net, pictures, torch.stack(noise))
 
 
@@ -233,7 +229,7 @@ def peak_memory(case: Case) -> Iterator[Measurement]:
     """Memory that two training steps, and sampling, add to a process that has loaded torch."""
     for what in ("training", "sampling"):
         ours, theirs = (
-            statistics.median(_in_new_process(side, what, case) for _ in range(3))
+            in_new_processes(_added_memory, (side, what, case, torch.get_num_threads()), repeats=3)
             for side in ("ours", "theirs")
         )
         n = case.batch if what == "training" else case.n_sampled
@@ -247,20 +243,10 @@ def peak_memory(case: Case) -> Iterator[Measurement]:
         )
 
 
-def _in_new_process(side: str, what: str, case: Case) -> float:
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(_added_memory, (side, what, case, torch.get_num_threads()))
-
-
 def _added_memory(side: str, what: str, case: Case, n_threads: int) -> float:
-    """MiB that the peak of this process lies above what it held before; Linux only."""
     torch.set_num_threads(n_threads)
     small = replace(case, restorer=SMALLEST[case.restorer.kind], batch=2, n_sampled=2)
-    _work(side, what, small)  # loads the libraries and the code
-    Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
-    before = _memory("VmRSS")
-    _work(side, what, case)
-    return _memory("VmHWM") - before
+    return added_memory(partial(_work, side, what, small), partial(_work, side, what, case))
 
 
 SMALLEST: dict[str, PaperRestorer] = {
@@ -289,14 +275,6 @@ def _work(side: str, what: str, case: Case) -> None:
     plain = ReferenceFit(case.restorer, PAPER_TRAININGS[case.restorer.kind], nets[0], nets[1])
     for step in range(2):
         plain.update(batch, step)
-
-
-def _memory(name: str) -> float:
-    """An entry of /proc/self/status, in MiB."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) / 1024
-    raise OSError(f"/proc/self/status has no {name}; peak memory is measured on Linux only")
 
 
 def waiting(case: Case, sizes: Sizes, dataset: Dataset) -> Iterator[Measurement]:
@@ -332,25 +310,16 @@ def waiting(case: Case, sizes: Sizes, dataset: Dataset) -> Iterator[Measurement]
     )
 
 
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
 def threads() -> str:
     n = torch.get_num_threads()
     return "1 thread" if n == 1 else f"{n} threads"
-
-
-def relative(ours: Tensor, theirs: Tensor) -> float:
-    """|ours - theirs| / |theirs|."""
-    return float((ours.detach() - theirs.detach()).norm() / theirs.detach().norm())
 
 
 def measure(quick: bool) -> Iterator[Measurement]:
     """Images a second and memory of both restorers, beside the same networks written plainly."""
     sizes = QUICK if quick else FULL
     for case in sizes.cases:
-        check_agreement(case)
+        check_sides(case)
     for case in sizes.cases:
         yield from training(case, sizes)
         yield from sampling(case, sizes)

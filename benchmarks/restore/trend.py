@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import Measurement, measured, said
+from benchmarks.record import Measurement, measured, publish
 from flows.recipe import RestorerPlan
 from flows.settings import from_json
 from recon_core.restore import EDM, BFDnCNN, RegressionUNet, Restorer
@@ -154,8 +154,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.steps < 4:
         parser.error(f"--steps {options.steps}: the shortest training is a quarter; give 4 or more")
     found = measure(options.workspace, only=options.only, n_steps=options.steps)
-    for _ in said(found, options.json):
-        pass
+    publish(found, options.json)
 
 
 if __name__ == "__main__":

@@ -10,27 +10,264 @@ the summaries are kept, targets and decoys side by side, with the learning curve
 from __future__ import annotations
 
 import argparse
+import io
+import itertools
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+import numpy.typing as npt
 from pydantic import TypeAdapter
 
 from benchmarks.record import Hardware, checked_json, hardware, versions
-from benchmarks.restore.gains import (
-    Disagreement,
-    Gain,
-    Interval,
-    Learned,
-    disagreement,
-    draw,
-    gain,
-    learned,
-)
+from recon_core.summary import bootstrap_interval
 from tasks.evaluation.record import SCHEMA, VERSION
+from tasks.evaluation.settings import PROJECTED
 from tasks.report.headline import method_title
+
+Interval = tuple[float, float]
+Curve = list[tuple[int, float]]
+"""(step, mean SSIM of the validation pairs)."""
+
+UNRESTORED = "#57524b"
+COLOURS = ("#0b6e99", "#c77800", "#a03c17", "#6b4a9a", "#3d7a3a", "#b0568c", "#12a5a0", "#8a8a8a")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gain:
+    """Mean difference to the attack alone on the same images; intervals of 95 %.
+
+    `of_victims` resamples whole victims (None: there is one only). `of_good` is of the images that
+    the attack alone brought back (None: there is none); they are chosen by their score before, so
+    that chance in it counts against the restorer. `ssim_at_all` is the difference to the best over
+    all saved iterations of the attack, which restorers do not see; None where that was not scored.
+    `ssim_over`: the difference to each classical denoiser instead of the attack, with its interval.
+    """
+
+    ssim: float
+    ssim_interval: Interval
+    ssim_interval_of_victims: Interval | None
+    ssim_of_good: float | None = None
+    ssim_of_good_interval: Interval | None = None
+    ssim_at_all: float | None
+    ssim_at_all_interval: Interval | None
+    haarpsi: float
+    haarpsi_interval: Interval
+    n_better: int
+    n_worse: int
+    ssim_over: dict[str, tuple[float, Interval]] = field(default_factory=dict)
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learned:
+    """A restorer of the job: its size, what it saw, and its score on held-out training pairs."""
+
+    n_parameters: int
+    n_pairs: int
+    n_examples: int
+    seconds: float
+    validation_before: float | None
+    validation: Curve
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disagreement:
+    """Disagreement of the samples behind a mean, on average, with intervals over images.
+
+    `good`: the targets whose mean is good; `others`: the other targets; `decoys`.
+    """
+
+    good: float | None
+    good_interval: Interval | None
+    others: float | None
+    others_interval: Interval | None
+    decoys: float | None
+    decoys_interval: Interval | None
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+
+def gain(evaluation: Mapping[str, Any], method: str) -> Gain:
+    """Gain of `method` on the targets over `plain`."""
+    after = evaluation["methods"][method]["targets"]
+    before = evaluation["methods"]["plain"]["targets"]
+    victims = np.array(evaluation["targets"]["victim"])
+    ssim, haarpsi = (np.subtract(after[name], before[name]) for name in ("ssim", "haarpsi"))
+    at_all = evaluation["methods"].get("plain_all")
+    over_all = None if at_all is None else np.subtract(after["ssim"], at_all["targets"]["ssim"])
+    of_good = ssim[np.array(before["ssim"]) > evaluation["settings"]["good_threshold"]]
+    over = {
+        name: np.subtract(after["ssim"], evaluation["methods"][name]["targets"]["ssim"])
+        for name in evaluation["settings"]["baselines"]
+        if name != method
+    }
+    return Gain(
+        ssim=float(ssim.mean()),
+        ssim_interval=bootstrap_interval(ssim),
+        ssim_interval_of_victims=bootstrap_interval(ssim, groups=victims)
+        if len(set(victims.tolist())) > 1
+        else None,
+        ssim_of_good=float(of_good.mean()) if len(of_good) else None,
+        ssim_of_good_interval=bootstrap_interval(of_good) if len(of_good) else None,
+        ssim_at_all=None if over_all is None else float(over_all.mean()),
+        ssim_at_all_interval=None if over_all is None else bootstrap_interval(over_all),
+        haarpsi=float(haarpsi.mean()),
+        haarpsi_interval=bootstrap_interval(haarpsi),
+        n_better=after["compared_with_plain"]["n_better"],
+        n_worse=after["compared_with_plain"]["n_worse"],
+        ssim_over={name: (float(d.mean()), bootstrap_interval(d)) for name, d in over.items()},
+    )
+
+
+def disagreement(evaluation: Mapping[str, Any], method: str) -> Disagreement | None:
+    """Disagreement of the samples of `method`; None if it is no mean of samples."""
+    body = evaluation["methods"][method]
+    if "disagreement" not in body["targets"]:
+        return None
+    spread = np.array(body["targets"]["disagreement"], np.float64)
+    good = np.array(body["targets"]["ssim"]) > evaluation["settings"]["good_threshold"]
+    facts: dict[str, Any] = {}
+    for name, values in (
+        ("good", spread[good]),
+        ("others", spread[~good]),
+        ("decoys", np.array(body["decoys"]["disagreement"], np.float64)),
+    ):
+        there = values[~np.isnan(values)]
+        facts[name] = float(there.mean()) if len(there) else None
+        facts[f"{name}_interval"] = bootstrap_interval(there) if len(there) else None
+    return Disagreement(**facts)
+
+
+def learned(workspace: Path) -> dict[str, Learned]:
+    """The trained restorers of a job's folder, from their cards."""
+    found = {}
+    for path in sorted(workspace.glob("restorers/*/model.json")):
+        card = json.loads(path.read_text())["meta"]
+        validation = card["validation"] or {"ssim_inputs": None, "ssim_curve": []}
+        found[path.parent.name] = Learned(
+            n_parameters=card["n_parameters"],
+            n_pairs=card["dataset"]["n_pairs_used"],
+            n_examples=card["n_images"],
+            seconds=card["seconds"],
+            validation_before=validation["ssim_inputs"],
+            validation=[(step, ssim) for step, ssim in validation["ssim_curve"]],
+        )
+    return found
+
+
+def operating_points(
+    scores: Sequence[float], decoy_scores: Sequence[float]
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """(false positive rate, share of targets found) at every threshold, from none to all."""
+    targets, decoys = np.sort(scores), np.sort(decoy_scores)
+    thresholds = np.unique(np.concatenate([targets, decoys, [-np.inf, np.inf]]))[::-1]
+    above = [
+        1 - np.searchsorted(values, thresholds, side="right") / len(values)
+        for values in (decoys, targets)
+    ]
+    return above[0], above[1]
+
+
+def draw(
+    evaluation: Mapping[str, Any], restorers: Mapping[str, Learned], *, titles: Mapping[str, str]
+) -> bytes:
+    """PNG: learning curves (of restorers that were validated), hits against false positives, scores
+    after against before.
+
+    A restorer has one colour in all of them. `titles` of the methods and of the restorers. What is
+    projected on a span is left out, so that the others can be told apart.
+    """
+    from matplotlib.figure import Figure
+
+    drawn = {n: body for n, body in evaluation["methods"].items() if not n.endswith(PROJECTED)}
+    evaluation = {**evaluation, "methods": drawn}
+    validated = {name: facts for name, facts in restorers.items() if facts.validation}
+    panels = [*(["learning"] if validated else []), "roc", "pairs"]
+    figure = Figure(figsize=(4.2 * len(panels), 3.9), dpi=150, layout="constrained")
+    axes = dict(zip(panels, figure.subplots(1, len(panels), squeeze=False)[0], strict=True))
+    colours = _colours([*evaluation["methods"], *restorers])
+    if validated:
+        _draw_learning(axes["learning"], validated, titles, colours)
+    _draw_hits(axes["roc"], evaluation, titles, colours)
+    _draw_pairs(axes["pairs"], evaluation, titles, colours)
+    content = io.BytesIO()
+    figure.savefig(content, format="png", facecolor="white", metadata={"Software": None})
+    return content.getvalue()
+
+
+def _colours(names: Sequence[str]) -> dict[str, str]:
+    """Of every name, the colour of its restorer: `edm`, `edm_x1` and `edm_x20` have the same."""
+    restorers = dict.fromkeys(_restorer(name) for name in names if _restorer(name) != "plain")
+    colours = dict(zip(restorers, itertools.cycle(COLOURS), strict=False)) | {"plain": UNRESTORED}
+    return {name: colours[_restorer(name)] for name in names}
+
+
+def _restorer(method: str) -> str:
+    return re.sub(r"_(x\d+|all)$", "", method)
+
+
+def _draw_learning(
+    axes: Any,
+    restorers: Mapping[str, Learned],
+    titles: Mapping[str, str],
+    colours: Mapping[str, str],
+) -> None:
+    for name, facts in restorers.items():
+        steps, scores = zip(*facts.validation, strict=True)
+        axes.plot(steps, scores, marker=".", color=colours[name], label=titles[name])
+    before = [facts.validation_before for facts in restorers.values()]
+    for k, score in enumerate(sorted({score for score in before if score is not None})):
+        label = "unrestored" if k == 0 else None
+        axes.axhline(score, color=UNRESTORED, ls="--", lw=1, label=label)
+    axes.set(xlabel="training steps", ylabel="mean SSIM of validation pairs", title="Learning")
+    axes.legend(fontsize=7)
+
+
+def _draw_hits(
+    axes: Any,
+    evaluation: Mapping[str, Any],
+    titles: Mapping[str, str],
+    colours: Mapping[str, str],
+) -> None:
+    """Training images found over decoys found; dashed: one sample, or what restorers do not see."""
+    for name, body in evaluation["methods"].items():
+        false, found = operating_points(body["targets"]["ssim"], body["decoys"]["ssim"])
+        style = "--" if name.endswith(("_x1", "_all")) else "-"
+        axes.step(false, found, where="post", label=titles[name], color=colours[name], lw=1.2,
+                  ls=style)  # fmt: skip
+    n_decoys = len(evaluation["methods"]["plain"]["decoys"]["ssim"])
+    axes.set_xscale("symlog", linthresh=2 / n_decoys)
+    axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="decoys above the threshold",
+             ylabel="training images above it", title="Every threshold on SSIM")  # fmt: skip
+    axes.legend(fontsize=7, loc="best")
+
+
+def _draw_pairs(
+    axes: Any,
+    evaluation: Mapping[str, Any],
+    titles: Mapping[str, str],
+    colours: Mapping[str, str],
+) -> None:
+    """The restored methods' scores over the attack's, image by image, and the line of no change."""
+    plain = evaluation["methods"]["plain"]
+    classical = evaluation["settings"]["baselines"]
+    for name, after in evaluation["methods"].items():
+        if name.startswith("plain") or name.endswith("_x1") or name in classical:
+            continue
+        for side, marker, alpha in (("targets", ".", 0.45), ("decoys", "x", 0.25)):
+            axes.scatter(plain[side]["ssim"], after[side]["ssim"], s=9, marker=marker, lw=0.6,
+                         alpha=alpha, color=colours[name],
+                         label=f"{titles[name]}, {side}")  # fmt: skip
+    limits = (0.05, 1)
+    axes.plot(limits, limits, color="black", lw=0.7)
+    axes.set(xlim=limits, ylim=limits, xlabel="SSIM of the attack alone",
+             ylabel="SSIM after restoration", title="Image by image")  # fmt: skip
+    axes.legend(fontsize=7, loc="lower right", markerscale=1.5)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,7 +55,25 @@ def study_rows(text: str, *, name: str) -> Found:
     """The table of a study of attacks on weights; this and the others as `study_table`."""
     record = _read(text, name, STUDY_PAGE)
     lines = _heading(record, name, "study.html", f"; {record['n_attacks']} attacks on each network")
-    return lines, HEADER, [_row(cell) for cell in record["cells"]]
+    rows: list[Sequence[str]] = []
+    for cell in record["cells"]:
+        targets, decoys, victim = cell["targets"], cell["decoys"], cell["victim"]
+        low, high = targets["mean_ssim_interval"]
+        row = (
+            cell["name"],
+            str(len(cell["victims"])),
+            str(cell["n_images"]),
+            f"{targets['n_good']} of {targets['n']}",
+            f"{decoys['n_good']} of {decoys['n']}",
+            f"{targets['mean_ssim']:.3f} [{low:.3f}, {high:.3f}]",
+            f"{decoys['mean_ssim']:.3f}",
+            f"{targets['n_good_ssim3']} of {targets['n']}",
+            f"{decoys['n_good_ssim3']} of {decoys['n']}",
+            _mean(victim["test_accuracy"], ".3f"),
+            _mean(victim["n_effective"], ".1f"),
+        )
+        rows.append(row)
+    return lines, HEADER, rows
 
 
 def recovery_table(text: str, *, name: str) -> Found:
@@ -208,42 +226,17 @@ def _heading(record: Mapping[str, Any], name: str, page: str, more: str) -> list
     sources = [record["source"]["name"]] if "source" in record else [
         source["title"] for source in record["sources"]
     ]  # fmt: skip
+    counts = claim_counts(record)
+    theirs = f"{counts['holds']} of {counts['n_claims']} claims of the paper hold"
+    own = f"{counts['own_holds']} of {counts['n_own']} questions of ours do"
+    told = [*([theirs] if counts["n_claims"] else []), *([own] if counts["n_own"] else [])]
     return [
         f"### {record['title']}\n",
         f"{record['question']} ({record['paper']}; preset `{record['preset']}`; images: "
-        f"{', '.join(sources)}.) {counted(record)} Record: [{folder}]({folder}).\n",
+        f"{', '.join(sources)}.) {'; '.join(told)}. Record: [{folder}]({folder}).\n",
         f"`{record['command']}` leaves it and the page with all figures, `{page}`; "
         f"{sum(record['seconds'].values()):.0f} s on {record['machine']}{more}.\n",
     ]
-
-
-def counted(record: Mapping[str, Any]) -> str:
-    """How many of the paper's claims hold, and of how many of our questions the answer is yes."""
-    found = claim_counts(record)
-    theirs = f"{found['holds']} of {found['n_claims']} claims of the paper hold"
-    own = f"{found['own_holds']} of {found['n_own']} questions of ours do"
-    return (
-        "; ".join([*([theirs] if found["n_claims"] else []), *([own] if found["n_own"] else [])])
-        + "."
-    )
-
-
-def _row(cell: Mapping[str, Any]) -> Sequence[str]:
-    targets, decoys, victim = cell["targets"], cell["decoys"], cell["victim"]
-    low, high = targets["mean_ssim_interval"]
-    return (
-        cell["name"],
-        str(len(cell["victims"])),
-        str(cell["n_images"]),
-        f"{targets['n_good']} of {targets['n']}",
-        f"{decoys['n_good']} of {decoys['n']}",
-        f"{targets['mean_ssim']:.3f} [{low:.3f}, {high:.3f}]",
-        f"{decoys['mean_ssim']:.3f}",
-        f"{targets['n_good_ssim3']} of {targets['n']}",
-        f"{decoys['n_good_ssim3']} of {decoys['n']}",
-        _mean(victim["test_accuracy"], ".3f"),
-        _mean(victim["n_effective"], ".1f"),
-    )
 
 
 def _mean(values: Sequence[float | None], form: str) -> str:

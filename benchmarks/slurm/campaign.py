@@ -28,7 +28,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from benchmarks.record import Measurement, measured, said
+from benchmarks.record import Measurement, measured, publish
 from benchmarks.slurm.cluster import SlurmCluster, hostname
 from storage.pairs.dataset import Dataset
 
@@ -237,8 +237,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(prefix="palimpsest-slurm-") as name:
         log = Log(Path(name))
         try:
-            for _ in said(run(Path(name), log), options.json):
-                pass
+            publish(run(Path(name), log), options.json)
         finally:
             if options.log is not None:
                 options.log.write_text("\n".join(log.lines) + "\n")

@@ -24,7 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.record import Measurement, measured, said
+from benchmarks.record import Measurement, measured, publish
 from benchmarks.span.speed import drawn
 from flows.papers import gradient_descent
 from recon_core.attacks.span.attack import SpanAttack, separate
@@ -96,8 +96,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, help="also write the lines to this file")
     options = parser.parse_args(argv)
     images = load_images(options.images, split="heldout")
-    for _ in said(measure(images, quick=options.quick, seed=options.seed), options.json):
-        pass
+    publish(measure(images, quick=options.quick, seed=options.seed), options.json)
 
 
 if __name__ == "__main__":

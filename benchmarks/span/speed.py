@@ -26,7 +26,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from benchmarks.record import Measurement, compared, measured, said
+from benchmarks.record import Measurement, compared, measured, publish
 from flows.presets import preset
 from recon_core.attacks.kkt.results import KnownVictim
 from recon_core.attacks.kkt.run import KKT
@@ -316,8 +316,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, help="also write the lines to this file")
     options = parser.parse_args(argv)
     images = load_images(options.images, split="heldout")
-    for _ in said(measure(images, quick=options.quick, seed=options.seed), options.json):
-        pass
+    publish(measure(images, quick=options.quick, seed=options.seed), options.json)
 
 
 if __name__ == "__main__":

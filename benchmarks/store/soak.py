@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.record import Measurement, main, measured
+from benchmarks.record import Measurement, main, measured, process_memory
 from benchmarks.store.sample import (
     BATCH,
     PROVENANCE,
@@ -60,8 +60,7 @@ def measure(quick: bool) -> Iterator[Measurement]:
         )
         n_pairs = Dataset(root).n_pairs
         yield _line(f"open the metadata of {n_pairs:,} pairs", json.loads(opened.stdout), "s")
-        yield from _verified(root)
-        yield from _streamed(root, sizes)
+        yield from read(root, sizes)
 
 
 def _written(root: Path, sizes: Sizes) -> Iterator[Measurement]:
@@ -86,21 +85,19 @@ def _written(root: Path, sizes: Sizes) -> Iterator[Measurement]:
     yield _line(f"{n_pairs:,} pairs on the disk", n_bytes / 1e9, "GB")
 
 
-def _verified(root: Path) -> Iterator[Measurement]:
+def read(root: Path, sizes: Sizes) -> Iterator[Measurement]:
+    """Everything once, by `verify` and by an epoch of training."""
     dataset = Dataset(root)
     # in MB, so that a million of them is a TB
-    sizes = [sum(n for n, _crc in receipt.files.values()) / 1e6 for receipt in dataset.receipts]
+    amounts = [sum(n for n, _crc in receipt.files.values()) / 1e6 for receipt in dataset.receipts]
     seconds, start = [0.0], time.perf_counter()
     found = verify_store(
         root, on_part=lambda _done, _n: seconds.append(time.perf_counter() - start)
     )
     if not found.ok or found.n_checked != len(dataset.receipts):
         raise ValueError(f"the store that was just written does not verify: {found.problems[:3]}")
-    yield from _paced("verify, every byte read and hashed", seconds, sizes, "s per TB")
-
-
-def _streamed(root: Path, sizes: Sizes) -> Iterator[Measurement]:
-    examples = training_examples(Dataset(root), sizes)
+    yield from _paced("verify, every byte read and hashed", seconds, amounts, "s per TB")
+    examples = training_examples(dataset, sizes)
     seconds, amounts, start = [0.0], [], time.perf_counter()
     for batch in examples:
         seconds.append(time.perf_counter() - start)
@@ -108,8 +105,7 @@ def _streamed(root: Path, sizes: Sizes) -> Iterator[Measurement]:
     case = f"one balanced epoch in batches of {BATCH}, normalised, 10 % noise"
     yield from _paced(case, seconds, amounts, "s per million examples")
     yield _line(f"{case}: examples", float(examples.n_given), "examples")
-    status = Path("/proc/self/status").read_text().splitlines()
-    peak = next(int(line.split()[1]) / 2**20 for line in status if line.startswith("VmHWM"))
+    peak = process_memory("VmHWM") / 1024
     yield _line("peak memory of the process that did all this", peak, "GiB")
 
 

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
-from benchmarks.autoencoder import gpu as autoencoder_gpu
 from benchmarks.autoencoder import speed as autoencoder
 from benchmarks.autoencoder.speed import load, plain_module
-from benchmarks.record import parse_lines
 from recon_core.types import seeded_generator
 from recon_core.victims.autoencoder import FullyConnected, UNet, initial_weights
 
-CPU = torch.device("cpu")
 SMALL = (
     autoencoder.Case("small FC", FullyConnected(depth=3, width=16)),
     autoencoder.Case("small U-Net", UNet(channels=(4, 6, 8), convolutions=1, skips=False)),
@@ -58,34 +53,3 @@ def test_every_case_is_measured() -> None:
     assert {line.reference for line in lines[:2]} == {autoencoder.ONE_BY_ONE}
     assert sum("2 networks" in line.case for line in lines) == 4
     assert sum("fused" in str(line.reference) for line in lines) == 4
-
-
-def test_parity_is_measured_on_every_step() -> None:
-    lines = list(autoencoder_gpu.parity(CPU))
-    assert len(lines) == 2 * 2 * 3
-    for line in lines:
-        assert line.value < (1e-12 if "in float64" in line.case else 1e-4), line.case
-
-
-@pytest.mark.slow
-def test_goes_continue_where_the_last_one_stopped(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = ["--quick", "--work", str(tmp_path / "work"), "--json", str(tmp_path / "lines.json")]
-    assert autoencoder_gpu.main([*words, "--minutes", "0"]) == 0
-    assert "the same command goes on" in capsys.readouterr().out
-    first = parse_lines((tmp_path / "lines.json").read_text(), name="x")
-    assert not any(m.case.startswith("recovery of") for m in first)
-    assert list((tmp_path / "work").glob("*.pt"))
-    assert autoencoder_gpu.main(words) == 0
-    lines = parse_lines((tmp_path / "lines.json").read_text(), name="x")
-    assert [m.case for m in lines[: len(first)]] == [m.case for m in first]
-    recoveries = [m for m in lines if m.case.startswith("recovery of")]
-    assert len(recoveries) == 2 * 4  # the level 0.5 of each victim, four methods
-    assert all("; accurate: random 0, blocks 0, " in m.case for m in recoveries)
-    capsys.readouterr()
-    monkeypatch.setattr(autoencoder_gpu, "recovery", lambda *_: pytest.fail("measured again"))
-    assert autoencoder_gpu.main(words) == 0
-    assert [m.case for m in parse_lines((tmp_path / "lines.json").read_text(), name="x")] == [
-        m.case for m in lines
-    ]

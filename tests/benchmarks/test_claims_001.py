@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.coverage.claims import (
+from benchmarks.coverage.real import (
     THEIRS,
     Campaigns,
     last_of,
@@ -295,7 +295,7 @@ def test_the_numbers_are_those_of_the_scores() -> None:
     assert f"-> {(after > 0.4).sum()} good of {N} with edm_x20" in ours
     assert ours.startswith(f"{(before > 0.4).sum()} (")
     gain = e.mean(e.gain("edm_x20"))
-    assert gain.mean == pytest.approx((after - before).mean())
+    assert gain.value == pytest.approx((after - before).mean())
     over_rows = bootstrap_interval(after - before)
     over_victims = bootstrap_interval(after - before, groups=VICTIM)
     assert (gain.low, gain.high) in (over_rows, over_victims)

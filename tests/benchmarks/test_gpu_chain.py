@@ -190,9 +190,6 @@ def test_wheels_are_closed_under_needs_and_one_that_is_missing_is_named(
     assert set(wheels.closure(["a"], versions, python="3.11")) == set("ab")
     with pytest.raises(ValueError, match="b has no version"):
         wheels.closure(["a"], {"a": "1"}, python="3.11")
-    packages = [("a", "1.0", ["b>=2", "c", "numpy>=9", "d; extra == 'z'"]), ("b", "1.9", [])]
-    lines = wheels.unmet(packages, python="3.12")
-    assert lines == ["a needs b>=2; 1.9", "a needs c; there is none"]
 
 
 def test_every_package_that_the_chain_needs_has_a_version() -> None:

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.instahide import gpu
 from benchmarks.instahide.exact import Needed as Pixels
 from benchmarks.instahide.exact import _named, outcome, share
 from benchmarks.instahide.exact import enough as enough_pixels
@@ -35,16 +34,15 @@ from benchmarks.instahide.samples import (
     met,
     sequence,
 )
-from benchmarks.instahide.speed import Gaussian, all_signs, edges_of, measure
+from benchmarks.instahide.speed import Gaussian, all_signs, edges_of
 from benchmarks.papers import instahide as claims
 from benchmarks.papers.findings import Finding, Run, part_of
-from benchmarks.record import main, parse_claims, parse_lines
+from benchmarks.record import parse_claims
 from recon_core.attacks.instahide.coherence import centred, pursued
 from recon_core.attacks.instahide.graph import gram
 from recon_core.attacks.instahide.mixing import Encodings, Mixing
 from recon_core.attacks.instahide.recover import Recovered, Status
 from recon_core.attacks.instahide.signs import Equations, determined
-from tests.benchmarks.pages import build_page
 
 
 @pytest.mark.parametrize("k_pub", [0, 2])
@@ -212,16 +210,10 @@ def test_a_quick_check_of_all_parts_can_be_read(tmp_path: Path) -> None:
         assert all(claim.outcome == "holds" for claim in by_part[name]), name
     assert "48 recoveries of 8, 12 images" in by_part["samples"][2].ours
     assert by_part["samples"][2].outcome == "holds"
-    assert "# InstaHide paper" in build_page({"claims/instahide.json": path.read_text()})
     assert (tmp_path / PHOTOGRAPHS).read_bytes().startswith(b"\x89PNG")
     (tmp_path / NAME).unlink()
     draw(tmp_path)
     assert (tmp_path / NAME).exists()
-
-
-CPU = torch.device("cpu")
-OTHER = torch.device("cpu", 0)
-"""The CPU by another name, so that it can be told from the reference."""
 
 
 def test_the_reference_of_signs_is_the_oracle() -> None:
@@ -234,33 +226,6 @@ def test_the_reference_of_signs_is_the_oracle() -> None:
     for pixel in range(3):
         solutions = all_solutions(y[:, pixel], c[:, pixel], equations)
         assert any(np.allclose(found[:, pixel], z) for z in solutions)
-
-
-@pytest.mark.slow
-def test_quick_measurements_can_be_read(tmp_path: Path) -> None:
-    path = tmp_path / "instahide.json"
-    main(measure, ["--quick", "--json", str(path)])
-    measured = parse_lines(path.read_text(), name="instahide.json")
-    assert {m.benchmark for m in measured} == {"instahide"}
-    assert [m.reference is None for m in measured] == [False] * 3
-
-
-@pytest.mark.slow
-def test_a_device_has_to_give_what_the_cpu_gives(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = list(gpu.measure(quick=True))
-    assert len(lines) == 4
-    assert all(line.value < gpu.PARITY for line in lines)
-    right = Gaussian.recovered
-
-    def wrong(case: Gaussian, device: torch.device) -> Recovered:
-        found = right(case, device)
-        if device == CPU:
-            return found
-        return replace(found, images=found.images + 1e-6)
-
-    monkeypatch.setattr(Gaussian, "recovered", wrong)
-    with pytest.raises(SystemExit, match="differ from the CPU"):
-        list(gpu.parity(OTHER))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,7 @@ import torch
 
 from benchmarks.inversion import speed as inversion
 from benchmarks.inversion import synthetic
-from benchmarks.inversion.reference import PlainLeNet5, PlainMixCon, literal_mixcon, load
-from benchmarks.record import main, parse_lines
+from benchmarks.inversion.speed import PlainLeNet5, PlainMixCon, literal_mixcon, load
 from benchmarks.results.page import RESULTS
 from recon_core.attacks.inversion.feature_matching import GradientInversion, Inverted
 from recon_core.types import seeded_generator
@@ -46,11 +44,6 @@ def test_the_reference_is_the_same_network(shape: tuple[int, int, int]) -> None:
         torch.testing.assert_close(module.g(module.h(x)), model.classify(weights, h)[1])
 
 
-def test_networks_that_the_reference_has_not_are_refused() -> None:
-    with pytest.raises(ValueError, match="is not one that the reference has; cut it at 2"):
-        PlainLeNet5(LeNet5(cut=3), (1, 28, 28), 10)
-
-
 @pytest.mark.parametrize("normalise", [True, False])
 def test_the_references_have_the_same_loss(normalise: bool) -> None:
     defence = MixCon(beta=0.3, eps=0.2, normalise=normalise)  # some distances are cut off
@@ -60,27 +53,6 @@ def test_the_references_have_the_same_loss(normalise: bool) -> None:
     ours = mixcon(h.unsqueeze(0), beta, normalise=normalise, eps=defence.eps)[0]
     torch.testing.assert_close(PlainMixCon(defence, 4)(h.flatten(0, 1)), ours)
     torch.testing.assert_close(literal_mixcon(h, defence), ours)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("small")
-def test_every_case_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "inversion.json"
-    main(inversion.measure, ["--quick", "--json", str(path)])
-    lines = parse_lines(path.read_text(), name="inversion")
-    assert [json.loads(line)["case"] for line in capsys.readouterr().out.splitlines()] == [
-        line.case for line in lines
-    ]
-    assert {line.benchmark for line in lines} == {"inversion"}
-    assert all(line.unit == "s" and line.ratio is not None for line in lines)
-    training, inverted, losses = lines[:2], lines[2:4], lines[4:]
-    assert all("3 (lambda, beta) of MixCon" in line.case for line in training)
-    assert ["channels last" in str(line.reference) for line in training] == [False, True]
-    methods = ("GradientInversion", "StrongInversion")
-    for line, method in zip(inverted, methods, strict=True):
-        assert f"by {method}, LeNet5 at cut 2, 4 images of 1x16x16" in line.case
-        assert line.reference == inversion.ONE_BY_ONE
-    assert ["of a network, 1 networks" in line.case for line in losses] == [True, False]
 
 
 @pytest.mark.usefixtures("small")
@@ -96,7 +68,7 @@ def test_trainings_that_differ_are_not_timed(
             *given, training=replace(training, lr=0.0101), **named
         ),
     )
-    with pytest.raises(ValueError, match=r"differ by .* of network 0, .* not comparable"):
+    with pytest.raises(ValueError, match=r"differ by .* of network 0, "):
         inversion.training(1, defences=DEFENCES, n_steps=1, channels_last=channels_last)
 
 
@@ -113,7 +85,7 @@ def test_images_that_differ_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> No
         return replace(found, n_steps=found.n_steps - 1) if len(rows) == 1 else found
 
     monkeypatch.setattr(inversion.Inverting, "of", wrong)
-    with pytest.raises(ValueError, match=r"differ by .* of images, .* not comparable"):
+    with pytest.raises(ValueError, match=r"differ by .* of images, .*"):
         inversion.inversion(method, 1, one_in=2)
     monkeypatch.setattr(inversion.Inverting, "of", shorter)
     with pytest.raises(ValueError, match="do not take equally many steps"):

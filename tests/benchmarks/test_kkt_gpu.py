@@ -5,12 +5,16 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 
+from benchmarks.gpu import agreement
+from benchmarks.instahide.speed import Gaussian
 from benchmarks.kkt import gpu as kkt_gpu
 from benchmarks.record import Measurement
+from recon_core.attacks.instahide.recover import Recovered
 from recon_core.attacks.kkt.objective import KKTAttack
 from recon_core.attacks.kkt.run import KKT
 from recon_core.victims.network import Network
@@ -74,3 +78,31 @@ def test_a_run_is_its_epochs_its_iterations_and_its_matching(lines: list[Measure
         assert projected.reference_value == 5600
     assert "confident candidates" in lines[-1].case
     assert lines[-1].value == lines[-1].reference_value  # nothing differs here
+
+
+@pytest.mark.parametrize("measure", [kkt_gpu.measure, agreement.measure])
+def test_a_benchmark_of_a_gpu_needs_one(
+    measure: Callable[[bool], Iterator[Measurement]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kkt_gpu, "GPU", torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit, match="needs a CUDA device"):
+        next(measure(False))
+
+
+def test_a_device_has_to_give_what_the_cpu_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = list(agreement.autoencoders(torch.device("cpu")))
+    assert len(lines) == 2 * 2 * 3
+    for line in lines:
+        assert line.value < (1e-12 if "in float64" in line.case else 1e-4), line.case
+    other = torch.device("cpu", 0)  # can be told from the reference
+    assert next(agreement.instahide(other)).value < 1e-9
+    right = Gaussian.recovered
+
+    def wrong(case: Gaussian, device: torch.device) -> Recovered:
+        found = right(case, device)
+        return found if device == agreement.CPU else replace(found, images=found.images + 1e-6)
+
+    monkeypatch.setattr(Gaussian, "recovered", wrong)
+    with pytest.raises(SystemExit, match="differ from the CPU"):
+        next(agreement.instahide(other))

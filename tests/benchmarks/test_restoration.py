@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.restore.gains import (
+from benchmarks.results.run_summary import (
     disagreement,
     gain,
     operating_points,
