@@ -162,11 +162,9 @@ def _beside(
 
 def draw_plot(curves: Curves, n_images: int, path: Path) -> None:
     """A PNG: images covered, and the Gini coefficient of their pairs, against runs."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 3.8), layout="constrained")
-    FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
     for name, of_seeds in curves.items():
         color, line = STYLES[name]

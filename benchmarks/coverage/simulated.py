@@ -206,7 +206,6 @@ def measurements(found: Found, paper: Paper, *, tuned: bool) -> Iterator[Measure
 def draw_plot(worlds: Sequence[Found], path: Path) -> None:
     """A PNG: covered images above, Gini coefficient below, against runs; a column per world. Thin
     lines: what the paper's campaign covers in the end, and half its runs."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     styles = {
@@ -217,7 +216,6 @@ def draw_plot(worlds: Sequence[Found], path: Path) -> None:
         "adaptive, enough=44": ("#0b6fb8", "--", "adaptive, enough=44"),
     }
     figure = Figure(figsize=(2.9 * len(worlds), 5.6), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.subplots(2, len(worlds), squeeze=False, sharex=True, sharey="row")
     for column, found in enumerate(worlds):
         top, bottom = axes[:, column]

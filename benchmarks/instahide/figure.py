@@ -34,12 +34,10 @@ def draw(folder: Path) -> None:
     files = [folder / "instahide" / name for name in ("samples.json", "signs.json")]
     if not all(path.is_file() for path in files):
         return
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     record, cost = (json.loads(path.read_text()) for path in files)
     figure = Figure(figsize=(9.6, 7.6), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
     (shares, scaled), (law, signs) = figure.subplots(2, 2)
     _shares(shares, record, scaled=False)
     _shares(scaled, record, scaled=True)
@@ -56,12 +54,10 @@ def draw_photographs(folder: Path) -> None:
     paths = {folder / "instahide" / "strips" / f"{key}.png": text for key, text in STRIPS.items()}
     if not all(path.is_file() for path in paths):
         return
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from PIL import Image
 
     figure = Figure(figsize=(10.4, 2.9), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
     for axes, (path, text) in zip(figure.subplots(len(paths)), paths.items(), strict=True):
         axes.imshow(np.asarray(Image.open(path)), interpolation="nearest")
         axes.set_ylabel(text, rotation=0, ha="right", va="center", fontsize=8.5)

@@ -1,4 +1,4 @@
-"""The paper's generation run on one GPU: is it right, how fast is it, and does TF32 cost pairs?
+"""The paper's generation run on one GPU: is it right, and how fast is it?
 
     python -m benchmarks.kkt.gpu [--quick] [--json docs/results/benchmarks/kkt_gpu.json]
 
@@ -7,14 +7,12 @@ gradients and trajectories, or nothing is timed. Then a training epoch and an at
 timed at the paper's size (3072-1000-1000-1, 300 images, 400 candidates) for stacks of R runs, in
 float32 and TF32. A run is 50,000 epochs, 11,900 iterations and the matching of its 4,400 saved
 candidates (image restoration paper, section 2), so runs an hour and the GPU hours of 150,000 runs
-follow, beside the paper's 5,600 A100 hours. Last, the confident candidates of complete smaller runs
-from the same seeds, in both precisions.
+follow, beside the paper's 5,600 A100 hours.
 """
 
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -25,14 +23,11 @@ from torch import Tensor
 from benchmarks.record import Measurement, main, measured, median_seconds, relative
 from recon_core.attacks.candidate_matching import pairs_of
 from recon_core.attacks.kkt.objective import KKTAttack, Objective, settings_of, starting_points
-from recon_core.attacks.kkt.run import KKT
 from recon_core.attacks.kkt.solver import Solver
 from recon_core.precision import Precision, matmul_precision
-from recon_core.sampling import History, Phase, Sampling, binary_labels, plan_part
 from recon_core.types import seeded_generator
 from recon_core.victims.network import Architecture, Network, Parameters
 from recon_core.victims.training import Training, train
-from storage.sources.load import load_images
 
 _line = partial(measured, "kkt_gpu")
 
@@ -43,12 +38,6 @@ SMALL = Network(widths=(200, 200))
 TRAINED_STD = 0.02
 """Standard deviation of a first layer of the size of a trained one."""
 N_IMAGES, N_CANDIDATES = 300, 400
-N_COMPLETE = 100
-COMPLETE = KKT(
-    victim=PAPER,
-    training=Training(epochs=10_000),
-    attack=KKTAttack(n_candidates=200, save_at=(100, 200, 300, 500, 800, 1400, 2400)),
-)
 EPOCHS, ITERATIONS = 50_000, 11_900
 RUNS = 150_000
 PAPER_HOURS = 5_600.0
@@ -61,7 +50,7 @@ KINDS: dict[Precision, str] = {"ieee": "float32", "tf32": "TF32"}
 
 
 def measure(quick: bool) -> Iterator[Measurement]:
-    """Parity, speed at the paper's size, and what TF32 costs."""
+    """Parity, and speed at the paper's size."""
     if GPU.type == "cuda" and not torch.cuda.is_available():
         raise SystemExit(
             "benchmarks.kkt.gpu needs a CUDA device; benchmarks.kkt.speed is for the CPU"
@@ -70,7 +59,6 @@ def measure(quick: bool) -> Iterator[Measurement]:
     for precision in KINDS:
         for n_runs in (1, 4) if quick else (1, 4, 16, 32, 64):
             yield from speed(n_runs, precision, repeats=3 if quick else 5)
-    yield from confident_pairs(n_runs=2 if quick else 16, quick=quick)
 
 
 def victims(
@@ -188,33 +176,6 @@ def speed(n_runs: int, precision: Precision, repeats: int) -> Iterator[Measureme
         "h",
         reference="image restoration paper, A100 hours",
         reference_value=PAPER_HOURS,
-    )
-
-
-def confident_pairs(n_runs: int, *, quick: bool) -> Iterator[Measurement]:
-    """Confident candidates of the same runs in float32 and TF32; photographs, 100 images each."""
-    images = load_images("photos", split="train")
-    labels, _ = binary_labels(images.labels, images.class_names)
-    sampling = Sampling(
-        images_per_run=N_COMPLETE, phases=(Phase(n_runs=n_runs),), runs_per_part=n_runs
-    )
-    nothing = History.empty(len(labels))
-    specs = plan_part(sampling, 0, labels=labels, history=nothing, root_seed=0)
-    batch = torch.stack([torch.from_numpy(images.images[list(s.image_ids)]) for s in specs])
-    experiment = COMPLETE if not quick else replace(COMPLETE, training=Training(epochs=500))
-    counts = {}
-    for precision, kind in KINDS.items():
-        started = time.perf_counter()
-        results = replace(experiment, precision=precision).run_batch(specs, batch, device=GPU)
-        taken = time.perf_counter() - started
-        counts[precision] = sum(len(r.pairs.candidate.unique()) for r in results)
-        print(f"{kind}: {counts[precision]} in {taken:.1f} s", file=sys.stderr)
-    yield _line(
-        f"confident candidates of {n_runs} runs in TF32",
-        max(counts["tf32"], 1e-9),
-        "candidates",
-        reference="the same runs in float32",
-        reference_value=max(float(counts["ieee"]), 1e-9),
     )
 
 

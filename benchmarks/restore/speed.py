@@ -142,14 +142,11 @@ def check_sides(case: Case) -> None:
     reference = reference_loss(restorer, theirs, batch, 5)
     for value in (loss, reference):
         value.backward()
-    gradients = [gradient(net) for net in (ours, theirs)]
-    sampled = [restored(few_steps(restorer, 3), net, 2, case.side) for net in (ours, theirs)]
-    for what, both in {
-        "losses": (loss, reference),
-        "gradients": gradients,
-        "restorations": sampled,
-    }.items():
-        check_agreement(*both, what)
+    check_agreement(loss, reference, "losses")
+    check_agreement(gradient(ours), gradient(theirs), "gradients")
+    few = few_steps(restorer, 3)
+    sampled = [restored(few, net, 2, case.side) for net in (ours, theirs)]
+    check_agreement(sampled[0], sampled[1], "restorations")
 
 
 def gradient(net: nn.Module) -> Tensor:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -11,7 +9,6 @@ from benchmarks.campaign.machinery import (
     NoOp,
     in_fresh_process,
     made_up_images,
-    main,
     no_op_campaign,
 )
 from recon_core.types import N_AUGMENT, STATS
@@ -43,20 +40,3 @@ def test_a_campaign_in_a_process_of_its_own_says_what_it_took() -> None:
     assert 0 < facts["first_half_s"] < facts["seconds"]
     assert 0 < facts["before_gib"] <= facts["halfway_gib"] <= facts["peak_gib"] < 2
     assert len(facts["content_hash"]) == 64
-
-
-def test_lines_have_the_goal_beside_the_number(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    facts = {
-        "n_runs": 150_000, "n_parts": 3000, "seconds": 450.0, "first_half_s": 200.0,
-        "to_first_part_s": 50.0, "before_gib": 0.4, "halfway_gib": 0.6, "peak_gib": 0.75,
-    }  # fmt: skip
-    monkeypatch.setattr("benchmarks.campaign.machinery.in_fresh_process", lambda *_args: facts)
-    main(["--runs", "150000", "--json", str(tmp_path / "lines.json")])
-    lines = (tmp_path / "lines.json").read_text()
-    assert capsys.readouterr().out == lines
-    assert '"value": 450.0, "unit": "s", "reference": "the goal: at most"' in lines
-    assert '"ratio": 2.0' in lines
-    assert '"value": 1.667, "unit": "ratio"' in lines
-    assert '"unit": "GiB", "reference": null' in lines

@@ -22,7 +22,6 @@ from benchmarks.campaign.storm import (
     Report,
     Size,
     measure,
-    of_storm,
 )
 
 TINY = Size(n_runs=24, runs_per_part=2, n_kills=2, workers=(2,), samplers=("adaptive",))
@@ -74,10 +73,3 @@ def test_everything_with_the_campaigns_mark_is_found_and_killed(
         other.wait()
         campaign.log.close()
     assert campaign.report.kills == Counter(machine=1, frozen=1)
-
-
-def test_lines_count_kills_by_kind() -> None:
-    report = Report(kills=Counter(worker=2, machine=1), n_starts=2, seconds=9.0)
-    cases = {line.case: line.value for line in of_storm("c", report)}
-    assert cases["c: kills survived with the same dataset (1 of machine, 2 of worker)"] == 3
-    assert cases["c: starts of the command"] == 2

@@ -21,8 +21,6 @@ from benchmarks.gpu.settings import (
     SMALL,
     UNKNOWN_PACE,
     Pace,
-    again_of,
-    recipe_of,
     schedule,
 )
 
@@ -145,19 +143,6 @@ def test_the_schedule_is_the_papers_where_two_parts_fit_and_a_share_of_it_where_
     half = schedule(PAPER, pace, OVERHEAD_S + part)
     assert (half.n_parts, half.share) == (2, 0.5)
     assert schedule(PAPER, None, 1e6) == UNKNOWN_PACE
-
-
-def test_the_victims_are_the_papers() -> None:
-    recipe = recipe_of(PAPER, schedule(PAPER, Pace(1e-6, 1e-6), 1e3), "photos")
-    experiment: Any = recipe.experiment
-    assert experiment.victim.widths == (1000, 1000)
-    assert experiment.victim.init_std_first == 1e-4
-    assert (experiment.training.epochs, experiment.attack.n_iterations) == (50_000, 11_900)
-    assert (recipe.sampling.images_per_run, experiment.attack.n_candidates) == (300, 400)
-    assert set(recipe.restorers) == {"edm", "bf_dncnn"}
-    n_heldout = recipe.heldout.images_per_run * (recipe.heldout.n_runs + 1)
-    assert n_heldout <= len(recipe.images("heldout"))  # as many are left for decoys
-    assert again_of(recipe).experiment.keep == "all"
 
 
 def test_products_come_back_in_pieces_or_not_at_all(job: Job) -> None:

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from benchmarks.kkt import agreement as kkt_agreement
-from benchmarks.kkt.agreement import Case, Duel, Victims, apart, counted, exceeded, main, trajectory
+from benchmarks.kkt.agreement import Case, Duel, Victims, apart, exceeded, main, trajectory
 from benchmarks.record import measured
 from recon_core.attacks.kkt.objective import KKTAttack
 from recon_core.victims.network import Conv, Network
@@ -77,24 +76,6 @@ def test_a_trajectory_counts_up_to_where_the_reference_parts_from_itself(
     assert measured.value == pytest.approx(torch.finfo(torch.float64).eps, rel=1e-3)
     assert "up to step 2; then" in measured.case
     assert "by 5e-01 at the end; the engine from it by 1e+00" in measured.case
-
-
-def scores(ours: list[float], theirs: list[float]) -> list[Tensor]:
-    return [torch.tensor([[a], [b]]) for a, b in zip(ours, theirs, strict=True)]
-
-
-def test_totals_are_counted_with_their_decoys() -> None:
-    targets = scores([0.5, 0.41, 0.39, 0.9], [0.5, 0.3, 0.39, 0.41])
-    decoys = scores([0.1, 0.2, 0.1, 0.2], [0.1, 0.41, 0.1, 0.2])
-    count, mean, mean_decoys = counted({"targets": targets, "decoys": decoys}, "a case")
-    assert (count.value, count.reference_value) == (3, 2)
-    assert "training images of 4; good decoys 0 of 4, the reference's 1" in count.case
-    assert mean.value == pytest.approx(0.55)
-    assert mean_decoys.reference_value == pytest.approx(0.2025)
-    assert "over 3% apart" in str(exceeded(count))
-    assert exceeded(mean) is None
-    with pytest.raises(ValueError, match="1 images came back, from the reference 0"):
-        counted({"targets": scores([0.5], [0.1]), "decoys": scores([0.1], [0.1])}, "a case")
 
 
 def test_the_command_fails_where_a_limit_is_exceeded(

@@ -15,8 +15,6 @@ from benchmarks.instahide.speed import Gaussian
 from benchmarks.kkt import gpu as kkt_gpu
 from benchmarks.record import Measurement
 from recon_core.attacks.instahide.recover import Recovered
-from recon_core.attacks.kkt.objective import KKTAttack
-from recon_core.attacks.kkt.run import KKT
 from recon_core.victims.network import Network
 
 SMALL = {
@@ -27,10 +25,6 @@ SMALL = {
     "SMALL": Network(widths=(8, 8)),
     "N_IMAGES": 4,
     "N_CANDIDATES": 6,
-    "N_COMPLETE": 4,
-    "COMPLETE": KKT(
-        victim=Network(widths=(16, 16)), attack=KKTAttack(n_candidates=6, save_at=(10, 20))
-    ),
 }
 
 
@@ -51,8 +45,7 @@ def lines() -> Iterator[list[Measurement]]:
         for name, value in SMALL.items():
             patch.setattr(kkt_gpu, name, value)
         patch.setattr(kkt_gpu, "median_seconds", timed)
-        for module in ("benchmarks.kkt.gpu", "recon_core.attacks.kkt.run"):
-            patch.setattr(f"{module}.matmul_precision", lambda *_: contextlib.nullcontext())
+        patch.setattr(kkt_gpu, "matmul_precision", lambda *_: contextlib.nullcontext())
         yield list(kkt_gpu.measure(quick=True))
     torch.set_num_threads(n_threads)
 
@@ -76,8 +69,6 @@ def test_a_run_is_its_epochs_its_iterations_and_its_matching(lines: list[Measure
         projected = by_case[f"GPU hours of 150000 runs, projected, {setting}"]
         assert projected.value == pytest.approx(150_000 * seconds / 3600, rel=1e-3)
         assert projected.reference_value == 5600
-    assert "confident candidates" in lines[-1].case
-    assert lines[-1].value == lines[-1].reference_value  # nothing differs here
 
 
 @pytest.mark.parametrize("measure", [kkt_gpu.measure, agreement.measure])

@@ -21,7 +21,6 @@ from benchmarks.kkt.reference import (
     ReferenceNet,
     balanced_signs,
     objective,
-    train,
 )
 
 SHAPE = (2, 3, 4)
@@ -157,35 +156,3 @@ def test_the_objective_is_its_formula() -> None:
     undivided = objective(net, x, lam / M, y, replace(attack, lam_scale="none"))
     penalty = 5 * (0.6 - lam / M).clamp(min=0).square().sum()
     assert torch.isclose(undivided, expected - below + penalty, rtol=1e-12)
-
-
-LOSSES: dict[str, tuple[Tensor, Callable[[Tensor, Tensor], Tensor]]] = {
-    "bce": (
-        torch.tensor([0.0, 1.0, 1.0, 0.0, 1.0, 0.0]).double(),
-        lambda out, y: torch.log(1 + torch.exp((1 - 2 * y) * out[:, 0])).mean(),
-    ),
-    "mse": (torch.linspace(-2, 2, M).double(), lambda out, y: (out[:, 0] - y).square().mean()),
-    "ce": (
-        torch.tensor([0, 2, 1, 1, 0, 2]),
-        lambda out, y: (torch.log(out.exp().sum(1)) - out[torch.arange(M), y]).mean(),
-    ),
-}
-
-
-@pytest.mark.parametrize("loss", LOSSES)
-def test_a_step_of_training_follows_the_loss_and_the_weight_decay(loss: Any) -> None:
-    target, formula = LOSSES[loss]
-    attack = ATTACKS["multiclass" if loss == "ce" else "binary"]
-    net, x, *_ = problem(NETS["conv"], attack, activation="gelu")
-    first = next(net.parameters())
-    before = first.detach().clone()
-
-    def value(weight: Tensor) -> Tensor:
-        first.data = weight
-        with torch.no_grad():
-            return formula(net(x), target) + 0.15 * weight.square().sum()
-
-    expected = central_differences(value, before, 1e-5)
-    first.data = before.clone()
-    train(net, x, target, loss=loss, optimiser="sgd", lr=0.1, weight_decay=0.3, epochs=1)
-    assert torch.allclose((before - first) / 0.1, expected, rtol=1e-6, atol=1e-8)

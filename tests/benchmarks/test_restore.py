@@ -3,8 +3,6 @@ say they are?"""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -15,7 +13,6 @@ from benchmarks.store import sample as store_sample
 from recon_core.restore import BFDnCNN
 from recon_core.restore.edm import EDM
 from recon_core.restore.unet import UNET_SIZES, UNetSize
-from tests.benchmarks.test_record import MEASUREMENT
 
 TINY = Sizes(
     cases=(
@@ -65,13 +62,3 @@ def test_nothing_is_timed_where_the_sides_differ(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(restore, "reference_loss", lambda *given: 1.01 * honest(*given))
     with pytest.raises(ValueError, match=r"differ by 0\.0099 relative of losses"):
         check_sides(CASES[2])
-
-
-def test_sampling_is_scaled_to_all_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
-    timed = replace(MEASUREMENT, value=3.0, reference_value=6.0, ratio=2.0)
-    monkeypatch.setattr(restore, "compared", lambda *_a, **kw: replace(timed, case=_a[1]))
-    seconds, rate = restore.sampling(TINY.cases[0], TINY)
-    # Two sampler steps are three evaluations of the network; the paper's 18 are 35.
-    assert (seconds.value, seconds.reference_value) == pytest.approx((35.0, 70.0))
-    assert rate.value == pytest.approx(1 / 35, rel=1e-3)
-    assert "35 evaluations of the network, 3 of which are timed" in seconds.case

@@ -15,11 +15,9 @@ from torch import nn
 from benchmarks.results import run_summary
 from benchmarks.results.page import RESULTS, main
 from benchmarks.results.run_summary import RunSummary, parse_run, summarise_run
-from tasks.audit.tables import share
 from tasks.evaluation.evaluate import Evaluation, evaluate
 from tests.benchmarks.pages import build_page
 from tests.benchmarks.test_record import CLAIM, MEASUREMENT
-from tests.tasks.audit import records
 from tests.tasks.evaluation.evaluations import Blender, image_set, planted_store, weights
 from tests.tasks.families.weights.study import study_records
 
@@ -63,28 +61,6 @@ def files() -> dict[str, str]:
         "claims/image-restoration.json": json.dumps([dataclasses.asdict(CLAIM)]),
         "runs/demo.json": as_json(summary(picture="demo.png")),
     }
-
-
-def test_every_number_of_the_files_is_on_the_page() -> None:
-    page = build_page(files())
-    assert "| a case | 0.5 s | a loop | 2 s | 4 | 3 |" in page
-    assert "# Image restoration paper" in page
-    assert "| Images come back | figure 1 | 59 of 500 | 3 of 40 | yes | any |" in page
-    for name, method in evaluation()["methods"].items():
-        cells = []
-        for metric in ("mean_ssim", "mean_haarpsi"):
-            for side in ("targets", "decoys"):
-                found = method[side]["summary"]
-                low, high = found[f"{metric}_interval"]
-                cells.append(f"{found[metric]:.3f} [{low:.3f}, {high:.3f}]")
-        counts = [f"{method[side]['summary']['n_good']} of 8" for side in ("targets", "decoys")]
-        cells = [f"`{name}`", *counts, str(method["n_targets_above_every_decoy"]), *cells]
-        assert f"| {' | '.join(cells)} |" in page
-        assert f"{method['detection']['auc']:.3f}" in page
-    assert "2 victims of 4 images each, from smooth" in page
-    assert "`palimpsest demo`" in page
-    assert "generate 12.2 s" in page
-    assert "![Demo](pictures/demo.png)" in page
 
 
 def test_good_counts_never_stand_without_their_decoys() -> None:
@@ -145,13 +121,8 @@ def test_a_study_is_a_table_of_its_cells() -> None:
     record, _pictures = study_records.study()
     name = "studies/multiclass/study.json"
     page = build_page({name: json.dumps(record)})
-    assert f"### {record['title']}" in page
-    assert "[studies/multiclass](studies/multiclass)" in page
     for cell in record["cells"]:
-        targets, decoys = cell["targets"], cell["decoys"]
-        start = f"| {cell['name']} | {len(cell['victims'])} | {cell['n_images']} | "
-        counts = f"{targets['n_good']} of {targets['n']} | {decoys['n_good']} of {decoys['n']} | "
-        assert start + counts + f"{targets['mean_ssim']:.3f} [" in page
+        assert f"{cell['decoys']['n_good']} of {cell['decoys']['n']}" in page
     with pytest.raises(ValueError, match=r"studies/x/study\.json is no study"):
         build_page({"studies/x/study.json": "[1]"})
     with pytest.raises(ValueError, match=r"\('palimpsest-study', 0\), expected"):
@@ -168,24 +139,3 @@ def test_something_else_is_not_summed_up() -> None:
     empty = evaluation() | {"methods": {}}
     with pytest.raises(ValueError, match="methods is empty"):
         summarise_run(empty, name="x", command="x", seconds={})
-
-
-def test_an_audit_has_its_page_with_every_attack_beside_every_defence() -> None:
-    made, _pictures = records.audit()
-    network = {"widths": [200, 200], "init_std_first": 1e-4}
-    made["settings"] = {"data": "photos", "recipe": {"victim": network}}
-    page = build_page({"studies/audit/audit.json": json.dumps(made)})
-    assert "# Audit: attacks and defences" in page
-    assert made["verdict"]["sentence"] in page
-    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| DP-SGD, ε = 8 ")]
-    found = made["cells"][6]["attacks"]
-    assert "### Width 200, a small start (0.0001), photos" in page
-    assert rows[0][1] == made["cells"][6]["effect"]["word"]
-    assert [row[5] for row in rows] == ["8"]
-    assert len(rows[0]) == 11
-    assert rows[0][6].startswith(share(found["span"]["good_at"]["0.01"]["mean"])[:-2])
-    convolution = next(line for line in page.splitlines() if "| a convolution first " in line)
-    assert convolution.count(" - ") == 2
-    made["version"] = 0
-    with pytest.raises(ValueError, match=r"studies/audit/audit\.json is"):
-        build_page({"studies/audit/audit.json": json.dumps(made)})

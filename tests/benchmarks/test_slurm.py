@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from benchmarks.slurm.campaign import Log
-from benchmarks.slurm.cluster import SlurmCluster, hostname
+from benchmarks.slurm.cluster import SlurmCluster
 
 
 @contextmanager
@@ -56,13 +53,3 @@ def test_a_pid_file_that_another_process_has_inherited_is_no_daemon(tmp_path: Pa
     pid.write_text(f"{os.getpid()}\n")
     assert SlurmCluster._pid_of(pid) is None
     assert SlurmCluster._pid_of(tmp_path / "none.pid") is None
-
-
-def test_the_log_has_no_name_of_the_machine(tmp_path: Path) -> None:
-    log = Log(tmp_path)
-    log(f"{sys.executable} {tmp_path}/site.yaml on {hostname()} by {getpass.getuser()}", indent=" ")
-    log(f"{hostname()}s is another word")
-    assert log.lines == [
-        " python FOLDER/site.yaml on HOST by USER",
-        f"{hostname()}s is another word",
-    ]

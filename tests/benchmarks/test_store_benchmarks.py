@@ -7,14 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import zarr
 
 from benchmarks.store import sample as store_sample
 from benchmarks.store import scale as store_scale
 from benchmarks.store import speed as store
 from benchmarks.store.sample import Sizes, sample_columns, sample_store
 from benchmarks.store.scale import Campaign, made_up_receipt, multiplicities, opening
-from benchmarks.store.speed import STREAMED, open_plain, plain_read, plain_write
+from benchmarks.store.speed import plain_read
 from recon_core.balance import Curation, curated_repeats, occurrences
 from storage.object_store import open_place
 from storage.pairs.dataset import Dataset, create_or_open
@@ -39,22 +38,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return sample_store(tmp_path_factory.mktemp("tiny"), TINY)
 
 
-def test_every_claim_has_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "QUICK", TINY)
-    lines = list(store.measure(quick=True))
-    assert [line.unit for line in lines] == [
-        *("s", "s", "%", "s", "s", "examples/s", "s", "s", "%", "s", "%", "s", "GB/s")
-    ]
-    compared = {line.case.split(",")[0]: line.ratio for line in lines if line.ratio}
-    assert len(compared) >= 6
-    per_pair, per_example, rate = lines[3:6]
-    n_examples = int(per_example.case.split()[-1])
-    assert per_example.value * n_examples == pytest.approx(per_pair.value * 660, rel=1e-2)
-    assert rate.value == pytest.approx(1 / per_example.value, rel=1e-2)
-    share, waits = lines[2], (lines[8], lines[10])
-    assert all(0 < line.value < 100 for line in (share, *waits))
-
-
 def test_nothing_is_timed_where_the_sides_differ(
     tiny: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,18 +50,6 @@ def test_nothing_is_timed_where_the_sides_differ(
     monkeypatch.setattr(Dataset, "stored", wrong)
     with pytest.raises(ValueError, match="targets/image is not the same"):
         next(store.reading(tiny, TINY))
-
-
-def test_plain_zarr_gives_back_what_it_was_given(tmp_path: Path, tiny: Dataset) -> None:
-    values = {name: tiny.stored(0, name) for name in STREAMED}
-    plain_write(tmp_path / "plain.zarr", values)
-    group = zarr.open_group(tmp_path / "plain.zarr", mode="r")
-    for name, array in values.items():
-        plain, ours = group[name], open_plain(tiny)[0][name]
-        assert isinstance(plain, zarr.Array)
-        assert (plain.chunks, plain.shards) == (ours.chunks, ours.shards)
-        assert plain.compressors == ours.compressors
-        np.testing.assert_array_equal(plain[:], array)
 
 
 @pytest.mark.parametrize("rows_at_once", [100, 256, 1 << 40])
@@ -167,14 +138,3 @@ def test_multiplicities_are_those_of_the_stream(tmp_path: Path, few: Campaign) -
     assert used.value == pytest.approx(100 * n_used / few.n_pairs, rel=1e-3)
     assert f"{few.n_pairs} pairs" in seconds.case
     assert seconds.reference_value == 20
-
-
-def test_the_extrapolation_is_per_pair(tmp_path: Path) -> None:
-    lines = list(store_scale.extrapolated(tmp_path, TINY, n_pairs=660_000))
-    on_disk = {line.case.split()[6]: line.value for line in lines if line.unit == "GB"}
-    assert on_disk.keys() == {"float16,", "float32,", "uint8,"}
-    small = Dataset(tmp_path / "float16")
-    n_bytes = sum(n for receipt in small.receipts for n, _checksum in receipt.files.values())
-    assert small.n_pairs == 660
-    assert on_disk["float16,"] == pytest.approx(n_bytes / 1e6, rel=1e-3)
-    assert on_disk["uint8,"] < on_disk["float16,"] < on_disk["float32,"]
