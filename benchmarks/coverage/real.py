@@ -12,19 +12,18 @@ continued there, so the command can be interrupted.
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import statistics
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.record import Claim, Measurement, measured
+from benchmarks.record import Claim, Measurement, measured, publish
 from flows.presets import kkt
 from recon_core.sampling import Phase, Sampling
 from storage.sources.load import ImageSet, load_images
@@ -188,12 +187,7 @@ def draw_plot(curves: Curves, n_images: int, path: Path) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints a line per measurement, and writes them to --json."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument(
-        "--data",
-        default="photos",
-        help="photos | digits | folder:PATH | cifar10:PATH | cifar100:PATH | mnist:PATH | "
-        "fashion-mnist:PATH | svhn:PATH | tiny-imagenet:PATH",
-    )
+    parser.add_argument("--data", default="photos", help="folder:PATH, ...; default: photographs")
     parser.add_argument("--folder", type=Path, help="where the campaigns lie; default: temporary")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="tiny campaigns")
@@ -205,13 +199,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     temporary = partial(tempfile.TemporaryDirectory, prefix="palimpsest-coverage-")
     with nullcontext(options.folder) if options.folder else temporary() as folder:
         curves = run(Path(folder), size, images, options.workers)
-    lines = [
-        json.dumps(asdict(measurement))
-        for measurement in measurements(curves, size, len(images.labels))
-    ]
-    print("\n".join(lines))
-    if options.json is not None:
-        options.json.write_text("\n".join(lines) + "\n")
+    publish(measurements(curves, size, len(images.labels)), options.json)
     plot = options.plot or (None if options.quick else PLOT)
     if plot is not None:
         draw_plot(curves, len(images.labels), plot)

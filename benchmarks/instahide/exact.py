@@ -27,7 +27,7 @@ from benchmarks.instahide.oracles import gram_extract, pairs_right
 from benchmarks.instahide.speed import EXACT, D, Gaussian
 from benchmarks.papers.findings import Finding, Run
 from recon_core.attacks.instahide.graph import assign, assign_uncertain, overlaps
-from recon_core.attacks.instahide.mixing import Encodings, Mixing
+from recon_core.attacks.instahide.mixing import Mixing
 from recon_core.attacks.instahide.public_images import find_publics
 from recon_core.attacks.instahide.recover import Status
 from recon_core.attacks.instahide.signs import Equations, determined
@@ -345,20 +345,15 @@ def needed(m: int, k: int, seeds: int) -> Needed:
         case = Gaussian.drawn(
             Mixing.as_a_whole(k - 2), n=N_IMAGES, p=N_IMAGES, m=m, d=most, seed=seed
         )
-        y, truth = case.encodings.y, exact_gram(case.encodings)
+        y, w = case.encodings.y, torch.zeros(m, 2 * N_IMAGES, dtype=torch.float64)
+        w.scatter_(1, case.encodings.private, 1.0)
+        w.scatter_(1, case.encodings.public + N_IMAGES, 1.0)
+        truth = w @ w.T  # how many images each two encodings have in common
         wrong = {d: gram_extract(y[:, :d], k, 1 / (2 * k)) != truth for d in (*tried, D)}
         right.append(1 - float(wrong[D].double().mean()))
         late = max((d for d in tried if wrong[d].any()), default=0)
         found.append(float(min((d for d in tried if d > late), default=math.inf)))
     return Needed(tuple(found), float(np.mean(right)))
-
-
-def exact_gram(e: Encodings) -> Float[Tensor, "m m"]:
-    """k W W^T: how many images each two encodings have in common."""
-    w = torch.zeros(len(e.y), 2 * N_IMAGES, dtype=torch.float64)
-    w.scatter_(1, e.private, 1.0)
-    w.scatter_(1, e.public + N_IMAGES, 1.0)
-    return w @ w.T
 
 
 def enough(by_m: Mapping[int, Needed], by_k: Mapping[int, Needed]) -> Finding:

@@ -26,7 +26,6 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.instahide.figure import draw_photographs
 from benchmarks.instahide.oracles import (
     auc,
     grown_clusters,
@@ -56,6 +55,15 @@ from recon_core.attacks.instahide.similarity_network import SimilarityNetwork
 from recon_core.similarity import similarities
 from storage.sources.load import load_images
 
+PHOTOGRAPHS = "instahide-photographs.png"
+STRIPS = {
+    "original": "private images",
+    "learned-no-labels": "public images unknown,\nno labels (Carlini et al.)",
+    "learned-labels": "public images unknown,\nlabels (Carlini et al.)",
+    "practical-no-labels": "public images known,\nno labels (ours)",
+    "practical-labels": "public images known,\nlabels (ours)",
+}
+"""Files in `instahide/strips`, and what they are called, from top to bottom."""
 HALF_A_LEVEL = 1 / 255
 """Of pixels from -1 to 1."""
 SHOWN = 16
@@ -394,3 +402,20 @@ def _keep(run: Run, case: Case, name: str, images: Float64[Tensor, "n d"]) -> No
         strip = levels.reshape(-1, *case.shape).permute(2, 0, 3, 1).flatten(1, 2)
         Image.fromarray(strip.numpy()).save(folder / f"{key}.png")
     draw_photographs(run.folder)
+
+
+def draw_photographs(folder: Path) -> None:
+    """The picture in `folder`, of the strips in its `instahide/strips`, once all are there."""
+    paths = {folder / "instahide" / "strips" / f"{key}.png": text for key, text in STRIPS.items()}
+    if not all(path.is_file() for path in paths):
+        return
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10.4, 2.9), dpi=150, layout="constrained")
+    for axes, (path, text) in zip(figure.subplots(len(paths)), paths.items(), strict=True):
+        axes.imshow(np.asarray(Image.open(path)), interpolation="nearest")
+        axes.set_ylabel(text, rotation=0, ha="right", va="center", fontsize=8.5)
+        axes.set_xticks([])
+        axes.set_yticks([])
+        axes.spines[:].set_visible(False)
+    figure.savefig(folder / PHOTOGRAPHS, metadata={"Software": None})

@@ -132,8 +132,7 @@ def graph(repeats: int, *, n: int, m: int) -> Measurement:
 def signs(repeats: int, *, m: int, d: int) -> Measurement:
     """Seconds per pixel."""
     n = m // 2
-    drawn = (Equations(edges_of(n, m, seed), np.ones((m, 2)), n) for seed in itertools.count())
-    equations = next(e for e in drawn if determined(e, with_public=True).images.all())
+    equations = next(determined_graphs(n, m))
     rng = np.random.default_rng(1)
     c = rng.standard_normal((m, d))
     y = np.abs(equations.matrix @ rng.standard_normal((n, d)) + c)
@@ -166,6 +165,14 @@ def all_signs(
         residual = np.abs(np.abs(w @ z + c[:, pixel : pixel + 1]) - y[:, pixel : pixel + 1])
         found[:, pixel] = z[:, residual.max(0).argmin()]
     return found
+
+
+def determined_graphs(n: int, m: int) -> Iterator[Equations]:
+    """Of random graphs of m encodings, those that determine all n images with public ones."""
+    for seed in itertools.count():
+        equations = Equations(edges_of(n, m, seed), np.ones((m, 2)), n)
+        if determined(equations, with_public=True).images.all():
+            yield equations
 
 
 def check(same: bool, what: str) -> None:

@@ -365,12 +365,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command line; 1 if a limit is exceeded."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="fewer steps, 2 victims")
-    parser.add_argument(
-        "--data",
-        default="photos",
-        help="photos, digits, folder:PATH, cifar10:PATH, cifar100:PATH, mnist:PATH, "
-        "fashion-mnist:PATH, svhn:PATH or tiny-imagenet:PATH",
-    )
+    parser.add_argument("--data", default="photos", help="folder:PATH, ...; default: photographs")
     parser.add_argument("--victims", type=int, help="victims compared in float32 (20; quick 2)")
     parser.add_argument("--only", choices=("float64", "float32"), help="one of the comparisons")
     parser.add_argument("--json", type=Path, help="also write the lines to this file")

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 import torch
 
-from benchmarks.instahide.agreement import agreement
 from benchmarks.instahide.exact import blind, exact, gram, large, noise, publics
+from benchmarks.instahide.oracles import agreement
 from benchmarks.instahide.photographs import photographs, similarity
 from benchmarks.instahide.samples import samples, signs
 from benchmarks.papers import findings

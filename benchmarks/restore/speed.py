@@ -39,12 +39,10 @@ from benchmarks.restore.reference import (
     reference_restore,
 )
 from benchmarks.store import sample as store_sample
-from recon_core.balance import Curation
 from recon_core.restore import PAPER_TRAININGS, BFDnCNN, Examples, Fit, PaperRestorer
 from recon_core.restore.edm import EDM
 from recon_core.types import N_AUGMENT
 from storage.pairs.dataset import Dataset
-from tasks.dataset.pair_stream import PairExamples
 
 _line = partial(measured, "restore")
 
@@ -81,7 +79,6 @@ class Sizes:
     repeats: int
     edm_steps: int
     n_waits: int
-    n_noise_images: int
     store: store_sample.Sizes
 
 
@@ -93,7 +90,6 @@ FULL = Sizes(
     repeats=5,
     edm_steps=3,
     n_waits=10,
-    n_noise_images=50_000,
     store=store_sample.Sizes(),
 )
 QUICK = Sizes(
@@ -104,7 +100,6 @@ QUICK = Sizes(
     repeats=3,
     edm_steps=3,
     n_waits=3,
-    n_noise_images=500,
     store=store_sample.QUICK,
 )
 
@@ -276,14 +271,7 @@ def _work(side: str, what: str, case: Case) -> None:
 
 def waiting(case: Case, sizes: Sizes, dataset: Dataset) -> Iterator[Measurement]:
     """Wait of a training step for its batch of the balanced stream, after the first."""
-    feed = PairExamples(
-        dataset,
-        batch_size=case.batch,
-        seed=0,
-        curation=Curation(),
-        images_for_noise=store_sample.noise_images(sizes.n_noise_images),
-        endless=True,
-    )
+    feed = store_sample.training_examples(dataset, sizes.store, batch_size=case.batch, endless=True)
     fit = Fit(case.restorer, PAPER_TRAININGS[case.restorer.kind], device="cpu")
     batches = iter(feed)
     fit.update(Examples(**next(batches)))

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.record import Measurement, measured, publish
-from flows.recipe import RestorerPlan
 from flows.settings import from_json
 from recon_core.restore import EDM, BFDnCNN, RegressionUNet, Restorer
 from storage.pairs.dataset import Dataset
@@ -73,50 +72,34 @@ def measure(workspace: Path, *, only: str | None, n_steps: int) -> Iterator[Meas
     device = resolve_device("auto")
     mixtures = recipe.curation.mixture_fraction > 0
     for case in cases(names, mixtures=mixtures, n_steps=n_steps):
-        plan, mixed = planned(recipe.restorers[case.name], case), recipe.curation
+        plan, mixed = recipe.restorers[case.name], recipe.curation
+        restorer: Restorer = plan.restorer
+        if case.smaller and isinstance(restorer, EDM | RegressionUNet):
+            restorer = replace(restorer, size="tiny")
+        elif case.smaller and isinstance(restorer, BFDnCNN):
+            restorer = replace(restorer, n_channels=max(1, restorer.n_channels // 2))
+        # the held-out parts of the whole store, and the first of the others, at least one
+        held_out = held_out_parts(dataset, plan.validation.n_parts)
+        others = [r.part for r in dataset.receipts if r.part not in held_out and r.n_pairs]
+        others = others[: max(1, round(case.share * len(others)))]
         parts = "all" if case.share == 1 else f"{case.share:g}"
         kinds = ("-mixtures" if case.mixtures else "") + ("-smaller" if case.smaller else "")
         card = train_restorer(
-            plan.restorer,
-            plan.training,
-            dataset=chosen(dataset, plan, case.share),
+            restorer,
+            replace(plan.training, n_steps=case.n_steps),
+            dataset=dataset.subset([*held_out, *others]),
             curation=mixed if case.mixtures else replace(mixed, mixture_fraction=0.0),
             images_for_noise=images,
             out=workspace / "trend" / f"{case.name}-{case.n_steps}-of-{parts}{kinds}",
             device=device,
-            validation=plan.validation,
+            validation=replace(
+                plan.validation,
+                every=case.n_steps,
+                n_samples=N_SAMPLES,
+                n_sampler_steps=N_SAMPLER_STEPS,
+            ),
         )
         yield measurement(case, card)
-
-
-def planned(plan: RestorerPlan, case: Case) -> RestorerPlan:
-    """The recipe's plan with the case's steps and size, validated at the end.
-
-    Scored is the mean of `N_SAMPLES` samples, of fewer sampler steps than the recipe's.
-    """
-    restorer: Restorer = plan.restorer
-    if case.smaller and isinstance(restorer, EDM | RegressionUNet):
-        restorer = replace(restorer, size="tiny")
-    elif case.smaller and isinstance(restorer, BFDnCNN):
-        restorer = replace(restorer, n_channels=max(1, restorer.n_channels // 2))
-    return replace(
-        plan,
-        restorer=restorer,
-        training=replace(plan.training, n_steps=case.n_steps),
-        validation=replace(
-            plan.validation,
-            every=case.n_steps,
-            n_samples=N_SAMPLES,
-            n_sampler_steps=N_SAMPLER_STEPS,
-        ),
-    )
-
-
-def chosen(dataset: Dataset, plan: RestorerPlan, share: float) -> Dataset:
-    """The held-out parts of the whole store, and the first `share` of the others, at least one."""
-    held_out = held_out_parts(dataset, plan.validation.n_parts)
-    others = [r.part for r in dataset.receipts if r.part not in held_out and r.n_pairs]
-    return dataset.subset([*held_out, *others[: max(1, round(share * len(others)))]])
 
 
 def measurement(case: Case, card: dict[str, Any]) -> Measurement:

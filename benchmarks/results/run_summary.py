@@ -190,7 +190,10 @@ def draw(
     panels = [*(["learning"] if validated else []), "roc", "pairs"]
     figure = Figure(figsize=(4.2 * len(panels), 3.9), dpi=150, layout="constrained")
     axes = dict(zip(panels, figure.subplots(1, len(panels), squeeze=False)[0], strict=True))
-    colours = _colours([*evaluation["methods"], *restorers])
+    names = [*evaluation["methods"], *restorers]  # `edm`, `edm_x1` and `edm_x20` have one colour
+    own = dict.fromkeys(_restorer(name) for name in names if _restorer(name) != "plain")
+    by_restorer = dict(zip(own, itertools.cycle(COLOURS), strict=False)) | {"plain": UNRESTORED}
+    colours = {name: by_restorer[_restorer(name)] for name in names}
     if validated:
         _draw_learning(axes["learning"], validated, titles, colours)
     _draw_hits(axes["roc"], evaluation, titles, colours)
@@ -198,13 +201,6 @@ def draw(
     content = io.BytesIO()
     figure.savefig(content, format="png", facecolor="white", metadata={"Software": None})
     return content.getvalue()
-
-
-def _colours(names: Sequence[str]) -> dict[str, str]:
-    """Of every name, the colour of its restorer: `edm`, `edm_x1` and `edm_x20` have the same."""
-    restorers = dict.fromkeys(_restorer(name) for name in names if _restorer(name) != "plain")
-    colours = dict(zip(restorers, itertools.cycle(COLOURS), strict=False)) | {"plain": UNRESTORED}
-    return {name: colours[_restorer(name)] for name in names}
 
 
 def _restorer(method: str) -> str:

@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from benchmarks.record import Measurement, compared, measured, publish
@@ -148,17 +147,12 @@ def pairs(images: ImageSet, *, n: int, n_victims: int, seed: int) -> Iterator[Me
     yield _line(case, time.perf_counter() - began, "s")
 
 
-def _directions(seen: Float[Tensor, "n c h w"]) -> Float[Tensor, "k d"]:
-    centred = (seen - seen.mean(0)).flatten(1)
-    rows: Tensor = torch.linalg.svd(centred.double(), full_matrices=False)[2][: len(seen) - 1]
-    return rows.float()
-
-
 def true_span(images: ImageSet, n: int, *, seed: int, quick: bool) -> Found:
     """The attack on the span of n images, turned at random."""
     seen, decoys = drawn(images, n, seed)
     mean = seen.mean(0)
-    vectors = _directions(seen)
+    centred = (seen - mean).flatten(1).double()
+    vectors = torch.linalg.svd(centred, full_matrices=False)[2][: len(seen) - 1].float()
     attack = SpanAttack(sources="network", n_network=60 if quick else 300)
     began = time.perf_counter()
     generator, pictures = seeded_generator(seed, 0, "attack"), vectors.unflatten(1, seen.shape[1:])

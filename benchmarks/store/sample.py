@@ -135,11 +135,13 @@ def sample_store(root: Path, sizes: Sizes, *, encoding: Encoding = "float16") ->
     return Dataset(root)
 
 
-def training_examples(dataset: Dataset, sizes: Sizes, *, endless: bool = False) -> PairExamples:
+def training_examples(
+    dataset: Dataset, sizes: Sizes, *, batch_size: int = BATCH, endless: bool = False
+) -> PairExamples:
     """The batches that restorers are trained on, with the settings of the paper."""
     return PairExamples(
         dataset,
-        batch_size=BATCH,
+        batch_size=batch_size,
         seed=0,
         curation=Curation(),
         images_for_noise=noise_images(sizes.n_noise_images),

@@ -5,22 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.autoencoder import speed as autoencoder
 from benchmarks.autoencoder.speed import load, plain_module
 from recon_core.types import seeded_generator
 from recon_core.victims.autoencoder import FullyConnected, UNet, initial_weights
-
-SMALL = (
-    autoencoder.Case("small FC", FullyConnected(depth=3, width=16)),
-    autoencoder.Case("small U-Net", UNet(channels=(4, 6, 8), convolutions=1, skips=False)),
-)
-
-
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(autoencoder, "CASES", SMALL)
-    monkeypatch.setattr(autoencoder, "SHAPE", (3, 8, 8))
-    monkeypatch.setattr(autoencoder, "N_IMAGES", 3)
 
 
 @pytest.mark.parametrize(
@@ -41,15 +28,3 @@ def test_the_reference_is_the_same_network(network: FullyConnected | UNet) -> No
     x = torch.rand(2, 3, 8, 8, dtype=torch.float64)
     with torch.no_grad():
         torch.testing.assert_close(module(x), model.forward(weights, x.unsqueeze(0))[0])
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("small")
-def test_every_case_is_measured() -> None:
-    lines = list(autoencoder.measure(True))
-    assert len(lines) == 2 + 2 * 2 * 2
-    assert all(line.unit == "s" and line.ratio is not None for line in lines)
-    assert "3 images x 6 masks, 40 evaluations of f each" in lines[0].case
-    assert {line.reference for line in lines[:2]} == {autoencoder.ONE_BY_ONE}
-    assert sum("2 networks" in line.case for line in lines) == 4
-    assert sum("fused" in str(line.reference) for line in lines) == 4

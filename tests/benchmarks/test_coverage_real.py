@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from benchmarks.coverage.real import (
     UNIFORM,
     Size,
     draw_plot,
-    first_of_each_class,
     main,
     measurements,
     runs_to,
 )
-from storage.sources.load import ImageSet
 from tasks.campaign.status import CoverageCurve
 
 
@@ -51,21 +48,6 @@ def test_lines_compare_with_uniform_at_the_same_number_of_runs(tmp_path: Path) -
 def test_a_goal_that_is_not_reached_has_no_number_of_runs() -> None:
     assert runs_to(curve(3, 5), 5) == 4
     assert runs_to(curve(3, 5), 6) is None
-
-
-def test_the_source_has_the_first_images_of_each_class() -> None:
-    images = ImageSet(
-        name="noise",
-        split="train",
-        images=np.arange(6, dtype=np.uint8)[:, None, None, None].repeat(3, 1),
-        labels=np.array([1, 0, 0, 1, 0, 1]),
-        class_names=("a", "b"),
-    )
-    few = first_of_each_class(images, 2)
-    assert few.images[:, 0, 0, 0].tolist() == [0, 1, 2, 3]
-    assert few.labels.tolist() == [1, 0, 0, 1]
-    with pytest.raises(ValueError, match="noise has 3 of a; give 4 or more"):
-        first_of_each_class(images, 4)
 
 
 @pytest.mark.slow

@@ -14,9 +14,9 @@ import torch
 from benchmarks.instahide.exact import Needed as Pixels
 from benchmarks.instahide.exact import _named, outcome, share
 from benchmarks.instahide.exact import enough as enough_pixels
-from benchmarks.instahide.figure import NAME, PHOTOGRAPHS, draw
 from benchmarks.instahide.oracles import all_solutions, auc
 from benchmarks.instahide.photographs import (
+    PHOTOGRAPHS,
     Case,
     Outcome,
     sizes_of,
@@ -24,11 +24,12 @@ from benchmarks.instahide.photographs import (
     with_true_publics,
 )
 from benchmarks.instahide.samples import (
-    Cost,
+    NAME,
     Needed,
     Point,
     as_possible,
     at_least,
+    draw,
     enough,
     from_which_on,
     met,
@@ -124,17 +125,6 @@ LAW = 1 + np.log10(np.log(200) / np.log(20))
 )
 def test_verdicts_on_the_number_of_encodings_can_fail(finding: Finding, holds: bool) -> None:
     assert finding.holds is holds
-
-
-def test_growth_of_costs_is_fitted() -> None:
-    cost = Cost(
-        all_signs={m: 1e-6 * 2.0**m for m in (6, 8, 10, 12)},
-        ours={6: 1.0},
-        ours_large={m: 1e-6 * m**1.5 for m in (50, 100, 200)},
-    )
-    assert cost.factor == pytest.approx(2)
-    assert cost.exponent == pytest.approx(1.5)
-    assert cost.log10_all_signs(1000) == pytest.approx(-6 + 1000 * np.log10(2))
 
 
 def test_pairs_are_compared_under_the_images_own_names() -> None:

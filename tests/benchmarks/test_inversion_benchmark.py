@@ -13,7 +13,6 @@ from benchmarks.inversion import speed as inversion
 from benchmarks.inversion import synthetic
 from benchmarks.inversion.speed import PlainLeNet5, PlainMixCon, literal_mixcon, load
 from benchmarks.results.page import RESULTS
-from recon_core.attacks.inversion.feature_matching import GradientInversion, Inverted
 from recon_core.types import seeded_generator
 from recon_core.victims.separability import MixCon, mixcon
 from recon_core.victims.split import LeNet5, initial_weights
@@ -70,26 +69,6 @@ def test_trainings_that_differ_are_not_timed(
     )
     with pytest.raises(ValueError, match=r"differ by .* of network 0, "):
         inversion.training(1, defences=DEFENCES, n_steps=1, channels_last=channels_last)
-
-
-@pytest.mark.usefixtures("small")
-def test_images_that_differ_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    right, method = inversion.Inverting.of, GradientInversion(n_steps=3)
-
-    def wrong(task: inversion.Inverting, rows: range) -> Inverted:
-        found = right(task, rows)
-        return replace(found, x=found.x + 0.01) if len(rows) == 1 else found
-
-    def shorter(task: inversion.Inverting, rows: range) -> Inverted:
-        found = right(task, rows)
-        return replace(found, n_steps=found.n_steps - 1) if len(rows) == 1 else found
-
-    monkeypatch.setattr(inversion.Inverting, "of", wrong)
-    with pytest.raises(ValueError, match=r"differ by .* of images, .*"):
-        inversion.inversion(method, 1, one_in=2)
-    monkeypatch.setattr(inversion.Inverting, "of", shorter)
-    with pytest.raises(ValueError, match="do not take equally many steps"):
-        inversion.inversion(method, 1, one_in=2)
 
 
 @pytest.mark.usefixtures("small")

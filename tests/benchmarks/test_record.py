@@ -81,11 +81,6 @@ def test_refuses_malformed_lines(bad: str, message: str) -> None:
     assert message in str(caught.value)
 
 
-def test_refuses_a_file_without_measurements() -> None:
-    with pytest.raises(ValueError, match=r"demo\.json has no measurement"):
-        parse_lines("\n", name="demo.json")
-
-
 def test_claims_read_back_and_malformed_ones_are_refused() -> None:
     raw = dataclasses.asdict(CLAIM)
     untestable = raw | {"outcome": "not testable"}

@@ -8,23 +8,11 @@ import torch
 
 from benchmarks import record
 from benchmarks.restore import speed as restore
-from benchmarks.restore.speed import Case, Sizes, check_sides, example_batch, fits
-from benchmarks.store import sample as store_sample
+from benchmarks.restore.speed import Case, check_sides, example_batch, fits
 from recon_core.restore import BFDnCNN
 from recon_core.restore.edm import EDM
 from recon_core.restore.unet import UNET_SIZES, UNetSize
 
-TINY = Sizes(
-    cases=(
-        Case(restorer=EDM(size="tiny"), batch=2, n_sampled=2),
-        Case(restorer=BFDnCNN(depth=3, n_channels=4), batch=2, n_sampled=2),
-    ),
-    repeats=1,
-    edm_steps=2,
-    n_waits=2,
-    n_noise_images=40,
-    store=store_sample.Sizes(n_parts=2, n_runs=3, n_images=20, n_pairs=110),
-)
 ATTENDING = UNetSize(
     n_channels=8, channel_mult=(1, 2), n_blocks=2, attention_at=(8,), dropout=0.0, patch=1
 )

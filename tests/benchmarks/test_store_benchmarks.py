@@ -13,7 +13,6 @@ from benchmarks.store import scale as store_scale
 from benchmarks.store import speed as store
 from benchmarks.store.sample import Sizes, sample_columns, sample_store
 from benchmarks.store.scale import Campaign, made_up_receipt, multiplicities, opening
-from benchmarks.store.speed import plain_read
 from recon_core.balance import Curation, curated_repeats, occurrences
 from storage.object_store import open_place
 from storage.pairs.dataset import Dataset, create_or_open
@@ -50,23 +49,6 @@ def test_nothing_is_timed_where_the_sides_differ(
     monkeypatch.setattr(Dataset, "stored", wrong)
     with pytest.raises(ValueError, match="targets/image is not the same"):
         next(store.reading(tiny, TINY))
-
-
-@pytest.mark.parametrize("rows_at_once", [100, 256, 1 << 40])
-def test_a_plain_read_reads_everything_once(tiny: Dataset, rows_at_once: int) -> None:
-    read: dict[str, list[slice]] = {}
-
-    class Spy:
-        def __init__(self, name: str, n_rows: int) -> None:
-            self.name, self.shape = name, (n_rows, 3)
-
-        def __getitem__(self, rows: slice) -> None:
-            read.setdefault(self.name, []).append(rows)
-
-    plain_read([{"a": Spy("a", 330), "b": Spy("b", 60)}], rows_at_once)  # type: ignore[dict-item]
-    for name, n_rows in (("a", 330), ("b", 60)):
-        rows = np.concatenate([np.arange(n_rows)[piece] for piece in read[name]])
-        assert rows.tolist() == list(range(n_rows))
 
 
 def test_a_made_up_receipt_has_everything_that_a_written_one_has(

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.instahide.agreement import all_roots
-from benchmarks.instahide.oracles import assign_by_trying, gram_extract
+from benchmarks.instahide.oracles import all_roots, assign_by_trying, gram_extract
 from recon_core.attacks.instahide.graph import (
     NotALineGraphError,
     assign,
