@@ -254,19 +254,15 @@ def chances(
                 prior_runs=phase.prior_runs,
                 enough=phase.enough,
             )
-            drawn[members] = _in_proportion(weights, n_each)
+            # 1 - exp(-t w), with t by Newton's method from below such that they sum to n_each
+            t = n_each / weights.sum()
+            for _ in range(100):
+                missing = n_each + np.expm1(-t * weights).sum()
+                if missing < 1e-6 * n_each:
+                    break
+                t += missing / (weights * np.exp(-t * weights)).sum()
+            drawn[members] = -np.expm1(-t * weights)
     return drawn
-
-
-def _in_proportion(weights: Floats, size: int) -> Floats:
-    """1 - exp(-t w), with t by Newton's method from below such that they sum to `size`."""
-    t = size / weights.sum()
-    for _ in range(100):
-        missing = size + np.expm1(-t * weights).sum()
-        if missing < 1e-6 * size:
-            break
-        t += missing / (weights * np.exp(-t * weights)).sum()
-    return np.asarray(-np.expm1(-t * weights))
 
 
 def ceiling(world: World, paper: Paper, n_runs: int) -> int:

@@ -234,9 +234,13 @@ def _record(folder: Path) -> dict[str, Any]:
     methods: dict[str, Any] = {}
     for row in kinds:
         name = row["method"]
+        mine = [row for row in halves if row["side"] == "targets"]
+        curves = None  # two, of targets by SSIM
+        if mine and f"{name} ssim 1" in mine[0]:
+            curves = {"targets": {"ssim": [_column(mine, f"{name} ssim {h}") for h in (1, 2)]}}
         body: dict[str, Any] = {
             "kind": row["kind"],
-            "halves": _halves(halves, name),
+            "halves": curves,
             **{side: {m: _column(rows, f"{name} {m}") for m in METRICS}
                for side, rows in of_side.items()},
         }  # fmt: skip
@@ -271,14 +275,6 @@ def _rows(path: Path) -> Rows:
 
 def _column(rows: Rows, name: str) -> list[float]:
     return [float(row[name]) for row in rows]
-
-
-def _halves(rows: Rows, method: str) -> dict[str, Any] | None:
-    """The two curves of targets by SSIM; None if there are none."""
-    mine = [row for row in rows if row["side"] == "targets"]
-    if not mine or f"{method} ssim 1" not in mine[0]:
-        return None
-    return {"targets": {"ssim": [_column(mine, f"{method} ssim {half}") for half in (1, 2)]}}
 
 
 def _of_samples(rows: Rows, ssim: Sequence[float]) -> dict[str, list[float | None]]:

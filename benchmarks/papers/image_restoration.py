@@ -253,19 +253,6 @@ def collected(paths: Sequence[Path], old: Sequence[Claim], *, command: str | Non
     return sorted(every, key=lambda claim: places.get(claim.claim, len(places)))
 
 
-def kept_tables(claims: Sequence[Claim], runs: Path) -> list[Path]:
-    """The tables in `runs` of the evaluations that these claims were checked on.
-
-    Raises ValueError if those of one are not there.
-    """
-    names = dict.fromkeys(name_of(claim) for claim in claims)
-    paths = [runs / name / "report-data" for name in names if name not in OF_BENCHMARKS]
-    for path in paths:
-        if not has_tables(path):
-            raise ValueError(f"{path} lacks some of {', '.join(TABLES)}; keep them there")
-    return paths
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line: prints every claim, and writes them to --json; or only compares."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -281,7 +268,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         old = parse_claims(path.read_text(), name=path.name) if path and path.is_file() else []
         paths = options.evaluations
         if options.check and path:
-            paths = kept_tables(old, path.resolve().parents[1] / "runs")
+            names = [n for n in dict.fromkeys(map(name_of, old)) if n not in OF_BENCHMARKS]
+            runs = path.resolve().parents[1] / "runs"
+            paths = [runs / name / "report-data" for name in names]
+            for tables in paths:
+                if not has_tables(tables):
+                    raise ValueError(f"{tables} lacks some of {', '.join(TABLES)}; keep them there")
         claims = collected(paths, old, command=options.command)
     except (OSError, ValueError) as error:
         parser.error(str(error))

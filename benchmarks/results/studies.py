@@ -79,13 +79,23 @@ def study_rows(text: str, *, name: str) -> Found:
 def recovery_table(text: str, *, name: str) -> Found:
     """The table of a study of recovery: victims at their lowest loss, by method, over all masks."""
     record = _read(text, name, RECOVERY_PAGE)
-    found = []
+    found: list[Sequence[str]] = []
     for victim in record["victims"]:
         for method in record["methods"]:
             at = {"sigma": 0.0, "method": method["name"]}
             train, test = (at_lowest(record, victim, split=s, **at) for s in ("train", "test"))
             if train:
-                found.append(_recovered(victim, method, train, test))
+                n = sum(cell["n"] for cell in train)
+                psnr = sum(cell["n"] * cell["psnr"][0] for cell in train) / n
+                counts = (
+                    f"{sum(c[which] for c in of)} of {sum(c['n'] for c in of)}" if of else ""
+                    for of in (train, test)
+                    for which in ("n_accurate", "n_approximate")
+                )
+                accurate, approximate, *others = counts
+                row = (victim["title"], str(victim["n_images"]), f"{train[0]['loss']:.2g}",
+                       method["title"], accurate, approximate, f"{psnr:.1f}", *others)  # fmt: skip
+                found.append(row)
     return _heading(record, name, "recovery.html", ""), RECOVERY_HEADER, found
 
 
@@ -95,7 +105,25 @@ def inversion_table(text: str, *, name: str) -> Found:
     shown = [c for c in record["cells"] if c["seeds"] and (c["roles"] or not c["in_grid"])]
     lines = _heading(record, name, "inversion.html", "")
     titles = {source["name"]: source["title"] for source in record["sources"]}
-    rows = [_inverted(cell, titles[cell["source"]]) for cell in shown]
+    rows: list[Sequence[str]] = []
+    for cell in shown:
+        attacks = cell["attacks"]
+        chance = attacks.get("strong", {}).get("chance")
+        row = (
+            titles[cell["source"]],
+            str(cell["cut"]),
+            cell["title"],
+            ", ".join(cell["roles"]),
+            str(len(cell["seeds"])),
+            _estimate(cell["accuracy"], ".1%"),
+            _estimate(cell["distance"], ".3f"),
+            *(
+                _estimate(attacks[attack]["ssim"], ".3f") if attack in attacks else ""
+                for attack in ("paper", "tuned", "strong", "restored")
+            ),
+            "" if chance is None else f"{chance:.3f}",
+        )
+        rows.append(row)
     return lines, INVERSION_HEADER, rows
 
 
@@ -118,8 +146,21 @@ def audit_table(text: str, *, name: str) -> Found:
         f"`{record['command']}` leaves it and the page with all figures, `audit.html`; "
         f"{sum(record['seconds'].values()):.0f} s of work on {record['machine']}.\n",
     ]
-    names = [attack["name"] for attack in attacks]
-    return lines, header, [_audited(cell, names, rate) for cell in record["cells"]]
+    rows: list[Sequence[str]] = []
+    for cell in record["cells"]:
+        accuracy = cell["accuracy"] or {}
+        test = accuracy.get("test")
+        row = (
+            cell["name"] + (" (another way to train)" if cell["kind"] == "variant" else ""),
+            (cell["effect"] or {}).get("word", ""),
+            str(cell["n_images"]),
+            cell["failed"] or ("" if test is None else f"{test:.1%}"),
+            "" if accuracy.get("change") is None else points(accuracy["change"]),
+            "" if cell["epsilon"] is None else f"{cell['epsilon']:g}",
+            *(_share(cell["attacks"].get(attack["name"]), rate) for attack in attacks),
+        )
+        rows.append(row)
+    return lines, header, rows
 
 
 def _audited_networks(recipe: Mapping[str, Any]) -> str:
@@ -135,21 +176,6 @@ def _audited_networks(recipe: Mapping[str, Any]) -> str:
     return width.capitalize()
 
 
-def _audited(cell: Mapping[str, Any], attacks: Sequence[str], rate: str) -> Sequence[str]:
-    accuracy = cell["accuracy"] or {}
-    test = accuracy.get("test")
-    other = " (another way to train)" if cell["kind"] == "variant" else ""
-    return (
-        cell["name"] + other,
-        (cell["effect"] or {}).get("word", ""),
-        str(cell["n_images"]),
-        cell["failed"] or ("" if test is None else f"{test:.1%}"),
-        "" if accuracy.get("change") is None else points(accuracy["change"]),
-        "" if cell["epsilon"] is None else f"{cell['epsilon']:g}",
-        *(_share(cell["attacks"].get(name), rate) for name in attacks),
-    )
-
-
 def _share(found: Mapping[str, Any] | None, rate: str) -> str:
     """A share of images in percent and its interval; `-` of an attack that was not made."""
     if found is None or found["status"] != "ran":
@@ -159,25 +185,6 @@ def _share(found: Mapping[str, Any] | None, rate: str) -> str:
     return f"{share(shares[rate]['mean']).removesuffix(' %')} [{', '.join(each)}]"
 
 
-def _inverted(cell: Mapping[str, Any], images: str) -> Sequence[str]:
-    attacks = cell["attacks"]
-    chance = attacks.get("strong", {}).get("chance")
-    return (
-        images,
-        str(cell["cut"]),
-        cell["title"],
-        ", ".join(cell["roles"]),
-        str(len(cell["seeds"])),
-        _estimate(cell["accuracy"], ".1%"),
-        _estimate(cell["distance"], ".3f"),
-        *(
-            _estimate(attacks[attack]["ssim"], ".3f") if attack in attacks else ""
-            for attack in ("paper", "tuned", "strong", "restored")
-        ),
-        "" if chance is None else f"{chance:.3f}",
-    )
-
-
 def _estimate(found: Mapping[str, Any], form: str) -> str:
     """The mean with its interval."""
     if found["mean"] is None:
@@ -185,29 +192,6 @@ def _estimate(found: Mapping[str, Any], form: str) -> str:
     if found["low"] is None:
         return f"{found['mean']:{form}}"
     return f"{found['mean']:{form}} [{found['low']:{form}}, {found['high']:{form}}]"
-
-
-def _recovered(
-    victim: Mapping[str, Any],
-    method: Mapping[str, Any],
-    train: Sequence[Mapping[str, Any]],
-    test: Sequence[Mapping[str, Any]],
-) -> Sequence[str]:
-    def count(cells: Sequence[Mapping[str, Any]], which: str) -> str:
-        return f"{sum(c[which] for c in cells)} of {sum(c['n'] for c in cells)}" if cells else ""
-
-    n = sum(cell["n"] for cell in train)
-    return (
-        victim["title"],
-        str(victim["n_images"]),
-        f"{train[0]['loss']:.2g}",
-        method["title"],
-        count(train, "n_accurate"),
-        count(train, "n_approximate"),
-        f"{sum(c['n'] * c['psnr'][0] for c in train) / n:.1f}",
-        count(test, "n_accurate"),
-        count(test, "n_approximate"),
-    )
 
 
 def _read(text: str, name: str, page: StudyPage) -> dict[str, Any]:
