@@ -113,15 +113,6 @@ def half_hour_restorers(
     }
 
 
-def paper_restorers() -> dict[str, RestorerPlan]:
-    """Both restorers as the image restoration paper trained them (sections 3 and 4), but for what
-    `PAPER_TRAININGS` names."""
-    return {
-        "bf_dncnn": RestorerPlan(restorer=BFDnCNN(), training=PAPER_TRAININGS["bf_dncnn"]),
-        "edm": RestorerPlan(restorer=EDM(), training=PAPER_TRAININGS["edm"]),
-    }
-
-
 def kkt(
     width: int, n_images: int, *, epochs: int, save_at: tuple[int, ...], augment_p: float = 0.12
 ) -> KKT:
@@ -232,8 +223,10 @@ def smoke() -> Recipe:
 
 @_preset
 def restoration() -> Recipe:
-    """The image restoration paper at its own size: 150,000 runs, the paper's restorers, one
-    500-image victim that is attacked 303 times."""
+    """The image restoration paper at its own size: 150,000 runs, one 500-image victim that is
+    attacked 303 times, and restorers trained as in sections 3 and 4, but for what `PAPER_TRAININGS`
+    names."""
+    paper: dict[str, Restorer] = {"bf_dncnn": BFDnCNN(), "edm": EDM()}
     return Recipe(
         data="cifar10:cifar-10-batches-py",
         experiment=EXPERIMENTS["restoration-generate"](),
@@ -241,7 +234,10 @@ def restoration() -> Recipe:
         heldout_experiment=EXPERIMENTS["restoration-evaluate"](),
         heldout=sweep(303, images=500, per_part=3),
         near_duplicates=NEAR_DUPLICATE,
-        restorers=paper_restorers(),
+        restorers={
+            name: RestorerPlan(restorer=restorer, training=PAPER_TRAININGS[name])
+            for name, restorer in paper.items()
+        },
         evaluation=Evaluation(restore_iterations="all"),
     )
 

@@ -24,9 +24,8 @@ from tasks.cluster.workers import Workers, device_of
 from tasks.devices import usable_cores
 from tasks.orchestration import flow
 
-STUDIES: dict[str, StudyKind[Any, Any]] = {
-    kind.name: kind for kind in (*GRIDS, SPAN, AUTOENCODER, INVERSION, AUDIT)
-}
+KINDS: tuple[StudyKind[Any, Any], ...] = (*GRIDS, SPAN, AUTOENCODER, INVERSION, AUDIT)
+STUDIES = {kind.name: kind for kind in KINDS}
 
 
 def kind_of(name: str) -> StudyKind[Any, Any]:

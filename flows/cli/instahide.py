@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from flows.cli.attack_file import Fresh, Out, Show, SkipPictures, Threads, attack, default_folder
-from flows.cli.options import FAILED, Device, command, out, show_facts, show_images
+from flows.cli.options import FAILED, Device, command, out, say, show_facts, show_images
 
 encodings_app = typer.Typer()
 instahide_app = typer.Typer(no_args_is_help=True, help="Make and compare InstaHide encodings.")
@@ -67,13 +67,9 @@ def encode(
     from flows.families.instahide import attack as flow
 
     facts = flow.encode_instahide(job)
-    out.print(
-        f"{facts['m']:,} encodings of {n_private} private and {n_public} public images: "
-        f"{target.absolute()}",
-        markup=False,
-        soft_wrap=True,
-    )
-    out.print(f"Next: palimpsest attack instahide {target}", markup=False, soft_wrap=True)
+    made_of = f"{n_private} private and {n_public} public images"
+    say(out, f"{facts['m']:,} encodings of {made_of}: {target.absolute()}")
+    say(out, f"Next: palimpsest attack instahide {target}")
 
 
 @command(instahide_app, "similarity")
@@ -106,12 +102,8 @@ def similarity(
     from flows.families.instahide import attack as flow
 
     about = flow.train_instahide_similarity(job, device=device, threads=threads)
-    out.print(
-        f"Trained for {about['n_steps']:,} steps on {about['n_images']:,} images: "
-        f"{target.absolute()}",
-        markup=False,
-        soft_wrap=True,
-    )
+    learned = f"{about['n_steps']:,} steps on {about['n_images']:,} images"
+    say(out, f"Trained for {learned}: {target.absolute()}")
 
 
 @command(encodings_app, "instahide")

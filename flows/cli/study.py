@@ -147,6 +147,7 @@ def run_kind(
 
 def show_costs(kind: StudyKind[Any, Any], made: Any, store: Path, computed: Computed) -> None:
     """Every part with its estimates, and the sums."""
+    from tasks.campaign.state import age_text
     from tasks.devices import resolve_device, usable_cores
     from tasks.study.cost import total
 
@@ -157,7 +158,7 @@ def show_costs(kind: StudyKind[Any, Any], made: Any, store: Path, computed: Comp
     costs = kind.costs(plan, where)
     rows: list[dict[str, Any]] = []
     for cost in costs:
-        seconds = {name: duration_text(s) for name, s in cost.seconds_of.items()}
+        seconds = {name: age_text(s) for name, s in cost.seconds_of.items()}
         memory = {} if cost.memory_bytes is None else {"memory": size_text(cost.memory_bytes)}
         disk = {"disk": size_text(cost.disk_bytes)}
         rows.append({kind.unit: cost.name, **cost.counts, **seconds, **memory, **disk})
@@ -167,8 +168,8 @@ def show_costs(kind: StudyKind[Any, Any], made: Any, store: Path, computed: Comp
     memory_text = f"{size_text(sums['memory_bytes'])} of memory per worker at most, "
     out.print(
         f"{kind.planned(plan)}: {'at most ' if kind.whole_units else ''}about "
-        f"{duration_text(sums['seconds'])} of work on {where}, "
-        f"{duration_text(max(longest, sums['seconds'] / n))} on {n} workers; "
+        f"{age_text(sums['seconds'])} of work on {where}, "
+        f"{age_text(max(longest, sums['seconds'] / n))} on {n} workers; "
         f"{memory_text if sums['memory_bytes'] else ''}{size_text(sums['disk_bytes'])} of disk. "
         "Speed was measured on this machine just now."
     )
@@ -180,12 +181,3 @@ def _show_table(rows: list[dict[str, Any]], *, numbers: bool = False) -> None:
     left = list(rows[0])[: 1 if numbers else None] if rows else ()
     table = Table(box=None, pad_edge=False)
     show_rows(out, texts, table, left=left, overflow="fold")
-
-
-def duration_text(seconds: float) -> str:
-    """`45 s`, `12 min`, `3.4 h`, `2.1 d`."""
-    for limit, unit, name in ((90, 1, "s"), (5400, 60, "min"), (172_800, 3600, "h")):
-        if seconds < limit:
-            value = seconds / unit
-            return f"{value:.0f} {name}" if value >= 10 or unit == 1 else f"{value:.1f} {name}"
-    return f"{seconds / 86_400:.1f} d"
