@@ -177,6 +177,12 @@ def test_wheels_are_closed_under_needs_and_one_that_is_missing_is_named(
         wheels.closure(["a"], {"a": "1"}, python="3.11")
 
 
+def test_every_package_that_the_chain_needs_has_a_version() -> None:
+    pins = wheels.closure(wheels.NEEDED, wheels.constraints(), python="3.12")
+    assert set(wheels.NEEDED) <= set(pins)
+    assert not set(pins) & (wheels.THERE | wheels.UNUSED)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
 def test_a_rehearsal_runs_every_stage_and_a_second_call_repeats_none(
