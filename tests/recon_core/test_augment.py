@@ -119,21 +119,27 @@ def test_a_far_translation_keeps_reflecting() -> None:
     assert (moved.int() - image.int()).abs().max() <= 1
 
 
-def test_scale_enlarges_by_its_octaves() -> None:
-    larger = apply_augmentation(blob(0, 0), parameters(scale=torch.tensor([2.0])))
-    _, _, before, _ = moments(blob(0, 0))
-    x, y, sigma_x, sigma_y = moments(larger)
-    assert (x, y) == pytest.approx((0, 0), abs=0.02)
-    assert sigma_x / before == pytest.approx(2**0.4, rel=0.02)
-    assert sigma_y / before == pytest.approx(2**0.4, rel=0.02)
+QUARTER = math.pi / 2
+LARGER, SMALLER = 2**0.4, 2**-0.4
+MOVED: dict[str, tuple[float, dict[str, list[object]], tuple[float, float, float, float]]] = {
+    "octaves enlarge": (0, {"scale": [2.0]}, (0, 0, LARGER, LARGER)),
+    "rotation is counter-clockwise": (6, {"angle": [QUARTER]}, (0, -6, 1, 1)),
+    "by 30 degrees": (6, {"angle": [math.pi / 6]}, (5.196, -3, 1, 1)),
+    "stretched along x": (0, {"aniso": [2.0], "aniso_angle": [0.0]}, (0, 0, LARGER, SMALLER)),
+    "along y": (0, {"aniso": [2.0], "aniso_angle": [QUARTER]}, (0, 0, SMALLER, LARGER)),
+    "moved after the rest": (6, {"angle": [QUARTER], "shift": [[1.0, 0.0]]}, (4, -6, 1, 1)),
+}
+"""A spot's x, what is done to it, and its centre and the factors of its deviations then."""
 
 
-@pytest.mark.parametrize(
-    ("angle", "expected"), [(math.pi / 2, (0.0, -6.0)), (math.pi / 6, (5.196, -3.0))]
-)
-def test_rotation_is_counter_clockwise(angle: float, expected: tuple[float, float]) -> None:
-    turned = apply_augmentation(blob(6, 0), parameters(angle=torch.tensor([angle])))
-    assert moments(turned)[:2] == pytest.approx(expected, abs=0.05)
+@pytest.mark.parametrize("case", MOVED)
+def test_a_spot_goes_where_the_parameters_say(case: str) -> None:
+    at, changed, expected = MOVED[case]
+    tensors = {name: torch.tensor(value) for name, value in changed.items()}
+    x, y, sigma_x, sigma_y = moments(apply_augmentation(blob(at, 0), parameters(**tensors)))
+    before = moments(blob(0, 0))[2]
+    assert (x, y) == pytest.approx(expected[:2], abs=0.05)
+    assert (sigma_x / before, sigma_y / before) == pytest.approx(expected[2:], rel=0.03)
 
 
 def test_a_quarter_turn_equals_rot90() -> None:
@@ -141,27 +147,6 @@ def test_a_quarter_turn_equals_rot90() -> None:
     turned = apply_augmentation(image, parameters(angle=torch.tensor([math.pi / 2])))
     # The filter is not quite symmetric, so this holds up to a few grey levels only.
     assert (turned.int() - image.rot90(1, dims=(2, 3)).int()).abs().float().mean() < 1.0
-
-
-@pytest.mark.parametrize(("angle", "swap"), [(0.0, False), (math.pi / 2, True)])
-def test_anisotropic_scaling_stretches_along_its_direction(angle: float, swap: bool) -> None:
-    stretched = apply_augmentation(
-        blob(0, 0), parameters(aniso=torch.tensor([2.0]), aniso_angle=torch.tensor([angle]))
-    )
-    _, _, before, _ = moments(blob(0, 0))
-    _, _, sigma_x, sigma_y = moments(stretched)
-    along, across = (sigma_y, sigma_x) if swap else (sigma_x, sigma_y)
-    assert along / before == pytest.approx(2**0.4, rel=0.02)
-    assert across / before == pytest.approx(2**-0.4, rel=0.03)
-
-
-def test_translation_comes_after_the_rest() -> None:
-    # T A R S: rotate (6, 0) to (0, -6), then move 4 to the right.
-    image = apply_augmentation(
-        blob(6, 0),
-        parameters(angle=torch.tensor([math.pi / 2]), shift=torch.tensor([[1.0, 0.0]])),
-    )
-    assert moments(image)[:2] == pytest.approx((4.0, -6.0), abs=0.05)
 
 
 def test_labels_in_edm_order() -> None:

@@ -1,4 +1,4 @@
-"""SSIM is held to scikit-image, HaarPSI to its defining properties, both on degenerate images."""
+"""SSIM beside scikit-image, normalised distances beside eq. 16, HaarPSI's properties."""
 
 from __future__ import annotations
 
@@ -9,16 +9,24 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from skimage.metrics import structural_similarity
 from torch import Tensor
 
 from recon_core import metrics
+from recon_core import metrics as ncc
+from recon_core.matching import best_per_target
 from recon_core.metrics import (
     SSIMConvention,
     haarpsi_pairs,
+    ncc_matrix,
     ssim_matrix,
     ssim_pairs,
+    unit_vectors,
 )
+from tests.recon_core.correlation import correlation_matrix
+from tests.recon_core.drawing import refuses
 
 
 def skimage_ssim(x: Tensor, y: Tensor) -> float:
@@ -89,9 +97,12 @@ def _degenerate(side: int) -> Tensor:
     [("gaussian11", skimage_ssim, 17), ("gaussian3", _kornia_window3, 7)],
 )
 def test_degenerate_images_score_as_in_the_reference(
-    convention: SSIMConvention, reference: Callable[[Tensor, Tensor], float], side: int
+    convention: SSIMConvention,
+    reference: Callable[[Tensor, Tensor], float],
+    side: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Every degenerate image with every other, by both functions, within 1e-6."""
+    """Every degenerate image with every other, by both functions, in any chunks, within 1e-6."""
     images = _degenerate(side)
     n = len(images)
     expected = np.array([[reference(x, y) for y in images] for x in images])
@@ -101,24 +112,13 @@ def test_degenerate_images_score_as_in_the_reference(
     left, right = images.repeat_interleave(n, dim=0), images.repeat(n, 1, 1, 1)
     pairs = ssim_pairs(left, right, convention=convention).reshape(n, n)
     np.testing.assert_allclose(pairs.numpy(), expected, atol=1e-6)
-
-
-@pytest.mark.parametrize("chunk", [None, 1, 13, 1000])
-def test_all_pairs_ssim_equals_skimage_on_random_and_degenerate_images(
-    chunk: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if chunk is not None:
+    for chunk in (1, 13, 1000):
         monkeypatch.setattr(metrics, "_CPU_CHUNK", chunk)
-    a, b = _images(7, 0), _images(6, 1)
-    a[5] = (
-        b[5] + 0.05 * torch.randn(b[5].shape, generator=torch.Generator().manual_seed(2))
-    ).clamp(0, 1)
-    expected = np.array([[skimage_ssim(x, y) for y in b] for x in a])
-    np.testing.assert_allclose(ssim_matrix(a, b).numpy(), expected, atol=1e-6)
+        matrix = ssim_matrix(images, images, convention=convention)
+        np.testing.assert_allclose(matrix.numpy(), expected, atol=1e-6)
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_all_pairs_ssim_is_the_same_on_a_gpu() -> None:
     a, b = _images(9, 0), _images(6, 1)
     on_gpu = ssim_matrix(a.cuda(), b.cuda()).cpu()
@@ -155,12 +155,9 @@ def test_no_images_give_an_empty_matrix() -> None:
 
 def test_bad_arguments_are_named() -> None:
     a = torch.zeros(1, 3, 32, 32)
-    with pytest.raises(ValueError, match="smaller than the 11x11 window"):
-        ssim_matrix(a[..., :8], a[..., :8])
-    with pytest.raises(ValueError, match=r"needs \[0, 1\]"):
-        haarpsi_pairs(a + 2, a)
-    with pytest.raises(ValueError, match="at least 16x16"):
-        haarpsi_pairs(a[..., :12], a[..., :12])
+    refuses("smaller than the 11x11 window", ssim_matrix, a[..., :8], a[..., :8])
+    refuses(r"needs \[0, 1\]", haarpsi_pairs, a + 2, a)
+    refuses("at least 16x16", haarpsi_pairs, a[..., :12], a[..., :12])
 
 
 def test_haarpsi_is_one_for_equal_images_symmetric_and_falls_with_noise() -> None:
@@ -192,3 +189,155 @@ def test_piq_loads_in_a_fresh_interpreter() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) == pytest.approx(1.0, abs=1e-5)
+
+
+SIZES = pytest.mark.parametrize("half_size", [False, True])
+
+
+def _noise_images(n: int, seed: int, shape: tuple[int, int, int] = (3, 12, 10)) -> Tensor:
+    return torch.rand(n, *shape, generator=torch.Generator().manual_seed(seed))
+
+
+def _equation_16(x: Tensor, y: Tensor, half_size: bool) -> float:
+    """One distance, literally: normalise, subtract, square, divide by D."""
+
+    def normalised(v: Tensor) -> np.ndarray:
+        image = v.double().numpy()
+        if half_size:
+            image = np.stack([_halved(channel) for channel in image])
+        mean = image.mean(axis=(1, 2), keepdims=True)
+        return (image - mean) / image.std(axis=(1, 2), ddof=1, keepdims=True)
+
+    difference = normalised(x) - normalised(y)
+    return float((difference**2).sum() / difference.size)
+
+
+def _halved(channel: np.ndarray) -> np.ndarray:
+    """Keys' cubic with a = -3/4 half way between pixels, edges repeated: no antialiasing."""
+    taps = np.array([-0.09375, 0.59375, 0.59375, -0.09375])
+
+    def along(image: np.ndarray) -> np.ndarray:
+        padded = np.pad(image, ((0, 0), (1, 1)), mode="edge")
+        return np.stack(
+            [padded[:, j : j + 4] @ taps for j in range(0, image.shape[1] - 1, 2)], axis=1
+        )
+
+    return along(along(channel).T).T
+
+
+@SIZES
+@pytest.mark.parametrize("chunk", [1, 3, 512])
+def test_distances_are_those_of_equation_16(
+    half_size: bool, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ncc, "ROWS", chunk)
+    a, b = _noise_images(7, 0) - 0.5, _noise_images(4, 1)
+    a[3] = 1e-6 * (b[2] + 0.05 * a[3])
+    expected = [[_equation_16(x, y, half_size) for y in b] for x in a]
+    actual = ncc_matrix(a, b, half_size=half_size)
+    np.testing.assert_allclose(actual.numpy(), expected, rtol=1e-6, atol=1e-9)
+
+
+@SIZES
+def test_distance_and_correlation_rank_alike(half_size: bool) -> None:
+    a, b = _noise_images(20, 2), _noise_images(5, 3)
+    distance = ncc_matrix(a, b, half_size=half_size)
+    rho = correlation_matrix(a, b, half_size=half_size)
+    n = 30 if half_size else 120
+    torch.testing.assert_close(distance, 2 * (1 - 1 / n) * (1 - rho))
+    assert rho.min() >= -1
+    assert rho.max() <= 1
+
+
+def test_no_rounding_makes_a_distance_negative() -> None:
+    a = _noise_images(100, 19)
+    itself = ncc_matrix(a, torch.cat([a, -a]))
+    assert itself.min() == 0
+    assert itself.max() <= 4
+    assert correlation_matrix(a.double(), a.double()).max() == 1
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10_000), st.floats(-37, 37))
+def test_scale_offset_and_the_float32_range_do_not_matter(seed: int, exponent: float) -> None:
+    image = _noise_images(1, seed) - 0.5
+    scaled = image * 10.0**exponent
+    assert ncc_matrix(scaled, image).item() < 1e-12
+    assert ncc_matrix(3 * image + 0.25, image).item() < 1e-12
+    assert correlation_matrix(-scaled, image).item() == -1
+    assert ncc_matrix(-scaled, image).item() == pytest.approx(4 * (1 - 1 / 120))
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, 0.1, 1 / 3, -7e-5, 1e30])
+@SIZES
+def test_a_constant_image_is_unrelated_to_everything(value: float, half_size: bool) -> None:
+    flat, image = torch.full((1, 3, 12, 10), value), _noise_images(3, 7)
+    both = torch.cat([flat, image])
+    rho = correlation_matrix(flat, both, half_size=half_size)
+    assert rho.tolist() == [[0.0, 0.0, 0.0, 0.0]]
+    distance = ncc_matrix(flat, both, half_size=half_size)
+    assert distance.min() > 1.9
+    assert unit_vectors(flat).count_nonzero() == 0
+
+
+def test_rounding_is_not_structure_but_a_tiny_candidate_is() -> None:
+    image = _noise_images(1, 8)
+    rounded = 0.5 + 2e-7 * image
+    tiny = 1e-30 * (image - 0.5)
+    assert 2 <= rounded.unique().numel() <= 5
+    assert correlation_matrix(rounded, image).item() == 0
+    assert correlation_matrix(tiny, image).item() == pytest.approx(1)
+
+
+def test_a_constant_channel_leaves_an_image_like_itself() -> None:
+    image, other = _noise_images(1, 9), _noise_images(1, 10)
+    image[:, 1] = 0.7
+    assert ncc_matrix(image, 2 * image).item() < 1e-12
+    varying = image.clone()
+    varying[:, 1] = other[:, 1]
+    assert correlation_matrix(image, varying).item() == pytest.approx((2 / 3) ** 0.5)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@SIZES
+def test_a_bad_pixel_spoils_its_own_image_only_and_never_wins(bad: float, half_size: bool) -> None:
+    a, b = _noise_images(5, 11), _noise_images(3, 12)
+    clean = ncc_matrix(a, b, half_size=half_size)
+    a[2, 1, 3, 3] = bad
+    b[0, 0, 11, 9] = bad
+    spoilt = ncc_matrix(a, b, half_size=half_size)
+    assert spoilt[2].isnan().all()
+    assert spoilt[:, 0].isnan().all()
+    keep = [0, 1, 3, 4]
+    torch.testing.assert_close(spoilt[keep][:, 1:], clean[keep][:, 1:])
+    nearest, _ = best_per_target(-spoilt)
+    assert nearest[0] == -1
+    assert 2 not in nearest[1:]
+
+
+def test_half_size_of_odd_sides_rounds_down() -> None:
+    a = _noise_images(2, 13, (3, 9, 7))
+    assert unit_vectors(a, half_size=True).shape == (2, 3 * 4 * 3)
+    assert ncc_matrix(a, a, half_size=True).diagonal().max() < 1e-12
+
+
+def test_no_images_give_an_empty_matrix_of_distances() -> None:
+    a, none = _noise_images(3, 15), _noise_images(0, 15)
+    for half_size in (False, True):
+        assert ncc_matrix(none, a, half_size=half_size).shape == (0, 3)
+        assert ncc_matrix(a, none, half_size=half_size).shape == (3, 0)
+
+
+def test_sides_that_cannot_be_halved_are_named() -> None:
+    a = _noise_images(1, 16)
+    with pytest.raises(ValueError, match="12x1 cannot be halved"):
+        ncc_matrix(a[..., :1], a[..., :1], half_size=True)
+
+
+@pytest.mark.gpu
+@SIZES
+def test_distances_are_the_same_on_a_gpu(half_size: bool) -> None:
+    a, b = _noise_images(30, 17), _noise_images(7, 18)
+    on_gpu = ncc_matrix(a.cuda(), b.cuda(), half_size=half_size)
+    on_cpu = ncc_matrix(a, b, half_size=half_size)
+    torch.testing.assert_close(on_gpu.cpu(), on_cpu, atol=1e-6, rtol=1e-6)

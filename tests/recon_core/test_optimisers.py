@@ -170,7 +170,6 @@ def allocated(function: Callable[[], object]) -> int:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu() -> None:
     there = start().cuda()
     stepper = Optimiser().stepper(there)

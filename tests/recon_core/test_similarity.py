@@ -24,10 +24,8 @@ from recon_core.similarity import (
 )
 from recon_core.summary import bootstrap_interval, proportion_interval
 from recon_core.torchvision_compat import import_piq
+from tests.recon_core.drawing import refuses
 from tests.recon_core.test_metrics import skimage_ssim
-
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 N = 5
 
@@ -134,26 +132,20 @@ def test_the_worst_case_is_the_image_recovered_best() -> None:
 
 def test_bad_input_is_told() -> None:
     x = images(0)
-    with pytest.raises(ValueError, match="one side only"):
-        similarities(x, x, recovered_maps=maps(x))
+    refuses("one side only", similarities, x, x, recovered_maps=maps(x))
     with pytest.raises(ValueError, match="maps are of 4 images, not 5"):
         similarities(x, x, recovered_maps=maps(x[:4]), original_maps=maps(x[:4]))
-    with pytest.raises(ValueError, match="smaller than the 11x11 window"):
-        similarities(images(0, side=8), images(0, side=8))
-    with pytest.raises(ValueError, match="1 and 0 layers"):
-        perceptual_similarity([torch.rand(2, 3)], [])
+    refuses("smaller than the 11x11 window", similarities, images(0, side=8), images(0, side=8))
+    refuses("1 and 0 layers", perceptual_similarity, [torch.rand(2, 3)], [])
     with pytest.raises(ValueError, match=r"layer 1 are \(2, 3\) and \(2, 4\)"):
         perceptual_similarity(
             [torch.rand(2, 3), torch.rand(2, 3)], [torch.rand(2, 3), torch.rand(2, 4)]
         )
     with pytest.raises(ValueError, match="layer 0 are not finite"):
         perceptual_similarity([torch.full((1, 2), torch.nan)], [torch.rand(1, 2)])
-    with pytest.raises(ValueError, match="NaN or infinite"):
-        cosine_similarity(x, torch.full_like(x, torch.inf))
-    with pytest.raises(ValueError, match="0 scores"):
-        spread(torch.empty(0))
-    with pytest.raises(ValueError, match="all of them finite"):
-        spread(torch.tensor([0.1, torch.nan]))
+    refuses("NaN or infinite", cosine_similarity, x, torch.full_like(x, torch.inf))
+    refuses("0 scores", spread, torch.empty(0))
+    refuses("all of them finite", spread, torch.tensor([0.1, torch.nan]))
 
 
 def mse(*values: float) -> Tensor:
@@ -178,8 +170,7 @@ def test_errors_are_refused_where_there_are_none() -> None:
     x = torch.zeros(2, 1, 4, 4)
     broken = x.clone()
     broken[1, 0, 0, 0] = torch.nan
-    with pytest.raises(ValueError, match=r"images \[1\]"):
-        errors(broken, x)
+    refuses(r"images \[1\]", errors, broken, x)
 
 
 def test_psnr_of_the_papers_thresholds() -> None:
@@ -208,5 +199,4 @@ def test_the_mean_psnr_is_of_psnrs_not_of_errors() -> None:
 
 @pytest.mark.parametrize("values", [(), (math.nan,), (math.inf,), (-1e-9,)])
 def test_rates_of_no_errors_are_refused(values: tuple[float, ...]) -> None:
-    with pytest.raises(ValueError, match=f"mse has {len(values)} numbers"):
-        rates(mse(*values))
+    refuses(f"mse has {len(values)} numbers", rates, mse(*values))

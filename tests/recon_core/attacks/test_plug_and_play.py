@@ -33,8 +33,6 @@ from recon_core.victims.autoencoder_training import AutoencoderTraining, train_a
 from tests.recon_core.drawing import generator, generators
 from tests.recon_core.tiles import photograph_tiles
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 Method = Iteration | KnownMask | UnknownMask | NoiseAware
 Function = Callable[[Tensor], Tensor]
 

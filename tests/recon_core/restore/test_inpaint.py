@@ -1,11 +1,8 @@
-"""Generic inpainting: DDNM on a Gaussian whose conditional means are known, and biharmonic.
-
-The Gaussian's images are 4 pixels wide and have 3 channels. The 12 numbers of a row are correlated,
-rows are independent: an image of many rows is many samples of one problem.
-"""
+"""Restorers that learn nothing from pairs: DDNM, biharmonic and classical denoisers."""
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,9 +11,16 @@ import numpy as np
 import pytest
 import torch
 from skimage.restoration import inpaint_biharmonic
-from torch import Tensor
+from torch import Tensor, nn
 
 from recon_core.restore import EDM
+from recon_core.restore.generic import (
+    GENERIC_RESTORERS,
+    NonLocalMeans,
+    TotalVariation,
+    Wavelet,
+    estimate_noise,
+)
 from recon_core.restore.inpaint import DDNM, ancestral_step, biharmonic, unconditional
 
 MU, STD = 0.1, 0.15  # of every pixel, in images in [-1, 1]
@@ -258,3 +262,101 @@ def test_biharmonic_with_nothing_known_or_everything() -> None:
     mask[1, 0, 0, 0] = False
     with pytest.raises(ValueError, match="channels of an image have different masks"):
         biharmonic(y, mask)
+
+
+needs_wavelets = pytest.mark.skipif(
+    importlib.util.find_spec("pywt") is None,
+    reason="PyWavelets is not installed; pip install PyWavelets",
+)
+NOISE = 0.1
+KINDS = [pytest.param("nlm"), pytest.param("tv"), pytest.param("wavelet", marks=needs_wavelets)]
+
+
+def smooth(n: int = 1, size: int = 24) -> Tensor:
+    """`n` pictures without edges, each channel different."""
+    y, x = np.mgrid[0:size, 0:size] / (size - 1)
+    channels = [0.3 + 0.4 * x, 0.3 + 0.4 * y, 0.5 + 0.3 * np.sin(3 * x) * np.cos(3 * y)]
+    return torch.tensor(np.stack([channels] * n), dtype=torch.float32)
+
+
+def noisy(pictures: Tensor, sigma: float = NOISE, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (pictures + sigma * torch.randn(pictures.shape, generator=generator)).clamp(0, 1)
+
+
+def denoised(restorer: NonLocalMeans | TotalVariation | Wavelet, pictures: Tensor) -> Tensor:
+    seeds = torch.zeros(len(pictures), dtype=torch.int64)
+    samples = restorer.restore(nn.Identity(), pictures, n_samples=7, seeds=seeds)
+    assert samples.shape == (1, *pictures.shape)
+    return samples[0]
+
+
+def error(a: Tensor, b: Tensor) -> float:
+    return (a - b).square().mean().sqrt().item()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_noise_on_a_smooth_picture_is_reduced_in_every_channel(kind: str) -> None:
+    clean = smooth()
+    given = noisy(clean)
+    result = denoised(GENERIC_RESTORERS[kind](sigma=NOISE), given)
+    for channel in range(3):
+        before = error(given[:, channel], clean[:, channel])
+        assert error(result[:, channel], clean[:, channel]) < 0.6 * before
+    assert 0 <= result.min() <= result.max() <= 1
+
+
+@needs_wavelets
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_noise_is_estimated_per_picture(kind: str) -> None:
+    clean = smooth(2)
+    given = torch.cat([noisy(clean[:1], 0.02), noisy(clean[1:], 0.15)])
+    result = denoised(GENERIC_RESTORERS[kind](), given)
+    for row in range(2):
+        assert error(result[row], clean[row]) < 0.7 * error(given[row], clean[row])
+        alone = denoised(GENERIC_RESTORERS[kind](), given[row : row + 1])
+        assert torch.equal(alone[0], result[row])
+
+
+@needs_wavelets
+@pytest.mark.parametrize("sigma", [0.02, 0.1])
+def test_the_estimate_is_the_noise_that_was_added(sigma: float) -> None:
+    given = 0.5 + 0 * smooth(1, 48)
+    estimate = estimate_noise(noisy(given, sigma)[0].double().numpy().transpose(1, 2, 0))
+    assert estimate == pytest.approx(sigma, rel=0.15)
+
+
+@needs_wavelets
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_picture_without_noise_is_given_back_as_it_is(kind: str) -> None:
+    flat = torch.tensor([0.2, 0.5, 0.9])[:, None, None].expand(3, 16, 16)
+    stripes = (torch.arange(16) % 4 / 4).expand(3, 16, 16)
+    given = torch.stack([flat, stripes, torch.zeros(3, 16, 16)])
+    assert torch.equal(denoised(GENERIC_RESTORERS[kind](), given), given)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_flat_picture_stays_flat_however_strong_the_noise_is_said_to_be(kind: str) -> None:
+    flat = torch.tensor([0.2, 0.5, 0.9])[:, None, None].expand(1, 3, 16, 16).contiguous()
+    result = denoised(GENERIC_RESTORERS[kind](sigma=0.3), flat)
+    torch.testing.assert_close(result, flat, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pictures_need_not_be_square_and_progress_is_told(kind: str) -> None:
+    told: list[float] = []
+    given = noisy(smooth(4))[..., 4:18]
+    GENERIC_RESTORERS[kind](sigma=NOISE).restore(
+        nn.Identity(),
+        given,
+        n_samples=1,
+        seeds=torch.zeros(4, dtype=torch.int64),
+        progress=told.append,
+    )
+    assert told == [0.25, 0.5, 0.75, 1.0]
+
+
+def test_a_missing_package_is_named_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match="pip install PyWavelets"):
+        denoised(NonLocalMeans(), smooth())

@@ -204,7 +204,6 @@ def test_defended_victims_go_on_as_they_are_alone_after_others_have_left() -> No
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("case", DEFENCES)
 def test_on_a_gpu_alone_and_as_a_graph(case: str, graphs: bool) -> None:

@@ -22,6 +22,7 @@ from recon_core.victims.network import (
     image_shape,
     parse_architecture,
 )
+from tests.recon_core.drawing import refuses
 from tests.recon_core.victims.torch_nets import torch_gradients, torch_net
 
 R, N, SHAPE = 3, 4, (2, 5, 6)
@@ -219,15 +220,13 @@ def test_architectures_by_name() -> None:
     "text", ["mlp:3072", "mlp:3072-1", "conv:3:3072-10-1", "3072-10-1", "mlp:a-b-c"]
 )
 def test_refuses_names(text: str) -> None:
-    with pytest.raises(ValueError, match="is not of the form mlp:3072-1000-1000-1"):
-        parse_architecture(text)
+    refuses("is not of the form mlp:3072-1000-1000-1", parse_architecture, text)
     with pytest.raises(ValueError, match=r"has 3072 inputs, but images of \(1, 28, 28\) have 784"):
         parse_architecture("mlp:3072-10-1", (1, 28, 28))
 
 
 def test_refuses_impossible_kernels_and_outputs() -> None:
-    with pytest.raises(ValueError, match="kernel=0 must be at least 1"):
-        Conv(kernel=0, channels=4)
+    refuses("kernel=0 must be at least 1", Conv, kernel=0, channels=4)
     with pytest.raises(ValueError, match="kernel=6 does not fit in images of 5x6"):
         Network(conv=Conv(kernel=6)).on(SHAPE)
     with pytest.raises(ValueError, match="n_outputs=0"):
@@ -331,5 +330,4 @@ def test_nonfinite_outputs_give_no_finite_loss() -> None:
     ],
 )
 def test_refuses_labels(loss: Loss, y: list[float], n_outputs: int, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        loss.check(torch.tensor([y]), n_outputs)
+    refuses(message, loss.check, torch.tensor([y]), n_outputs)

@@ -494,7 +494,6 @@ def test_refuses_what_does_not_fit_together() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("batch_size", [None, 3])
 @pytest.mark.parametrize("conv", [None, CONV], ids=["dense", "conv"])
 def test_on_a_gpu(conv: Conv | None, batch_size: int | None) -> None:

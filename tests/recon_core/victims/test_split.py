@@ -18,6 +18,7 @@ from recon_core.victims.split import (
     SplitNetwork,
     initial_weights,
 )
+from tests.recon_core.drawing import refuses
 from tests.recon_core.victims.torch_split import torch_split
 
 R, N = 6, 3
@@ -149,22 +150,17 @@ def test_first_weights_follow_from_their_own_generator(model: SplitModel) -> Non
 
 def test_what_does_not_fit_is_refused_with_the_fix() -> None:
     for cut in (0, 5):
-        with pytest.raises(ValueError, match=rf"cut={cut} is no hidden layer.*give 1 to 4"):
-            LeNet5(cut=cut)
-    with pytest.raises(ValueError, match=r"cut=3 is no hidden layer.*give 1 to 2"):
-        SplitMLP(widths=(5, 5), cut=3)
+        refuses(rf"cut={cut} is no hidden layer.*give 1 to 4", LeNet5, cut=cut)
+    refuses(r"cut=3 is no hidden layer.*give 1 to 2", SplitMLP, widths=(5, 5), cut=3)
     for widths in ((), (5, 0)):
-        with pytest.raises(ValueError, match=r"widths=.*at least one hidden layer"):
-            SplitMLP(widths=widths, cut=1)
+        refuses(r"widths=.*at least one hidden layer", SplitMLP, widths=widths, cut=1)
     for alpha in (-1.0, math.nan, math.inf):
-        with pytest.raises(ValueError, match=f"alpha={alpha} must be at least 0"):
-            SplitMLP(alpha=alpha)
+        refuses(f"alpha={alpha} must be at least 0", SplitMLP, alpha=alpha)
     with pytest.raises(ValueError, match=r"15x20 are too small.*16x16"):
         LeNet5().on((1, 15, 20), 10)
     LeNet5().on((1, 16, 16), 10)
     for network in (LeNet5(), SplitMLP()):
-        with pytest.raises(ValueError, match="n_classes=1; a classifier needs at least 2"):
-            network.on((1, 16, 16), 1)
+        refuses("n_classes=1; a classifier needs at least 2", network.on, (1, 16, 16), 1)
         model = network.on((1, 16, 16), 2)
         weights = stack(model, torch.float32, n=3)
         with pytest.raises(ValueError, match=r"images of \(1, 16, 17\) for a network of"):
@@ -211,8 +207,7 @@ def test_cuts_that_give_no_features_are_refused_with_the_fix() -> None:
     with pytest.raises(ValueError, match=r"training mode.*eval"):
         CutClassifier(net, "rnn")(x)
     net.eval()
-    with pytest.raises(ValueError, match="'bn7'; there are unused, row, rnn, twice"):
-        CutClassifier(net, "bn7")
+    refuses("'bn7'; there are unused, row, rnn, twice", CutClassifier, net, "bn7")
     with pytest.raises(ValueError, match="never calls its module 'unused'"):
         CutClassifier(net, "unused")(x)
     for name in ("rnn", "row"):

@@ -1,4 +1,4 @@
-"""Training against torch's own, alone and stacked; ends, compaction, minibatches, resuming."""
+"""Training against torch's own, alone, stacked and in the span of the images; ends, resuming."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import pytest
 import torch
 
 from recon_core.optimisers import Optimiser
+from recon_core.victims.backprop import uses_span
 from recon_core.victims.losses import Loss
-from recon_core.victims.network import Conv
+from recon_core.victims.network import Architecture, Conv, Network
 from recon_core.victims.training import Trained, Training, train
 from tests.recon_core.victims.small_victims import (
     ADAM,
     GD,
+    SHAPE,
     R,
     architecture,
     assert_close,
@@ -187,7 +189,6 @@ def test_victims_stop_where_their_loss_is_low_and_others_go_on(case: str) -> Non
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("case", [*CASES])
 @pytest.mark.parametrize("graphs", [False, True])
 def test_on_a_gpu(case: str, graphs: bool) -> None:
@@ -222,3 +223,80 @@ def test_refuses_what_does_not_fit_together() -> None:
     batches = Training(epochs=1, batch_size=2)
     with pytest.raises(ValueError, match=r"a generator for each of 3 victims.*got 1"):
         train(arch, parameters, x, y, training=batches, generators=order()[:1])
+
+
+PLAIN_GD = Optimiser(rule="gd", lr=0.1)
+DIRECT = Training(epochs=300, optimiser=PLAIN_GD)
+
+SPAN_CASES = {
+    "gd": DIRECT,
+    "momentum": replace(DIRECT, optimiser=Optimiser(rule="gd", lr=0.03, momentum=0.9)),
+    "weight decay": replace(DIRECT, weight_decay=0.01),
+    "momentum and weight decay": replace(
+        DIRECT, optimiser=Optimiser(rule="gd", lr=0.03, momentum=0.9), weight_decay=0.01
+    ),
+    "regression": replace(DIRECT, loss=Loss(kind="mse"), weight_decay=1e-3),
+    "minibatches": replace(DIRECT, epochs=100, batch_size=3),
+    "minibatches, momentum and weight decay": replace(
+        DIRECT,
+        epochs=100,
+        batch_size=4,
+        optimiser=Optimiser(rule="gd", lr=0.03, momentum=0.9),
+        weight_decay=0.01,
+    ),
+}
+
+
+def trained(arch: Architecture, training: Training, dtype: torch.dtype = torch.float64) -> Trained:
+    x, y = data(dtype=dtype)
+    return train(arch, victims(arch, dtype), x, y, training=training, generators=order())
+
+
+@pytest.mark.parametrize("bias", ["none", "first", "all"])
+@pytest.mark.parametrize("case", SPAN_CASES)
+def test_equals_direct_training(case: str, bias: str) -> None:
+    arch = architecture(bias=bias)
+    direct = trained(arch, SPAN_CASES[case])
+    in_span = trained(arch, replace(SPAN_CASES[case], span=True))
+    for theirs, before in zip(direct.parameters.tensors(), victims(arch).tensors(), strict=True):
+        assert (theirs - before).abs().max() > 0.01
+    assert_close(in_span.parameters, direct.parameters, 1e-10)
+    torch.testing.assert_close(in_span.margins, direct.margins, rtol=1e-10, atol=1e-12)
+
+
+def test_a_victim_that_ends_leaves_its_weights() -> None:
+    """Compaction takes rows of everything, the images' inner products included."""
+    arch = architecture(bias="all")
+    losses = trained(arch, replace(DIRECT, epochs=60)).loss
+    stop = replace(DIRECT, epochs=60, stop_every=5, stop_loss=float(losses.max()) * 1.001)
+    direct, ours = (trained(arch, replace(stop, span=span)) for span in (False, True))
+    assert ours.epochs_done.tolist() == direct.epochs_done.tolist()
+    assert len(set(ours.epochs_done.tolist())) > 1
+    assert_close(ours.parameters, direct.parameters, 1e-10)
+
+
+def test_the_switch() -> None:
+    arch = architecture()
+    adadelta, adam = Optimiser(), Optimiser(rule="adam")
+    conv = Network(widths=(5,), conv=Conv(kernel=2, channels=2)).on(SHAPE)
+    assert uses_span("auto", arch, PLAIN_GD, 19)
+    assert not uses_span("auto", arch, PLAIN_GD, 20), "not cheaper with as many images as pixels"
+    assert uses_span(True, arch, PLAIN_GD, 1000)
+    for optimiser in (adadelta, adam):
+        assert not uses_span("auto", arch, optimiser, 8)
+        with pytest.raises(ValueError, match=f"span=True cannot be done: {optimiser.rule} moves"):
+            uses_span(True, arch, optimiser, 8)
+    assert not uses_span("auto", conv, PLAIN_GD, 8)
+    with pytest.raises(ValueError, match="the first layer is a convolution"):
+        uses_span(True, conv, PLAIN_GD, 8)
+    assert not uses_span(False, arch, PLAIN_GD, 8)
+
+
+def test_auto_is_the_span_where_it_can_be() -> None:
+    arch = architecture()
+    short = replace(DIRECT, epochs=20)
+    auto, ours = (trained(arch, replace(short, span=span)) for span in ("auto", True))  # type: ignore[arg-type]
+    assert torch.equal(auto.loss, ours.loss)
+    with pytest.raises(ValueError, match=r"span=True with optimiser\.rule='adadelta'"):
+        Training(span=True)
+    trained(arch, Training(epochs=2, span="auto"))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gzip
-import io
 import os
 import struct
-import tarfile
 import tracemalloc
 import zlib
 from collections.abc import Iterator
@@ -23,6 +21,7 @@ from storage.errors import SourceError
 from storage.sources import cifar, official
 from storage.sources.cifar import restricted_load
 from storage.sources.load import load_images
+from tests.storage.sources.test_official import archive
 
 MEGABYTE = 2**20
 
@@ -145,14 +144,6 @@ def test_a_matlab_file_whose_variables_are_not_svhns(tmp_path: Path):
     (tmp_path / "train_32x32.mat").write_bytes(content)
     with refused("train_32x32.mat"):
         load_images(f"svhn:{tmp_path}", split="train")
-
-
-def archive(path: Path, members: dict[str, bytes], *, long_name: int = 0) -> None:
-    with tarfile.open(path, "w:gz", compresslevel=1, format=tarfile.GNU_FORMAT) as made:
-        for name, content in members.items():
-            info = tarfile.TarInfo(name + "x" * long_name)
-            info.size = len(content)
-            made.addfile(info, io.BytesIO(content))
 
 
 @pytest.mark.parametrize(

@@ -121,10 +121,10 @@ def tiny_imagenet(root: Path) -> Path:
     return root
 
 
-def archive(path: Path, members: dict[str, bytes]) -> None:
-    with tarfile.open(path, "w:gz") as made:
+def archive(path: Path, members: dict[str, bytes], *, long_name: int = 0) -> None:
+    with tarfile.open(path, "w:gz", compresslevel=1, format=tarfile.GNU_FORMAT) as made:
         for name, content in members.items():
-            info = tarfile.TarInfo(name)
+            info = tarfile.TarInfo(name + "x" * long_name)
             info.size = len(content)
             made.addfile(info, io.BytesIO(content))
 

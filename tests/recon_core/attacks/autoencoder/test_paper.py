@@ -15,8 +15,6 @@ from torch import Tensor
 from recon_core.attacks.plug_and_play import admm, mask_step, x_step
 from tests.recon_core.drawing import generator, normal
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 Activation = Callable[[Tensor], Tensor]
 ACTIVATIONS: dict[str, Activation] = {
     "softplus": F.softplus,  # its derivative is the sigmoid

@@ -95,12 +95,11 @@ def preflight_of(f: Callable[[Tensor], Tensor], *, train: bool = True, control: 
 
 
 def test_a_memory_is_good() -> None:
-    found, subjects = preflight_of(memory(draw(5, 10)))
+    found, _subjects = preflight_of(memory(draw(5, 10)))
     assert found.outlook == "good"
     assert {finding.level for finding in found.findings} == {"ok"}
     assert found.numbers["radius_train_max"] == pytest.approx(1e-3, rel=1e-2)
     assert found.numbers["control_over_train"] > 1e6
-    assert "over 1000 times" in subjects["memory"].text
 
 
 def test_the_identity_is_poor() -> None:
@@ -109,7 +108,6 @@ def test_the_identity_is_poor() -> None:
     assert not found.stopped
     assert subjects["little is memorised"].level == "warning"
     assert subjects["close to the identity"].level == "warning"
-    assert "unlikely" in found.verdict
 
 
 @pytest.mark.parametrize(

@@ -13,18 +13,14 @@ from recon_core.attacks.autoencoder.many_starts import NoiseAware
 from recon_core.attacks.autoencoder.run import AutoencoderRecovery, degraded_images
 from recon_core.attacks.plug_and_play import Iteration, KnownMask, UnknownMask
 from recon_core.degradation import MASKS
-from recon_core.experiments import bytes_per_run
 from recon_core.matching import fit_to_range
 from recon_core.metrics import ssim_matrix
 from recon_core.restore.examples import make_examples, to_pictures
-from recon_core.types import Outcome, RunResult, RunSpec, no_progress
-from recon_core.victims.autoencoder import Autoencoder, FullyConnected, UNet
+from recon_core.types import Outcome, RunResult, RunSpec
+from recon_core.victims.autoencoder import FullyConnected
 from recon_core.victims.autoencoder_training import AutoencoderTraining
-from tests.recon_core.attacks.kkt.test_memory import LiveTensors
 from tests.recon_core.small_runs import Kept, assert_all_equal, assert_equal_results
 from tests.recon_core.tiles import photograph_tiles
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 CPU = torch.device("cpu")
 N, SIDE = 4, 16
@@ -183,27 +179,3 @@ def test_only_the_attack_that_knows_the_mask_is_told(monkeypatch: pytest.MonkeyP
         **{"unknown": secret, "noise_aware": secret, "iteration": secret},
         "known": (True, None),
     }
-
-
-@pytest.mark.parametrize(
-    ("victim", "n_images", "n_runs"),
-    [
-        (FullyConnected(depth=4, width=300), 6, 2),
-        (FullyConnected(depth=10, width=64, activation="prelu"), 40, 1),
-        (UNet(channels=(8, 16)), 12, 1),
-        (UNet(channels=(16,), skips=False, activation="softplus"), 6, 1),
-    ],
-)
-def test_the_memory_estimate_is_above_what_is_alive_and_not_far_above(
-    victim: Autoencoder, n_images: int, n_runs: int
-) -> None:
-    experiment = replace(
-        SMALL, victim=victim, training=AutoencoderTraining(epochs=2), attack=UnknownMask(n_admm=2)
-    )
-    many = (0,) * n_images
-    specs = [replace(SPEC, run=k, image_ids=many, labels=many) for k in (0, 1)]
-    images = torch.randint(0, 256, (n_runs, n_images, 3, SIDE, SIDE), dtype=torch.uint8)
-    with LiveTensors() as live:
-        experiment.run_stack(specs[:n_runs], images, CPU, no_progress)
-    estimate = bytes_per_run(experiment, n_images, (3, SIDE, SIDE))
-    assert 1.0 <= estimate / (live.most / n_runs) < 2.8

@@ -27,7 +27,7 @@ from recon_core.attacks.instahide.coherence import centred
 from recon_core.attacks.instahide.mixing import Encodings, InstaHide, Mixing, mixture
 from recon_core.attacks.instahide.recover import Status
 from tests.recon_core.attacks.instahide.cases import random_edges
-from tests.recon_core.drawing import generator
+from tests.recon_core.drawing import generator, refuses
 
 N = 24
 
@@ -178,8 +178,7 @@ def test_encodings_without_room_have_no_images_and_one_image_is_refused():
     assert bool((edges[~full] == -1).all())
     with pytest.raises(ValueError, match="5 encodings are too few"):
         independent_groups(torch.eye(5), 5, generator=torch.Generator())
-    with pytest.raises(ValueError, match="1 images"):
-        assigned(torch.zeros(4, 1))
+    refuses("1 images", assigned, torch.zeros(4, 1))
 
 
 def case(n: int = 12, d: int = 60, k_pub: int = 2) -> tuple[torch.Tensor, torch.Tensor, Encodings]:
@@ -250,7 +249,5 @@ def test_total_variation_makes_images_smoother() -> None:
 
 def test_edges_and_shapes_that_do_not_fit_are_errors() -> None:
     _private, _public, e = case()
-    with pytest.raises(ValueError, match="n - 1 = 4"):
-        descended(e, 5)
-    with pytest.raises(ValueError, match="60 pixels"):
-        descended(e, how=Descent(n_smooth=1))
+    refuses("n - 1 = 4", descended, e, 5)
+    refuses("60 pixels", descended, e, how=Descent(n_smooth=1))

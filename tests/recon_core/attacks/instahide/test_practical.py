@@ -15,12 +15,9 @@ from recon_core.attacks.instahide.natural_fit import Refinement
 from recon_core.attacks.instahide.practical import Practical, recover_practically
 from recon_core.attacks.instahide.recover import Recovered, Status
 from recon_core.attacks.instahide.run import InstaHideRecovery, two_sets
-from recon_core.experiments import bytes_per_run
 from recon_core.types import Outcome, RunSpec
 from tests.recon_core.attacks.instahide.cases import photographs
-from tests.recon_core.drawing import generator
-
-pytestmark = pytest.mark.usefixtures("one_thread")
+from tests.recon_core.drawing import generator, refuses
 
 N = 10
 HALF_A_LEVEL = 1 / 255
@@ -157,20 +154,10 @@ def test_photographs_come_back_as_pairs_of_private_images():
 
 
 def test_what_cannot_be_attacked_is_refused():
-    with pytest.raises(ValueError, match="leave 2 private ones"):
-        SMALL.check_images(22)
+    refuses("leave 2 private ones", SMALL.check_images, 22)
     few = InstaHideRecovery(n_public=2, scheme=Mixing.as_a_whole(2), n_encodings=10)
-    with pytest.raises(ValueError, match="10 encodings of 18 private images are too few"):
-        few.check_images(20)
-    with pytest.raises(ValueError, match="attacks_per_victim=2"):
-        SMALL.check_sweep(2)
+    refuses("10 encodings of 18 private images are too few", few.check_images, 20)
+    refuses("attacks_per_victim=2", SMALL.check_sweep, 2)
     SMALL.check_sweep(1)
     with pytest.raises(ValueError, match="images of 8 pixels are too small"):
         SMALL.run_batch([spec(32)], tiles(32)[None, ..., :8, :8], device=torch.device("cpu"))
-
-
-def test_memory_grows_with_encodings_and_pixels():
-    one = bytes_per_run(SMALL, 120, (3, 32, 32))
-    assert one > 100 * 40 * 3072 * 4 * 9
-    assert bytes_per_run(SMALL, 220, (3, 32, 32)) > 2 * one
-    assert bytes_per_run(SMALL, 120, (3, 16, 16)) < one

@@ -27,7 +27,7 @@ from recon_core.attacks.instahide.similarity_network import (
 )
 from recon_core.restore.examples import Examples
 from recon_core.restore.fit import Training
-from tests.recon_core.drawing import generator
+from tests.recon_core.drawing import generator, refuses
 
 SHAPE = (1, 16, 16)
 TRAINING = Training(
@@ -129,8 +129,7 @@ def test_what_is_saved_is_loaded(trained: Similarity) -> None:
     again = load(save(trained))
     assert again.shape == SHAPE
     assert torch.equal(again.scores(y), trained.scores(y))
-    with pytest.raises(ValueError, match="not the weights of a similarity"):
-        load(save_tensors({"a": torch.zeros(1)}))
+    refuses("not the weights of a similarity", load, save_tensors({"a": torch.zeros(1)}))
 
 
 def test_drawn_encodings_are_mixtures_by_the_scheme() -> None:
@@ -171,17 +170,14 @@ def test_the_loss_is_least_at_the_target_up_to_a_sign() -> None:
     ],
 )
 def test_bad_settings_are_named(changes: dict[str, object], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        replace(TINY, **changes)
+    refuses(words, replace, TINY, **changes)
 
 
 def test_images_that_do_not_fit_are_errors(trained: Similarity) -> None:
-    with pytest.raises(ValueError, match="too few"):
-        TINY.drawn(smooth_images(11, 0), 5, torch.Generator())
+    refuses("too few", TINY.drawn, smooth_images(11, 0), 5, torch.Generator())
     with pytest.raises(ValueError, match="multiples of 8"):
         Shaped(TINY, (1, 12, 16)).build(seed=0)
-    with pytest.raises(ValueError, match="10 pixels"):
-        trained.scores(torch.zeros(3, 10))
+    refuses("10 pixels", trained.scores, torch.zeros(3, 10))
     batch = held_out()
     plain = Examples(condition=batch.condition, target=batch.target, augment=batch.augment)
     with pytest.raises(TypeError, match="HiddenExamples"):

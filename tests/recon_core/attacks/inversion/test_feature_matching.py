@@ -13,8 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from recon_core.attacks.inversion.feature_matching import (
-    MNIST,
-    SVHN,
     SYNTHETIC,
     GradientInversion,
     Inverted,
@@ -28,10 +26,8 @@ from recon_core.attacks.inversion.strong_inversion import (
     whiten,
 )
 from recon_core.attacks.plug_and_play import Ending
-from tests.recon_core.drawing import generator, generators, normal
+from tests.recon_core.drawing import generator, generators, normal, refuses
 from tests.recon_core.tiles import photograph_tiles
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 Features = Callable[[Tensor], Tensor]
 SHAPE = (1, 4, 4)
@@ -404,20 +400,10 @@ def test_the_network_is_not_touched() -> None:
     assert all(parameter.grad is None for parameter in layer.parameters())
 
 
-def test_settings_of_the_paper() -> None:
-    for method in (MNIST, SVHN, SYNTHETIC):
-        assert (method.n_steps, method.weight_decay) == (500, 1e-4)
-    assert (MNIST.lr, MNIST.zeta, SVHN.lr, SVHN.zeta) == (10, 1e-5, 10, 0.01)
-    assert (SYNTHETIC.lr, SYNTHETIC.zeta, SYNTHETIC.norm) == (0.01, 0, "l1")
-    assert SYNTHETIC.value_range is None
-
-
 def test_unknown_names_are_told() -> None:
     """Where nothing checks types at run time, as in the tests."""
-    with pytest.raises(ValueError, match="norm='l3' is unknown; choose one of l2, l1"):
-        check_choice(norm=("l3", ("l2", "l1")))
-    with pytest.raises(ValueError, match="start='mean' is unknown; choose one of zeros"):
-        check_starts(("mean",), None)
+    refuses("norm='l3' is unknown; choose one of l2, l1", check_choice, norm=("l3", ("l2", "l1")))
+    refuses("start='mean' is unknown; choose one of zeros", check_starts, ("mean",), None)
 
 
 H, Z = linear(), linear()(X)
@@ -443,18 +429,13 @@ def test_what_does_not_fit_is_told(changes: dict[str, Any], message: str) -> Non
     right = {"h": H, "z": Z, "shape": SHAPE, "generators": generators(3), "starts": SHORT.starts}
     given = right | changes
     method = dataclasses.replace(SHORT, starts=given.pop("starts"))
-    with pytest.raises(ValueError, match=message):
-        method.invert(given.pop("h"), given.pop("z"), **given)
+    refuses(message, method.invert, given.pop("h"), given.pop("z"), **given)
 
 
 def test_public_images_that_do_not_do_are_told() -> None:
-    with pytest.raises(ValueError, match="features of 1 public images"):
-        whiten(normal(1, 4))
-    with pytest.raises(ValueError, match="all of them finite"):
-        whiten(torch.full((3, 4), torch.nan))
-    with pytest.raises(ValueError, match="0 zetas and 80 public images"):
-        errors_by_zeta(SHORT, linear(), PUBLIC, ())
-    with pytest.raises(ValueError, match="1 zetas and 0 public images"):
-        errors_by_zeta(SHORT, linear(), PUBLIC[:0], (0.1,))
+    refuses("features of 1 public images", whiten, normal(1, 4))
+    refuses("all of them finite", whiten, torch.full((3, 4), torch.nan))
+    refuses("0 zetas and 80 public images", errors_by_zeta, SHORT, linear(), PUBLIC, ())
+    refuses("1 zetas and 0 public images", errors_by_zeta, SHORT, linear(), PUBLIC[:0], (0.1,))
     with pytest.raises(ValueError, match=r"zeta=-0\.1"):
         errors_by_zeta(SHORT, linear(), PUBLIC[:2], (-0.1,), generators=generators(2))

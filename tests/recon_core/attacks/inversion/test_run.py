@@ -15,19 +15,15 @@ from recon_core.attacks.inversion import run as inversion
 from recon_core.attacks.inversion.feature_matching import GradientInversion
 from recon_core.attacks.inversion.run import Inversion, KnownClassifier
 from recon_core.attacks.inversion.strong_inversion import StrongInversion, whiten
-from recon_core.experiments import bytes_per_run
 from recon_core.matching import fit_to_range
 from recon_core.metrics import ssim_matrix
-from recon_core.types import Outcome, RunResult, RunSpec, no_progress
-from recon_core.victims import split, split_training
+from recon_core.types import Outcome, RunResult, RunSpec
+from recon_core.victims import split_training
 from recon_core.victims.separability import MixCon, UniCon
 from recon_core.victims.split import LeNet5, SplitMLP, SplitNetwork
 from recon_core.victims.split_training import SplitTraining
-from tests.recon_core.attacks.kkt.test_memory import LiveTensors
 from tests.recon_core.small_runs import Kept, assert_all_equal, assert_equal_results
 from tests.recon_core.tiles import photograph_tiles
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 CPU = torch.device("cpu")
 N, SIDE = 12, 28
@@ -285,45 +281,3 @@ def test_images_below_ssims_window_are_refused_before_any_training(
         SMALL.run_batch([SPEC], small, device=CPU)
     with pytest.raises(ValueError, match="enlarge them first"):
         SMALL.train_victim(SPEC, small[0], device=CPU)
-
-
-@pytest.mark.parametrize(
-    ("victim", "shape", "n_each", "per_class", "held_out", "attack", "defence", "n_runs"),
-    [
-        (LeNet5(cut=2), (1, 28, 28), 20, 20, 0, GradientInversion(), None, 2),
-        (LeNet5(cut=1), (1, 28, 28), 40, 20, 2, GradientInversion(), MixCon(), 2),
-        (LeNet5(cut=2), (3, 32, 32), 20, 2, 15, StrongInversion(), None, 2),
-        (SplitMLP(widths=(600, 500), cut=1), (3, 16, 16), 10, 8, 2, StrongInversion(), UniCon(), 1),
-        (SplitMLP(widths=(30, 30)), (1, 28, 28), 200, 10, 4, GradientInversion(), None, 1),
-    ],
-)
-def test_the_memory_estimate_is_above_what_is_alive_and_not_far_above(
-    victim: SplitNetwork,
-    shape: tuple[int, int, int],
-    n_each: int,
-    per_class: int,
-    held_out: int,
-    attack: Any,
-    defence: MixCon | UniCon | None,
-    n_runs: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """In float64, for which a CPU convolves as a GPU does, and with all runs at once."""
-    monkeypatch.setattr(split_training, "NETWORKS_ON_CPU", n_runs)
-    monkeypatch.setattr(split, "NETWORKS_ON_CPU", n_runs)
-    experiment = Inversion(
-        n_classes=2,
-        victim=victim,
-        training=SplitTraining(epochs=1, per_class=per_class),
-        held_out=held_out,
-        attack=replace(attack, n_steps=2),
-        defence=defence,
-        dtype="float64",
-    )
-    labels = (0, 1) * n_each
-    specs = [RunSpec(run=k, root_seed=0, image_ids=labels, labels=labels) for k in range(n_runs)]
-    images = torch.randint(0, 256, (n_runs, 2 * n_each, *shape), dtype=torch.uint8)
-    with LiveTensors() as live:
-        experiment.run_stack(specs, images, CPU, no_progress)
-    estimate = bytes_per_run(experiment, 2 * n_each, shape)
-    assert 1.0 <= estimate / (live.most / n_runs) < 2.8

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from recon_core.attacks.kkt.objective import KKTAttack
 from recon_core.optimisers import Optimiser
 from recon_core.victims.losses import Loss
 from recon_core.victims.network import Architecture, Conv, Network, Parameters
@@ -100,6 +102,34 @@ def planted_relu(
         active=active,
         classes=None if n_outputs == 1 else (sign > 0).long(),
     )
+
+
+PLANTED: dict[str, dict[str, Any]] = {
+    "one hidden": {"n_hidden": 1, "n_pairs": 2, "d": 12, "norm": 1.4},
+    "two hidden": {"n_hidden": 2},
+    "three hidden": {"n_hidden": 3},
+    "first-layer bias": {"n_hidden": 1, "bias": True},
+    "deep with bias": {"n_hidden": 3, "bias": True},
+    "two outputs": {"n_hidden": 1, "n_pairs": 2, "d": 12, "norm": 1.4, "n_outputs": 2},
+    "deep, two outputs": {"n_hidden": 3, "n_outputs": 2},
+    "one convolution": {"n_hidden": 1, "conv": True},
+    "convolution with bias": {"n_hidden": 2, "conv": True, "bias": True, "norm": 2.05},
+    "convolution, two outputs": {"n_hidden": 2, "conv": True, "n_outputs": 2},
+    "one convolution, two outputs": {"n_hidden": 1, "conv": True, "n_outputs": 2},
+}
+
+
+def plant(name: str, **settings: Any) -> tuple[Planted, KKTAttack, Tensor]:
+    """(network and images, an attack for them, its multipliers)."""
+    planted = planted_relu(**PLANTED[name])
+    attack = KKTAttack(
+        condition="binary" if planted.classes is None else "multiclass",
+        n_candidates=planted.x.shape[1],
+        lam_scale="none",
+        lam_min=0.1,
+        **settings,
+    )
+    return planted, attack, planted.c * attack.signs(planted.c)
 
 
 def planted_signs(signs: tuple[float, ...], *, d: int = 192) -> Planted:

@@ -21,8 +21,6 @@ from recon_core.victims.network import Architecture, Bias, Conv, Network, Parame
 from tests.recon_core.attacks.kkt import double_backprop
 from tests.recon_core.attacks.kkt.planted import STEEP, planted_relu
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 Ties = Literal["none", "rivals", "all"]
 SHAPE = (2, 3, 4)
 UNEVEN = {2: 5, 3: 7, 10: 13}

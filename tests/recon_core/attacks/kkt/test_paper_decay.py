@@ -33,8 +33,6 @@ from recon_core.victims.network import Conv, Network, Parameters
 from tests.recon_core.attacks.kkt import double_backprop
 from tests.recon_core.attacks.kkt.planted import Planted, decayed, planted_relu, planted_signs
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 FORMS: tuple[Form, ...] = ("gram", "direct")
 DECAY = 0.02
 

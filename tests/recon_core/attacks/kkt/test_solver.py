@@ -1,4 +1,4 @@
-"""The attack's loop: one by one or in a stack, weights shared or not, saves, planted points."""
+"""The attack's loop: stacks, shared weights, saves, planted points, ends, and resuming."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import itertools
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -15,15 +16,19 @@ from recon_core.attacks.kkt.objective import (
     Condition,
     KKTAttack,
     Objective,
+    Settings,
 )
-from recon_core.attacks.kkt.solver import Attacked, reconstruct
+from recon_core.attacks.kkt.solver import Attacked, AttackState, reconstruct
 from recon_core.optimisers import Optimiser
-from recon_core.victims.network import Conv, Network
+from recon_core.victims.network import Architecture, Conv, Network, Parameters
 from tests.recon_core.attacks.kkt import double_backprop
-from tests.recon_core.attacks.kkt.planted import planted_relu
+from tests.recon_core.attacks.kkt.planted import plant
 from tests.recon_core.attacks.kkt.small_attacks import (
+    ADADELTA,
+    ADAM,
     CONDITIONS,
     CPU,
+    GD,
     MOMENTUM,
     RULES,
     Q,
@@ -33,11 +38,10 @@ from tests.recon_core.attacks.kkt.small_attacks import (
     attack_with,
     different,
     problem,
+    row,
     same,
 )
 from tests.recon_core.victims.torch_nets import torch_optimiser
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize("rule", list(RULES))
@@ -168,29 +172,16 @@ def test_refuses_a_start_of_other_attacks() -> None:
         reconstruct(of, two, x, lam, attack=attack, settings=same(attack))
 
 
-PLANTED: dict[str, dict[str, Any]] = {
-    "one hidden": {"n_hidden": 1, "n_pairs": 2, "d": 12, "norm": 1.4},
-    "three hidden": {"n_hidden": 3},
-    "bias": {"n_hidden": 1, "bias": True},
-    "two outputs": {"n_hidden": 1, "n_outputs": 2},
-    "convolution": {"n_hidden": 1, "conv": True},
-    "convolution, two outputs": {"n_hidden": 1, "conv": True, "n_outputs": 2},
-}
+FOUND = (
+    *("one hidden", "three hidden", "first-layer bias", "two outputs"),
+    *("one convolution", "one convolution, two outputs"),
+)
 
 
-@pytest.mark.parametrize("name", list(PLANTED))
+@pytest.mark.parametrize("name", FOUND)
 def test_a_planted_kkt_point_is_found_from_nearby_and_not_left(name: str) -> None:
-    planted = planted_relu(**PLANTED[name])
-    attack = KKTAttack(
-        condition="binary" if planted.classes is None else "multiclass",
-        n_candidates=planted.x.shape[1],
-        lam_scale="none",
-        lam_min=0.1,
-        alpha=200.0,
-        optimiser=Optimiser(rule="gd", lr=0.02, momentum=0.9),
-        save_at=(5, 240),
-    )
-    lam = planted.c * attack.signs(planted.c)
+    momentum = Optimiser(rule="gd", lr=0.02, momentum=0.9)
+    planted, attack, lam = plant(name, alpha=200.0, optimiser=momentum, save_at=(5, 240))
     noise = torch.randn(planted.x.shape, generator=torch.Generator().manual_seed(0)).double()
 
     def run(x: Tensor, some: KKTAttack) -> Attacked:
@@ -202,7 +193,7 @@ def test_a_planted_kkt_point_is_found_from_nearby_and_not_left(name: str) -> Non
     assert float(found.residual) < 1e-9
     start = float(run(planted.x + 0.05 * noise, dataclasses.replace(attack, save_at=(1,))).residual)
     assert start > 1e-4
-    if not name.startswith("convolution"):  # there only some combinations of pixels are determined
+    if "convolution" not in name:  # there only some combinations of pixels are determined
         # lam and |x| trade off: the condition knows only their product.
         product = found.x[0, -1] * found.lam[0, :, None]
         truth = planted.x[0] * lam[0, :, None]
@@ -214,3 +205,235 @@ def test_a_planted_kkt_point_is_found_from_nearby_and_not_left(name: str) -> Non
             torch.testing.assert_close(saved, planted.x, rtol=0, atol=1e-8)
         torch.testing.assert_close(stays.lam, lam, rtol=0, atol=1e-8)
         assert float(stays.residual) < 1e-12
+
+
+def with_one_explosive(of: Architecture, which: int = 1) -> tuple[Parameters, Tensor, Tensor]:
+    parameters, x, lam = problem(of)
+    x = x.clone()
+    x[which] *= 1e200
+    return parameters, x, lam
+
+
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize("rule", list(RULES))
+def test_a_diverging_attack_leaves_and_the_others_go_on(rule: str) -> None:
+    attack = attack_with(RULES[rule], save_at=(4, 10, 25, 45))
+    of, each = architecture(), different(attack)
+    parameters, x, lam = problem(of)
+    given: dict[str, Any] = {"attack": attack, "settings": each}
+    calm = reconstruct(of, parameters, x, lam, **given)
+    wild = reconstruct(of, parameters, with_one_explosive(of)[1], lam, **given)
+    assert wild.n_iterations.tolist() == [45, 10, 45]
+    assert wild.usable().tolist() == [True, False, True]
+    assert not bool(wild.loss[1].isfinite())
+    assert not bool(wild.residual[1].isfinite())
+    assert bool(wild.x[1, 2:].isnan().all())
+    for q in (0, 2):
+        # Bit for bit while the stack was the same; to rounding in a smaller one.
+        assert torch.equal(wild.x[q, :2], calm.x[q, :2])
+        assert_near(row(wild, q), row(calm, q), 1e-12)
+
+
+@pytest.mark.parametrize("rule", list(RULES))
+def test_all_attacks_may_diverge(rule: str) -> None:
+    attack = attack_with(RULES[rule], save_at=(10, 400))
+    of, each = architecture(), different(attack)
+    parameters, x, lam = problem(of)
+    fractions: list[float] = []
+    states: list[AttackState] = []
+
+    def run(state: AttackState | None = None) -> Attacked:
+        return reconstruct(
+            of,
+            parameters,
+            x * 1e200,
+            lam,
+            attack=attack,
+            settings=each,
+            progress=fractions.append,
+            state=state,
+            on_state=states.append,
+            state_every=100,
+        )
+
+    whole = run()
+    assert whole.n_iterations.tolist() == [100] * Q
+    assert not bool(whole.usable().any())
+    assert bool(whole.x[:, 1].isnan().all())
+    assert fractions[-1] == 1.0
+    assert [state.iteration for state in states] == [100], "nothing is left to go on with"
+    assert len(states[0].running) == 0
+    assert_same(run(states[0]), whole)
+
+
+@pytest.mark.usefixtures("often")
+def test_a_loss_that_stays_high_stops_an_attack() -> None:
+    free = dataclasses.replace(attack_with(save_at=(20, 25, 45)), stop_after=21)
+    of, each = architecture(), same(free)
+    each.lr[1], each.lam_lr[1] = 1e-9, 1e-9
+    parameters, x, lam = problem(of)
+    calm = reconstruct(of, parameters, x, lam, attack=free, settings=each)
+    relative = calm.loss / parameters.squared_norm()
+    limit = float(relative[1]) * 0.99
+    assert bool((relative[[0, 2]] < limit).all())
+    strict = dataclasses.replace(free, stop_above=limit)
+    attacked = reconstruct(of, parameters, x, lam, attack=strict, settings=each)
+    assert calm.n_iterations.tolist() == [45, 45, 45]
+    assert attacked.n_iterations.tolist() == [45, 30, 45]
+    assert attacked.usable().tolist() == [True, False, True]
+    assert torch.equal(attacked.x[1, :2], calm.x[1, :2]), "what it reached is kept"
+    assert bool(attacked.x[1, 2].isnan().all())
+    assert float(attacked.loss[1]) > limit * float(parameters.squared_norm()[1])
+    assert bool(attacked.residual.isfinite().all())
+    for q in (0, 2):
+        assert_near(row(attacked, q), row(calm, q), 1e-12)
+
+
+@pytest.mark.usefixtures("often")
+def test_the_limit_is_relative_to_the_attacks_own_victim() -> None:
+    # Attack 0, whose victim is much larger than the others, has left when the limit is looked at.
+    still = Optimiser(rule="gd", lr=1e-12)
+    free = dataclasses.replace(attack_with(still, save_at=(10, 30)), stop_after=20)
+    of, each = architecture(), same(free)
+    parameters, x, lam = with_one_explosive(of, which=0)
+    larger = parameters.map(lambda t: torch.cat([100 * t[:1], t[1:]]))
+    lam[1] *= 30
+    calm = reconstruct(of, larger, x, lam, attack=free, settings=each)
+    assert calm.n_iterations.tolist() == [10, 30, 30]
+    relative = calm.loss / larger.squared_norm()
+    limit = float(relative[1]) / 2
+    assert float(relative[2]) < limit / 10
+    strict = dataclasses.replace(free, stop_above=limit)
+    attacked = reconstruct(of, larger, x, lam, attack=strict, settings=each)
+    assert attacked.n_iterations.tolist() == [10, 20, 30]
+
+
+def test_an_attack_whose_multipliers_overflow_last_is_not_usable() -> None:
+    of, attack = architecture(), attack_with(GD, save_at=(1, 2))
+    parameters, x, lam = problem(of)
+    each = same(attack)
+    each.lam_min[1], each.lam_lr[1] = 1e300, 0.0
+    calm = reconstruct(of, parameters, x, lam, attack=attack, settings=each)
+    assert calm.usable().tolist() == [True] * Q
+    each.lam_lr[1] = 1e300
+    one_step = dataclasses.replace(attack, save_at=(1,))
+    attacked = reconstruct(of, parameters, x, lam, attack=one_step, settings=each)
+    assert bool(attacked.x.isfinite().all())
+    assert not bool(attacked.lam[1].isfinite().any())
+    assert attacked.usable().tolist() == [True, False, True]
+
+
+@pytest.mark.usefixtures("often")
+def test_a_judge_is_asked_from_stop_after_on_about_those_that_run() -> None:
+    attack = dataclasses.replace(attack_with(save_at=(10, 30, 45)), stop_after=20)
+    of = architecture()
+    parameters, x, lam = problem(of)
+    asked: list[tuple[int, list[int]]] = []
+    seen: dict[tuple[int, int], Tensor] = {}
+
+    def judge(iteration: int, candidates: Tensor, attacks: Tensor) -> Tensor:
+        asked.append((iteration, attacks.tolist()))
+        for which, value in zip(attacks.tolist(), candidates, strict=True):
+            seen[iteration, which] = value.clone()
+        if iteration == 20:
+            return attacks == 0
+        return (attacks == 2) & (iteration == 40)
+
+    attacked = reconstruct(
+        of, parameters, x, lam, attack=attack, settings=same(attack), judge=judge
+    )
+    assert asked == [(20, [0, 1, 2]), (30, [1, 2]), (40, [1, 2]), (45, [1])]
+    assert attacked.n_iterations.tolist() == [20, 45, 40]
+    assert attacked.usable().tolist() == [False, True, False]
+    assert torch.equal(seen[30, 2], attacked.x[2, 1])
+    assert torch.equal(seen[45, 1], attacked.x[1, 2])
+    nan = attacked.x.isnan().flatten(2).all(2)
+    assert nan.tolist() == [[False, True, True], [False] * 3, [False, False, True]]
+    everyone = reconstruct(of, parameters, x, lam, attack=attack, settings=same(attack))
+    assert_near(row(attacked, 1), row(everyone, 1), 1e-12)
+    assert torch.equal(attacked.x[0, 0], everyone.x[0, 0])
+
+
+def through_bytes(state: AttackState) -> AttackState:
+    data = safetensors.torch.save(state.tensors())
+    return AttackState.from_tensors(safetensors.torch.load(data), CPU)
+
+
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize(
+    ("rule", "dtype"),
+    [*((rule, torch.float32) for rule in RULES), ("adadelta", torch.float64)],
+)
+def test_resumes_from_every_state_bit_for_bit(rule: str, dtype: torch.dtype) -> None:
+    attack = dataclasses.replace(attack_with(RULES[rule], save_at=(4, 25, 45)), stop_after=20)
+    of, each = architecture(), different(attack)
+    parameters, x, lam = problem(of, dtype=dtype)
+    x[1] *= 1e30 if dtype == torch.float32 else 1e200
+    x[2] *= 9  # outside the box
+    each.lam_min[1] = 0.2
+
+    def judge(iteration: int, _candidates: Tensor, attacks: Tensor) -> Tensor:
+        return (attacks == 0) & (iteration >= 30)
+
+    given: dict[str, Any] = {"attack": attack, "settings": each, "judge": judge}
+    states: list[AttackState] = []
+    keep = {"on_state": states.append, "state_every": 5}
+    whole = reconstruct(of, parameters, x, lam, **given, **keep)
+    assert whole.n_iterations.tolist() == [30, 10, 45]
+    assert [state.iteration for state in states] == list(range(5, 46, 5))
+    assert {tuple(state.running.tolist()) for state in states} == {(0, 1, 2), (0, 2), (2,)}
+    assert_same(whole, reconstruct(of, parameters, x, lam, **given))
+    for state in states:
+        before = state.tensors()
+        again = reconstruct(of, parameters, x, lam, state=through_bytes(state), **given)
+        assert_same(again, whole)
+        for name, value in state.tensors().items():
+            torch.testing.assert_close(value, before[name], rtol=0, atol=0, equal_nan=True)
+    assert_same(reconstruct(of, parameters, x, lam, state=states[3], **given), whole)
+
+
+def some_state(attack: KKTAttack) -> AttackState:
+    parameters, x, lam = problem(architecture())
+    states: list[AttackState] = []
+    reconstruct(
+        architecture(),
+        parameters,
+        x,
+        lam,
+        attack=attack,
+        settings=same(attack),
+        on_state=states.append,
+        state_every=5,
+    )
+    return states[0]
+
+
+def test_refuses_a_state_that_is_not_its_own() -> None:
+    attack = attack_with(GD, save_at=(5, 10))
+    state = some_state(attack)
+    parameters, x, lam = problem(architecture(), n_runs=1)
+
+    def resume(other: KKTAttack, each: Settings) -> Attacked:
+        return reconstruct(
+            architecture(), parameters, x, lam, attack=other, settings=each, state=state
+        )
+
+    with pytest.raises(ValueError, match=r"a state of .* \(3, 2, 6, 12\) do not go .*\(3, 1, 6,"):
+        resume(dataclasses.replace(attack, save_at=(10,)), same(attack))
+    with pytest.raises(ValueError, match=r"a state of .* \(3, 2, 6, 12\) do not go .*\(2, 2, 6,"):
+        resume(attack, same(attack, 2))
+    for rule in (MOMENTUM, ADADELTA, ADAM):
+        with pytest.raises(ValueError, match="resume with the settings"):
+            resume(dataclasses.replace(attack, optimiser=rule), same(attack))
+    named = state.tensors()
+    for name in ("x", "iteration", "saved"):
+        rest = {key: value for key, value in named.items() if key != name}
+        with pytest.raises(ValueError, match=f"not the state of an attack: {name} missing"):
+            AttackState.from_tensors(rest, CPU)
+    adadelta = attack_with(ADADELTA, save_at=(5, 10))
+    named = some_state(adadelta).tensors()
+    for name in ("moments.x.0", "moments.x.1", "moments.lam.0"):
+        rest = {key: value for key, value in named.items() if key != name}
+        state = AttackState.from_tensors(rest, CPU)
+        with pytest.raises(ValueError, match="resume with the settings"):
+            resume(adadelta, same(adadelta))

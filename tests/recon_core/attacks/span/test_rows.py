@@ -16,7 +16,7 @@ from recon_core.attacks.span.subspace import Subspace
 from recon_core.optimisers import Optimiser
 from recon_core.victims.network import Network, Parameters
 from recon_core.victims.training import Trained, Training, first_gradient, train
-from tests.recon_core.drawing import generator
+from tests.recon_core.drawing import generator, refuses
 from tests.recon_core.tiles import photograph_tiles
 
 SHAPE, WIDTH, N = (3, 16, 16), 60, 30
@@ -203,9 +203,6 @@ def test_training_keeps_what_its_optimiser_remembers(
 
 def test_rows_that_do_not_belong_together_are_refused() -> None:
     rows = SpanRows(torch.ones(4, 6))
-    with pytest.raises(ValueError, match="rows of 2 kinds cannot be joined"):
-        joined([rows, replace(rows, source="state")])
-    with pytest.raises(ValueError, match="rows of 0 kinds"):
-        joined([])
-    with pytest.raises(ValueError, match=r"start='known' with source='state'"):
-        SpanAttack(source="state", start="known")
+    refuses("rows of 2 kinds cannot be joined", joined, [rows, replace(rows, source="state")])
+    refuses("rows of 0 kinds", joined, [])
+    refuses(r"start='known' with source='state'", SpanAttack, source="state", start="known")
