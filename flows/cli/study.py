@@ -149,7 +149,6 @@ def show_costs(kind: StudyKind[Any, Any], made: Any, store: Path, computed: Comp
     """Every part with its estimates, and the sums."""
     from tasks.campaign.state import age_text
     from tasks.devices import resolve_device, usable_cores
-    from tasks.study.cost import total
 
     where = resolve_device(computed.device)
     plan = kind.plan(made, store, where)
@@ -163,14 +162,16 @@ def show_costs(kind: StudyKind[Any, Any], made: Any, store: Path, computed: Comp
         disk = {"disk": size_text(cost.disk_bytes)}
         rows.append({kind.unit: cost.name, **cost.counts, **seconds, **memory, **disk})
     _show_table(rows, numbers=True)
-    sums, n = total(costs), computed.n_workers or (1 if where != "cpu" else usable_cores())
+    work, disk_bytes = (sum(getattr(c, of) for c in costs) for of in ("seconds", "disk_bytes"))
+    n = computed.n_workers or (1 if where != "cpu" else usable_cores())
     longest = max(cost.seconds for cost in costs) if kind.whole_units else 0.0
-    memory_text = f"{size_text(sums['memory_bytes'])} of memory per worker at most, "
+    memory_bytes = max(cost.memory_bytes or 0 for cost in costs)
+    memory_text = f"{size_text(memory_bytes)} of memory per worker at most, "
     out.print(
         f"{kind.planned(plan)}: {'at most ' if kind.whole_units else ''}about "
-        f"{age_text(sums['seconds'])} of work on {where}, "
-        f"{age_text(max(longest, sums['seconds'] / n))} on {n} workers; "
-        f"{memory_text if sums['memory_bytes'] else ''}{size_text(sums['disk_bytes'])} of disk. "
+        f"{age_text(work)} of work on {where}, "
+        f"{age_text(max(longest, work / n))} on {n} workers; "
+        f"{memory_text if memory_bytes else ''}{size_text(disk_bytes)} of disk. "
         "Speed was measured on this machine just now."
     )
 

@@ -23,7 +23,7 @@ from recon_core.types import Progress, no_progress
 from recon_core.victims.backprop import Inputs, Span, SpanSwitch, uses_span
 from recon_core.victims.losses import Loss
 from recon_core.victims.network import Architecture, Parameters
-from recon_core.victims.separability import Defence, feature_defence
+from recon_core.victims.separability import MixCon, feature_defence
 from recon_core.victims.stack import Problem, Stack
 
 REPORTS = 50
@@ -105,16 +105,14 @@ def train(
     generators: Sequence[torch.Generator] | None = None,
     progress: Progress = no_progress,
     graphs: bool = True,
-    defence: Defence | None = None,
+    defence: MixCon | None = None,
     defence_layer: int | None = None,
-    all_pairs: bool = False,
 ) -> Trained:
     """Trained copies of R victims, on images `x` with labels `y` as `training.loss` wants them.
 
     `generators`, one per victim, on the CPU, draw the order of minibatches and are advanced.
     `graphs`: CUDA graphs, on a GPU. `defence`: on the hidden layer with that number from 1, by
-    default the last; with `all_pairs` on every two images of different classes. Raises ValueError
-    for arguments that do not fit together.
+    default the last. Raises ValueError for arguments that do not fit together.
     """
     check_victims(architecture, parameters, x)
     training.loss.check(y, architecture.n_outputs)
@@ -135,9 +133,7 @@ def train(
         optimiser=training.optimiser,
         weight_decay=training.weight_decay,
         batch_size=min(training.batch_size or x.shape[1], x.shape[1]),
-        defence=feature_defence(
-            architecture, y, defence, defence_layer, training.batch_size, all_pairs=all_pairs
-        ),
+        defence=feature_defence(architecture, y, defence, defence_layer, training.batch_size),
     )
     course = _Course(problem, x, training, generators or (), graphs=graphs)
     report_every = max(1, training.epochs // REPORTS)

@@ -8,9 +8,9 @@ a decoy that is a training image elsewhere. If nothing leaks the two cannot be t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,7 +30,7 @@ from tasks.audit.attacks import AnyAttack, AttackJob
 from tasks.audit.recipe import VictimRecipe, noise_multiplier_of
 from tasks.audit.settings import FEWEST, RECONSTRUCTION, AttackName, Audit, Cell
 from tasks.audit.victims import Pictures, VictimsJob
-from tasks.study.cost import Cost, seconds_of
+from tasks.study.cost import Cost, in_full
 from tasks.study.executor import Unit
 from tasks.study.products import Arrays, Folder, content_of
 
@@ -44,8 +44,6 @@ NO_STATE = "its optimiser keeps no average of gradients, as Adam and SGD with mo
 ALONE = "weights are given away alone, without the optimiser's state"
 TRAINING = "train "
 BYTES = 4
-TIMED_S = 0.2
-"""Seconds that are timed of a training or an attack, at least."""
 NO_CLASSIFIER = "it is an attack on classifiers, and this is an autoencoder"
 
 
@@ -348,7 +346,7 @@ def _cost(plan: AuditPlan, cell: Cell, known: dict[Any, float]) -> Cost:
             short = replace(recipe, autoencoder=replace(coder, training=few))
         victims.update(replace(job, recipe=short, networks_of="").make(no_progress)[0])
 
-    train_s = _in_full(train, n_epochs if is_trained else 1)
+    train_s = in_full(train, n_epochs if is_trained else 1)
     if plan.trained_by[cell.number] != cell.number:
         train_s /= 2  # the student alone
     seconds: dict[AttackName, float] = {}
@@ -364,7 +362,7 @@ def _cost(plan: AuditPlan, cell: Cell, known: dict[Any, float]) -> Cost:
             replace(one, attack=_shortened(one.attack, n)).scored(victims, no_progress)
 
         if key not in known:
-            known[key] = _in_full(run, n_steps)
+            known[key] = in_full(run, n_steps)
         seconds[name] = known[key]
     weights = 2 * BYTES * job.architecture.n_parameters  # and the start
     if coder is not None:
@@ -379,18 +377,6 @@ def _cost(plan: AuditPlan, cell: Cell, known: dict[Any, float]) -> Cost:
         },
         disk_bytes=int(n_victims * (weights + pictures)),
     )
-
-
-def _in_full(work: Callable[[int], object], n: int) -> float:
-    """Seconds of n steps of some work, by a line through two shorter ones."""
-    work(1)  # whatever is done for the first time takes longer
-    n_few = n_more = min(n, 2)
-    few_s = more_s = seconds_of(partial(work, n_few))
-    while n_more < n and more_s - few_s < TIMED_S:
-        n_more = min(n, 4 * n_more)
-        more_s = seconds_of(partial(work, n_more))
-    step_s = max(0.0, more_s - few_s) / max(1, n_more - n_few)
-    return more_s + (n - n_more) * step_s
 
 
 def _shortened(attack: AnyAttack, n: int) -> AnyAttack:

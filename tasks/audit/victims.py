@@ -244,7 +244,7 @@ class VictimsJob(Job):
         else:
             trained = train(
                 self.architecture, start, x, y, training=recipe.training, generators=drawn,
-                progress=progress, defence=recipe.mixcon, defence_layer=recipe.cut, all_pairs=True,
+                progress=progress, defence=recipe.mixcon, defence_layer=recipe.cut,
             )  # fmt: skip
         rows: list[SpanRows] = []  # what the optimiser remembers of the first layer
         if trained.averages and recipe.victim.conv is None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import torch
+
+TIMED_S = 0.2
+"""Seconds that are timed of a training or an attack, at least."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,15 +29,6 @@ class Cost:
         return sum(self.seconds_of.values())
 
 
-def total(costs: Sequence[Cost]) -> dict[str, Any]:
-    """Sums over parts of seconds and disk; the largest memory."""
-    return {
-        "seconds": sum(cost.seconds for cost in costs),
-        "memory_bytes": max(cost.memory_bytes or 0 for cost in costs),
-        "disk_bytes": sum(cost.disk_bytes for cost in costs),
-    }
-
-
 def seconds_of(work: Callable[[], object], *, times: int = 1) -> float:
     """Seconds of some work on this machine or its GPU; of several times the fastest."""
     spent = []
@@ -45,3 +39,15 @@ def seconds_of(work: Callable[[], object], *, times: int = 1) -> float:
             torch.cuda.synchronize()
         spent.append(time.perf_counter() - started)
     return min(spent)
+
+
+def in_full(work: Callable[[int], object], n: int) -> float:
+    """Seconds of n steps of some work, by a line through two shorter ones."""
+    work(1)  # whatever is done for the first time takes longer
+    n_few = n_more = min(n, 2)
+    few_s = more_s = seconds_of(partial(work, n_few))
+    while n_more < n and more_s - few_s < TIMED_S:
+        n_more = min(n, 4 * n_more)
+        more_s = seconds_of(partial(work, n_more))
+    step_s = max(0.0, more_s - few_s) / max(1, n_more - n_few)
+    return more_s + (n - n_more) * step_s

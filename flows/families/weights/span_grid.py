@@ -30,7 +30,7 @@ from recon_core.victims.losses import Kind, Loss
 from recon_core.victims.network import Bias, Network, Released
 from recon_core.victims.training import Training
 from tasks.evaluation.settings import Evaluation
-from tasks.families.weights.study.settings import Axis, Cell, Study, Value, attack_operations
+from tasks.families.weights.study.settings import Axis, Cell, Shape, Study, Value
 
 BASE: dict[str, Value] = {
     "images": 100, "ratio": 2.0, "start": "small, unknown", "rule": "gradient descent",
@@ -209,5 +209,16 @@ def _experiment(scale: Scale, at: dict[str, Value], attack: str) -> KKT:
     shape, alone = (3, SIDE, SIDE), replace(separation, sources="independent")
     of_span = separation_operations(alone, n_directions, shape)
     wanted = MARGIN * SLOW_RULES.get(rule, 1.0) * USUAL_ITERATIONS * of_span
-    n_iterations = 10 * round(wanted / attack_operations(made, shape) / 10)
+    n_iterations = 10 * round(wanted / search_operations(made, shape) / 10)
     return replace(made, attack=replace(kkt, save_at=(max(100 if n > 50 else 800, n_iterations),)))
+
+
+def search_operations(experiment: KKT, shape: Shape) -> int:
+    """Operations of an iteration of a search with m candidates over P weights: 6 m P + 2 m^2 (d +
+    2 sum h), the Gram form of `recon_core.attacks.kkt.stationarity`."""
+    architecture, attack = experiment.victim.on(shape, experiment.n_outputs), experiment.attack
+    assert isinstance(attack, KKTAttack)
+    m, widths = attack.n_candidates, architecture.network.widths
+    first, *rest = (fan_in * fan_out for fan_in, fan_out in architecture.layer_sizes)
+    products = first * architecture.n_positions + sum(rest)
+    return 6 * m * products + 2 * m**2 * (architecture.d + 2 * sum(widths))

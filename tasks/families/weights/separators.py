@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 
 from recon_core.attacks.span.learning import Mixtures, is_mirrored, learn
@@ -110,7 +112,14 @@ def train_separator(job: SeparatorJob, out: Path, *, device: str, advance: Advan
     card = _card(job, seen)
     mixtures = Mixtures(seen.to(device), card, seed=job.seed)
     if job.n_steps is None:
-        seconds = _seconds_per_step(mixtures, card)
+        times: list[float] = []  # of steps whose outcome is thrown away
+        learn(
+            mixtures,
+            replace(card, n_steps=WARM + TIMED),
+            batch=_batch(card, device),
+            report=lambda *_facts: times.append(time.perf_counter()),
+        )
+        seconds = (times[-1] - times[WARM - 1]) / TIMED
         card = replace(card, n_steps=max(TIMED, round(60 * job.minutes / seconds)))
     tries = {round(card.n_steps * (i + 1) / TRIALS) for i in range(TRIALS - 1)}
     note = "not tried yet"
@@ -133,7 +142,7 @@ def train_separator(job: SeparatorJob, out: Path, *, device: str, advance: Advan
     alone, spread = learned.alone_and_spread(seen_held)
     card = replace(card, alone=alone, spread=spread, separated=tuple(rows))
     learned = replace(learned, card=card)
-    write_separator(learned, out)
+    write_file(out, save(*packed(learned)))
     return learned.card
 
 
@@ -162,18 +171,6 @@ def _batch(card: Card, device: str) -> int:
     return 512 if device.startswith("cuda") and not card.widths else 96
 
 
-def _seconds_per_step(mixtures: Mixtures, card: Card) -> float:
-    """Seconds of a step on this machine; what is learned meanwhile is thrown away."""
-    times = []
-    learn(
-        mixtures,
-        replace(card, n_steps=WARM + TIMED),
-        batch=_batch(card, mixtures.pictures.device.type),
-        report=lambda *_facts: times.append(time.perf_counter()),
-    )
-    return (times[-1] - times[WARM - 1]) / TIMED
-
-
 def _identified(held: Float[Tensor, "n c h w"], n: int, separator: Separator | None) -> int:
     """Pictures that are identified of n in a span that is known exactly, by plain filters without
     a separator."""
@@ -192,13 +189,6 @@ def _identified(held: Float[Tensor, "n c h w"], n: int, separator: Separator | N
     return int(identified(scores, row, torch.ones(n, dtype=torch.bool)).sum())
 
 
-def write_separator(separator: Separator, out: Path) -> None:
-    """Writes a separator's file whole or not at all."""
-    from safetensors.torch import save
-
-    write_file(out, save(*packed(separator)))
-
-
 def given_separator(attack: object) -> tuple[Separator, str] | None:
     """The separator of a span attack that names a file, and its hash; None for others."""
     if not isinstance(attack, SpanAttack) or attack.separator in ("auto", *SHIPPED):
@@ -209,9 +199,6 @@ def given_separator(attack: object) -> tuple[Separator, str] | None:
 def read_separator(path: Path) -> tuple[Separator, str]:
     """(the separator in a file, "sha256:..." of the file). Raises WeightsError with the option's
     name for a file that is none, is damaged, or has other numbers than its card says."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load
-
     try:
         check_weights_file(path)
         content = path.read_bytes()

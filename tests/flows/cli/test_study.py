@@ -16,9 +16,6 @@ from flows.cli.main import app
 from flows.families.weights.study import GRID_NAMES
 from flows.study import STUDIES, kind_of, study
 from tasks.families.weights.study.figure_specs import describe_figures, kernels_of
-from tasks.families.weights.study.settings import (
-    Pace,
-)
 
 RUN = CliRunner()
 TINY = {
@@ -83,9 +80,6 @@ def test_some_cells_of_a_study(tmp_path: Path) -> None:
         study("multiclass", "cpu", only="7 classes")
 
 
-PACE = Pace(epoch_s=1e-3, training_rate=1e9, iteration_s=2e-3, attack_rate=2e9)
-
-
 TIME = r"[\d.]+ (s|min)"
 
 
@@ -111,9 +105,8 @@ def test_every_study_is_listed_with_its_sizes() -> None:
     ],
 )  # fmt: skip
 def test_a_dry_run_says_what_it_would_take_and_makes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str
+    tmp_path: Path, words: list[str], said: str
 ) -> None:
-    monkeypatch.setattr("tasks.families.weights.study.settings.measured_pace", lambda _device: PACE)
     store = tmp_path / "study"
     asked = ["--store", str(store), "--workers", "1", "--device", "cpu", "--dry-run"]
     done = RUN.invoke(app, ["study", *words, *asked])

@@ -1,4 +1,4 @@
-"""MixCon and UniCon in the training of classifiers: gradients, effects, and what is refused."""
+"""MixCon in the training of classifiers: gradients, effects, and what is refused."""
 
 from __future__ import annotations
 
@@ -13,13 +13,10 @@ from recon_core.optimisers import Optimiser
 from recon_core.victims.losses import Loss
 from recon_core.victims.network import Architecture, Conv, Parameters
 from recon_core.victims.separability import (
-    Defence,
     MixCon,
-    UniCon,
     defence_gradient,
+    feature_defence,
     mixcon,
-    tuples_of,
-    unicon,
 )
 from recon_core.victims.training import Trained, Training, train
 from tests.recon_core.victims.small_victims import (
@@ -35,76 +32,59 @@ from tests.recon_core.victims.small_victims import (
 from tests.recon_core.victims.torch_nets import torch_loss, torch_net
 
 STEP = Optimiser(rule="gd")
-DEFENCES: dict[str, Defence] = {
+DEFENCES = {
     "mixcon": MixCon(lam=0.7, beta=0.01),
     "mixcon, cut off": MixCon(lam=0.7, beta=1.0, eps=0.9),
     "mixcon of h itself": MixCon(lam=0.7, beta=0.01, normalise=False),
-    "unicon": UniCon(lam=0.7),
-    "unicon of h itself": UniCon(lam=0.7, normalise=False),
 }
 
 
-def penalty(defence: Defence, h: Tensor) -> Tensor:
-    """The loss of each network from `separability`; h (r, p, k, m)."""
-    if isinstance(defence, UniCon):
-        return unicon(h, normalise=defence.normalise)
-    beta = torch.full((len(h),), defence.beta, dtype=h.dtype)
-    return mixcon(h, beta, normalise=defence.normalise, eps=defence.eps)
+def penalty(defence: MixCon, h: Tensor, classes: Tensor) -> Tensor:
+    """The mean of eq. 1 over all pairs of images (n, m) of different classes, by `mixcon`."""
+    first, second = (classes[:, None] != classes).triu().nonzero().unbind(1)
+    pairs = torch.stack([h[first], h[second]], 1)[None]
+    beta = torch.full((1,), defence.beta, dtype=h.dtype)
+    return mixcon(pairs, beta, normalise=defence.normalise, eps=defence.eps)[0]
 
 
 @pytest.mark.parametrize("n_classes", [2, 5])
 @pytest.mark.parametrize("case", DEFENCES)
 def test_the_gradient_is_that_of_the_loss(case: str, n_classes: int) -> None:
+    """Also where classes are of different sizes."""
     generator = torch.Generator().manual_seed(0)
-    h = torch.randn(3, 4, n_classes, 6, generator=generator, dtype=torch.float64).relu()
-    h[0, 1, 0] = 0.0  # a ReLU layer can be all 0
-    h[2, 0] *= 1e-9
+    h = torch.randn(3, 17, 6, generator=generator, dtype=torch.float64).relu()
+    h[0, 1] = 0.0  # a ReLU layer can be all 0
+    h[2, :4] *= 1e-9
+    classes = torch.arange(17) % n_classes
+    classes = torch.stack([classes, classes.flip(0), (classes * classes) % n_classes])
     leaf = h.clone().requires_grad_()
-    (expected,) = torch.autograd.grad(penalty(DEFENCES[case], leaf).sum(), leaf)
+    total = sum(penalty(DEFENCES[case], *own) for own in zip(leaf, classes, strict=True))
+    (expected,) = torch.autograd.grad(total, leaf)  # type: ignore[arg-type]
     norms = h.norm(dim=-1, keepdim=True)
     scale = torch.where(norms > 0, norms, 1)  # the gradient is as large as a feature is small
-    ours = defence_gradient(DEFENCES[case], h)
+    ours = defence_gradient(DEFENCES[case], h, classes[:, :, None] != classes[:, None])
     torch.testing.assert_close(ours * scale, expected * scale, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("normalise", [True, False])
-def test_the_gradient_of_all_pairs_is_that_of_the_mean_over_them(normalise: bool) -> None:
-    generator = torch.Generator().manual_seed(0)
-    h = torch.randn(2, 7, 6, generator=generator, dtype=torch.float64).relu() + 0.1
-    classes = torch.tensor([[0, 1, 0, 2, 1, 1, 0], [2, 2, 0, 1, 0, 1, 2]])
-    defence = MixCon(beta=1e-2, normalise=normalise)
-    leaf = h.clone().requires_grad_()
-    u = torch.nn.functional.normalize(leaf, dim=2) if normalise else leaf
-    total = leaf.new_zeros(())
-    for own, kinds in zip(u, classes, strict=True):
-        pairs = [(a, b) for a in range(7) for b in range(7) if kinds[a] != kinds[b]]
-        costs = [(own[a] - own[b]).square().sum() for a, b in pairs]
-        total = total + torch.stack([d + defence.beta / d for d in costs]).mean()
-    (expected,) = torch.autograd.grad(total, leaf)
-    across = (classes.unsqueeze(1) != classes.unsqueeze(2)).unsqueeze(1)
-    ours = defence_gradient(defence, h.unsqueeze(1), across).squeeze(1)
-    torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-12)
 
 
 def test_where_distances_are_cut_off_there_is_no_gradient() -> None:
     """Features that have collapsed, or are further apart than 1 / eps."""
-    u = torch.nn.functional.normalize(torch.rand(1, 1, 1, 5, dtype=torch.float64), dim=3)
-    collapsed = u.expand(1, 3, 2, 5) + 1e-6 * torch.rand(1, 3, 2, 5, dtype=torch.float64)
-    assert not bool(defence_gradient(MixCon(eps=1e-8), collapsed).any())
-    assert bool(defence_gradient(MixCon(eps=1e-13), collapsed).any())
-    apart = torch.tensor([[[[3.0, 0.0], [0.0, 0.0]]]], dtype=torch.float64)
+    across = ~torch.eye(2, dtype=torch.bool)[None]
+    u = torch.nn.functional.normalize(torch.rand(1, 1, 5, dtype=torch.float64), dim=2)
+    collapsed = u.expand(1, 2, 5) + 1e-6 * torch.rand(1, 2, 5, dtype=torch.float64)
+    assert not bool(defence_gradient(MixCon(eps=1e-8), collapsed, across).any())
+    assert bool(defence_gradient(MixCon(eps=1e-13), collapsed, across).any())
+    apart = torch.tensor([[[3.0, 0.0], [0.0, 0.0]]], dtype=torch.float64)
     for eps, moves in ((0.2, False), (0.1, True)):
         defence = MixCon(beta=1.0, eps=eps, normalise=False)
-        assert bool(defence_gradient(defence, apart).any()) == moves
+        assert bool(defence_gradient(defence, apart, across).any()) == moves
 
 
 def torch_step(
     arch: Architecture, parameters: Parameters, x: Tensor, y: Tensor, loss: Loss,
-    defence: Defence, layer: int,
+    defence: MixCon, layer: int,
 ) -> list[Tensor]:  # fmt: skip
     """The gradient of the whole of it by autograd through torch's own layers."""
     stacks = []
-    n_classes = max(2, arch.n_outputs)
     for row in range(len(x)):
         net = torch_net(arch, parameters, row)
         # The activation of hidden layer `layer`: a convolution has a Flatten behind its own.
@@ -116,10 +96,8 @@ def torch_step(
             if behind:
                 found.append(a.flatten(1))
         classes = y[row] if arch.n_outputs > 1 else (y[row] > 0).long()
-        members = [(classes == c).nonzero().flatten() for c in range(n_classes)]
-        p = min(map(len, members))
-        h = torch.stack([found[layer - 1][rows[:p]] for rows in members], 1)
-        total = torch_loss(loss, a, y[row]) + defence.lam * penalty(defence, h[None])[0]
+        extra = penalty(defence, found[layer - 1], classes)
+        total = torch_loss(loss, a, y[row]) + defence.lam * extra
         stacks.append(torch.autograd.grad(total, list(net.parameters())))
     return [
         torch.stack(gradients).view_as(tensor)
@@ -130,19 +108,18 @@ def torch_step(
 @pytest.mark.parametrize("kind", ["bce", "ce", "huber"])
 @pytest.mark.parametrize("activation", ["relu", "leaky_relu", "gelu"])
 @pytest.mark.parametrize("conv", [None, Conv(kernel=3, channels=3)], ids=["dense", "conv"])
-@pytest.mark.parametrize("case", ["mixcon", "unicon of h itself"])
 def test_a_step_is_the_gradient_of_both_losses(
-    case: str, conv: Conv | None, activation: str, kind: str
+    conv: Conv | None, activation: str, kind: str
 ) -> None:
     """With gradient descent at rate 1, one epoch moves the weights by the gradient. Every victim
-    has its labels, and so its tuples, in another order."""
+    has its labels, and so its pairs, in another order."""
     loss = Loss(kind=kind)  # type: ignore[arg-type]
     n_outputs = 3 if kind == "ce" else 1
     arch = architecture(n_outputs, bias="all", activation=activation, conv=conv)
     parameters, (x, y) = victims(arch), data(n_outputs)
     y = torch.stack([y[0], y[1].flip(0), y[2].sort().values])
     training = Training(epochs=1, optimiser=STEP, loss=loss)
-    defence, n_hidden = DEFENCES[case], arch.n_layers - 1
+    defence, n_hidden = DEFENCES["mixcon"], arch.n_layers - 1
     plain = train(arch, parameters, x, y, training=training).parameters
     for layer in range(1, n_hidden + 1):
         trained = train(
@@ -160,18 +137,15 @@ def test_a_step_is_the_gradient_of_both_losses(
     assert torch.equal(last.weights[0], trained.weights[0]), "the last layer is the default"
 
 
-@pytest.mark.parametrize("case", ["mixcon", "unicon"])
 @pytest.mark.parametrize("conv", [None, Conv(kernel=3, channels=3)], ids=["dense", "conv"])
-def test_lam_of_0_is_no_defence_bit_for_bit(case: str, conv: Conv | None) -> None:
+def test_lam_of_0_is_no_defence_bit_for_bit(conv: Conv | None) -> None:
     arch = architecture(conv=conv)
     parameters, (x, y) = victims(arch, torch.float32), data(dtype=torch.float32)
     training = Training(epochs=30)
     plain = train(arch, parameters, x, y, training=training)
-    none = train(
-        arch, parameters, x, y, training=training, defence=replace(DEFENCES[case], lam=0.0)
-    )
+    none = train(arch, parameters, x, y, training=training, defence=MixCon(lam=0.0))
     assert_same(plain, none)
-    some = train(arch, parameters, x, y, training=training, defence=DEFENCES[case])
+    some = train(arch, parameters, x, y, training=training, defence=MixCon())
     assert not torch.equal(plain.parameters.weights[0], some.parameters.weights[0])
 
 
@@ -196,7 +170,7 @@ def test_defended_victims_go_on_as_they_are_alone_after_others_have_left() -> No
 
     whole = trained()
     assert whole.diverged.tolist() == [False, True, False]
-    # Each is, to rounding, what it is alone: tuples stay with their victim when another leaves.
+    # Each is, to rounding, what it is alone: pairs stay with their victim when another leaves.
     for row in (0, 2):
         alone = trained(slice(row, row + 1)).parameters
         for stack, single in zip(of(whole, row).tensors(), alone.tensors(), strict=True):
@@ -218,26 +192,13 @@ def test_on_a_gpu_alone_and_as_a_graph(case: str, graphs: bool) -> None:
 
 def test_nothing_in_a_step_looks_at_a_number() -> None:
     """Else a CUDA graph could not hold it: on meta tensors there are no numbers to look at."""
-    h = torch.empty(2, 4, 3, 5, dtype=torch.float64, device="meta")
+    h = torch.empty(2, 4, 5, dtype=torch.float64, device="meta")
+    across = torch.empty(2, 4, 4, dtype=torch.bool, device="meta")
     for defence in DEFENCES.values():
-        assert defence_gradient(defence, h).shape == h.shape
+        assert defence_gradient(defence, h, across).shape == h.shape
 
 
-@pytest.mark.parametrize(
-    ("defence", "labels", "said"),
-    [
-        (MixCon(), [(0,) * 8], r"no image of class 1"),
-        (MixCon(), [(0, 1) * 4, (0,) * 5 + (1,) * 3], r"victim 0 has 4 images, of victim 1 3"),
-        (UniCon(), [(0,) * 7 + (1,)], r"UniCon .*at least 2"),
-    ],
-)
-def test_labels_without_tuples_are_refused(
-    defence: Defence, labels: list[tuple[int, ...]], said: str
-) -> None:
-    with pytest.raises(ValueError, match=said):
-        tuples_of(defence, torch.tensor(labels), 2)
-
-
-def test_tuples_are_the_ith_images_of_every_class() -> None:
-    classes = torch.tensor([[0, 1, 1, 0, 1], [1, 1, 1, 0, 0]])
-    assert tuples_of(MixCon(), classes, 2).tolist() == [[[0, 1], [3, 2]], [[3, 0], [4, 1]]]
+def test_victims_of_one_class_are_refused() -> None:
+    y = torch.tensor([[-1.0, 1.0], [1.0, 1.0]])
+    with pytest.raises(ValueError, match="of one class"):
+        feature_defence(architecture(), y, MixCon(), None, None)

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from recon_core.victims import separability as module
 from recon_core.victims.separability import (
-    balanced_rows,
     mixcon,
     separability,
     unicon,
@@ -171,12 +170,6 @@ def test_batches_that_have_no_pairs_are_refused_with_the_fix() -> None:
     refuses(r"p=1 images of each class.*at least 2", unicon, normal(R, 1, K, M))
     unicon(normal(R, 2, 1, M))
     refuses(r"1 images have no pairs", separability, normal(R, 1, M))
-
-
-def test_balanced_rows_are_the_first_of_every_class() -> None:
-    labels = torch.tensor([2, 0, 0, 1, 2, 1, 0, 2])
-    assert balanced_rows(labels, 3).tolist() == [[1, 3, 0], [2, 5, 4]]
-    refuses(r"batch of 8 has no image of class 3, 4; draw the same", balanced_rows, labels, 5)
 
 
 @pytest.mark.parametrize("normalise", [True, False])

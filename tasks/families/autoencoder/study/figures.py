@@ -364,25 +364,21 @@ def contraction_figure(record: Record, _pictures: Arrays, figure: Record) -> Fig
             sides.append(marks)
             numbers.append(f"{below} of {len(marks)}" if marks else NOTHING)
         words.append(f"{victim['title']}: below 1 at {numbers[0]} training and {numbers[1]} test")
-        title, style = side_lines(victim["title"]), Style(0, 2, 0)
-        lanes.append(Lane(title, style, sides[0], sides[1], (numbers[0], numbers[1])))
+        lines, style = side_lines(victim["title"]), Style(0, 2, 0)
+        lanes.append(Lane(lines, style, sides[0], sides[1], (numbers[0], numbers[1])))
     about = f"Spectral radii. {'; '.join(words)} images."
-    svg = dotplot(lanes, _radii_axis(radii), at=1.0, description=about)
+    title, low, high = "spectral radius of the Jacobian", min(radii), max(radii)
+    axis = round_axis(title, [*radii, 1.0], from_zero=low >= 0)
+    if low > 0 and high > 50 * low:
+        first, last = min(math.floor(math.log10(low)), 0), max(math.ceil(math.log10(high)), 0)
+        powers = range(first, last + 1, max(1, (last - first) // 4))
+        ticks = [(10.0**k, power(10.0**k)) for k in powers]
+        axis = Axis(10.0**first, 10.0 ** max(last, first + 1), ticks, f"{title} (log)", log=True)
+    svg = dotplot(lanes, axis, at=1.0, description=about)
     notes = ["At the right: at how many images the radius is below 1, of those looked at."]
     if max(len(side) for lane in lanes for side in (lane.train, lane.test)) > MAX_MARKS:
         notes.append(f"At most {MAX_MARKS} marks of a lane are drawn, evenly picked.")
     return Figure(figure, [table], [Row("", "", [Drawing(svg)])], notes=notes)
-
-
-def _radii_axis(radii: Sequence[float]) -> Axis:
-    """Powers of ten if the radii span a factor of more than 50."""
-    title, low, high = "spectral radius of the Jacobian", min(radii), max(radii)
-    if low <= 0 or high <= 50 * low:
-        return round_axis(title, [*radii, 1.0], from_zero=low >= 0)
-    first = min(math.floor(math.log10(low)), 0)
-    last = max(math.ceil(math.log10(high)), 0)
-    ticks = [(10.0**k, power(10.0**k)) for k in range(first, last + 1, max(1, (last - first) // 4))]
-    return Axis(10.0**first, 10.0 ** max(last, first + 1), ticks, f"{title} (log)", log=True)
 
 
 def masks_figure(record: Record, pictures: Arrays, figure: Record) -> Figure:

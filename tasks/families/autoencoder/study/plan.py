@@ -1,22 +1,21 @@
 """Plan of a study of recovery: its units, those that give each cell of the record, and their costs.
 
-Costs are known before anything is run. How long an epoch of each victim takes is measured on its
-own network with a few images, and so is an evaluation of f; both grow with the number of images.
-Trainings end at their last loss and methods when they have converged, so this is an upper bound.
+Costs are estimated before anything is run: a few steps of each victim's training and a call of f
+are timed with few images. Trainings end at their last loss and methods when they have converged, so
+this is an upper bound.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from recon_core.attacks.autoencoder.many_starts import NoiseAware
 from recon_core.attacks.autoencoder.run import activations
@@ -24,7 +23,7 @@ from recon_core.attacks.plug_and_play import Iteration, KnownMask, UnknownMask
 from recon_core.restore import Fit
 from recon_core.restore.inpaint import biharmonic, unconditional
 from recon_core.types import seeded_generator
-from recon_core.victims.autoencoder import Model, initial_weights, n_parameters
+from recon_core.victims.autoencoder import initial_weights, n_parameters
 from recon_core.victims.autoencoder_training import AutoencoderTraining, train_autoencoders
 from tasks.families.autoencoder.study.settings import (
     RecoveryStudy,
@@ -44,12 +43,12 @@ from tasks.families.autoencoder.study.units import (
     TrainJob,
     VictimFolder,
 )
-from tasks.study.cost import Cost, seconds_of
+from tasks.study.cost import Cost, in_full, seconds_of
 from tasks.study.executor import Unit
 from tasks.training.inpainter import batch_of
 
-FEW, MORE = 2, 10
-"""Images of the two measurements."""
+MOST = 32
+"""Images of a measurement, at most."""
 BYTES = 4
 
 
@@ -203,7 +202,7 @@ def costs_of(plan: RecoveryPlan, _device: str = "") -> list[Cost]:
         torch.set_num_threads(before)
 
 
-def evaluations(method: Any) -> int:
+def _evaluations(method: Iteration | KnownMask | UnknownMask | NoiseAware) -> int:
     """Evaluations of f, at most, per sample."""
     if isinstance(method, Iteration):
         return method.n_iterations
@@ -211,31 +210,37 @@ def evaluations(method: Any) -> int:
         return method.n_admm
     if isinstance(method, UnknownMask):
         return method.n_admm * method.n_alternations
-    if isinstance(method, NoiseAware):
-        starts = len(method.fills) + len(method.gammas)
-        return starts * (method.n_steps + method.n_release + 3 * method.descent_steps + 1)
-    raise TypeError(f"no cost is known of {type(method).__name__}")
+    starts = len(method.fills) + len(method.gammas)
+    return starts * (method.n_steps + method.n_release + 3 * method.descent_steps + 1)
 
 
 def _of_victim(plan: RecoveryPlan, victim: RecoveryVictim) -> Cost:
     study, training, n = plan.study, victim.training, victim.n_images
     model = victim.network.on((3, *(study.source_of(victim)[1],) * 2))
     size = training.batch_size or n
-    step, call = pace_of(model, plan.device)
+    few, generator = min(size, MOST), seeded_generator(0, 0, "pace")
+    start = initial_weights(model, [generator], dtype=torch.float32)
+    weights = {name: tensor.to(plan.device) for name, tensor in start.items()}
+    x = torch.rand(1, few, *model.shape, generator=generator).to(plan.device)
+
+    def steps(n: int) -> None:
+        short = AutoencoderTraining(epochs=n, check_every=n, levels=(1e-30,))
+        train_autoencoders(model, weights, x, training=short)
+
+    train_s = in_full(steps, round(training.epochs * n / size)) * size / few
+    with torch.inference_mode():
+        call_s = seconds_of(lambda: model.forward(weights, x), times=3) / few
     n_levels, n_kept = len(study.wanted(victim)), len(training.levels)
     groups, more = (plan.groups(victim, with_control=control) for control in (False, True))
     samples = sum(len(g.ids) * len(g.masks) for g in (*groups * n_levels, *more[len(groups) :]))
-    per_sample = sum(evaluations(method) for method in study.methods.of_victims.values())
+    per_sample = sum(map(_evaluations, study.methods.of_victims.values()))
     parameters = BYTES * n_parameters(model)
     at_once = max(size, min(ROWS_OF_F, n * len(study.masks)))
     between = BYTES * sum(activations(victim.network, model.shape))
     return Cost(
         name=victim.name,
         counts={"images": n, "units": 1 + (n_levels if study.methods.of_victims else 0)},
-        seconds_of={
-            "training": training.epochs * n / size * step(size),
-            "recovery": samples * per_sample * (call(1000) / 1000),
-        },
+        seconds_of={"training": train_s, "recovery": samples * per_sample * call_s},
         memory_bytes=(4 + n_kept) * parameters + 3 * at_once * between,
         disk_bytes=(n_kept + 1) * parameters,
     )
@@ -247,12 +252,20 @@ def _of_generic(plan: RecoveryPlan) -> list[Cost]:
     for (source, sigma), job in plan.inpaintings().items():
         train_s, image_s, disk = 0.0, 0.0, 0
         if job.inpainter is not None and (ddnm := job.methods.ddnm) is not None:
-            update_s, asked_s, n_weights = _pace_of_inpainter(job.inpainter, plan.device)
+            inpainter, images = job.inpainter.inpainter, job.inpainter.images
+            short = replace(inpainter.training, batch_size=2, n_steps=3)
+            fit = Fit(inpainter.restorer, short, device=plan.device)
+            batch = batch_of(torch.from_numpy(images), 0, short)
+            fit.update(batch)
+            denoise = unconditional(inpainter.restorer, fit.ema)
+            y = torch.zeros(2, *images.shape[1:], device=plan.device)
+            asked_s = seconds_of(partial(denoise, y, 1.0)) / 2
             image_s = ddnm.n_steps * ddnm.travel_repeat * ddnm.n_samples * asked_s
             if job.inpainter.prior not in trained:
                 trained.add(job.inpainter.prior)
-                train_s = job.inpainter.inpainter.training.n_steps * update_s
-                disk = BYTES * n_weights
+                n_images = inpainter.training.n_steps * inpainter.training.batch_size
+                train_s = n_images * seconds_of(partial(fit.update, batch)) / 2
+                disk = BYTES * sum(p.numel() for p in fit.net.parameters())
         if job.methods.biharmonic:
             masks = torch.stack([torch.from_numpy(mask) for mask in job.group.masks.values()])
             known = masks.unsqueeze(1).expand(-1, 3, -1, -1)
@@ -269,44 +282,3 @@ def _of_generic(plan: RecoveryPlan) -> list[Cost]:
             )
         )
     return costs
-
-
-@cache
-def pace_of(model: Model, device: str) -> tuple[Callable[[int], float], Callable[[int], float]]:
-    """Seconds of a step of training and of a call of f, by the number of images."""
-    generator = seeded_generator(0, 0, "pace")
-    start = initial_weights(model, [generator], dtype=torch.float32)
-    weights = {name: tensor.to(device) for name, tensor in start.items()}
-    x = torch.rand(1, MORE, *model.shape, generator=generator).to(device)
-    two_epochs = AutoencoderTraining(epochs=2, check_every=2, levels=(1e-30,))
-
-    def step(part: Tensor) -> float:
-        two = partial(train_autoencoders, model, weights, part, training=two_epochs)
-        return seconds_of(two, times=3) / 2
-
-    def call(part: Tensor) -> float:
-        with torch.inference_mode():
-            return seconds_of(lambda: model.forward(weights, part), times=3)
-
-    def line(measure: Callable[[Tensor], float]) -> Callable[[int], float]:
-        """Through two measurements, not falling."""
-        few_s, more_s = measure(x[:, :FEW]), measure(x)
-        slope = max(0.0, more_s - few_s) / (MORE - FEW)
-        return lambda n: few_s + slope * max(0, n - FEW)
-
-    call(x)
-    return line(step), line(call)
-
-
-def _pace_of_inpainter(job: TrainInpainterJob, device: str) -> tuple[float, float, int]:
-    """Seconds of an update, of one image's denoising, and the number of weights."""
-    inpainter = job.inpainter
-    few = replace(inpainter.training, batch_size=FEW, n_steps=3)
-    fit = Fit(inpainter.restorer, few, device=device)
-    batch = batch_of(torch.from_numpy(job.images), 0, few)
-    fit.update(batch)
-    update_s = seconds_of(lambda: fit.update(batch)) * inpainter.training.batch_size / FEW
-    denoise = unconditional(inpainter.restorer, fit.ema)
-    x = torch.zeros(FEW, *job.images.shape[1:], device=device)
-    asked_s = seconds_of(lambda: denoise(x, 1.0)) / FEW
-    return update_s, asked_s, sum(p.numel() for p in fit.net.parameters())

@@ -23,7 +23,6 @@ from recon_core.attacks.kkt.results import KnownVictim
 from recon_core.experiments import KKT, Experiment
 from recon_core.summary import detect, summarise
 from recon_core.types import RunSpec, Victims, seeded_generator
-from recon_core.victims.losses import Loss
 from storage.pairs.dataset import Dataset
 from tasks.campaign.generate import OnProgress
 from tasks.campaign.part import cpu_threads, device_name, own_device, this_worker
@@ -142,19 +141,30 @@ def examine(
     known = cell.experiment.train_victim(spec, images, device=torch.device(device), victims=victims)
     if not isinstance(known, KnownVictim) or not isinstance(cell.experiment, KKT):
         return Examined(np.full(len(images), np.nan))  # a family whose victims are not asked
-    labels = plan.labels_of(cell)
+    labels, loss = plan.labels_of(cell), cell.experiment.training.loss
     usable = tests[labels[tests] >= 0]
     others = torch.from_numpy(plan.images.images[usable])
     right = known.is_right(others, torch.from_numpy(labels[usable])) if len(usable) else None
-    kernels = known.kernels()
-    losses, slopes = _losses(known, cell.experiment.training.loss, images, spec.labels)
+    # the loss of each image by itself, and the size of its slope in the image's own output
+    phi = known.outputs(images).double()
+    classes = torch.tensor(spec.labels, device=phi.device)
+    y = classes if loss.kind == "ce" else classes.to(phi.dtype) * 2 - 1
+    alone, own = (phi[:, None], y[:, None]), classes if loss.kind == "ce" else classes * 0
+    slope = loss.gradient(*alone)[:, 0].gather(1, own[:, None])[:, 0].abs()
+    kernels, pictures = known.kernels(), None
+    if kernels is not None:  # each from its smallest to its largest weight, if not RGB as grey
+        if kernels.shape[1] != 3:
+            kernels = kernels.mean(1, keepdim=True).expand(-1, 3, -1, -1)
+        low, high = kernels.amin((1, 2, 3), keepdim=True), kernels.amax((1, 2, 3), keepdim=True)
+        unit = (kernels - low) / (high - low).clamp_min(torch.finfo(kernels.dtype).tiny)
+        pictures = np.asarray((unit * 255).round().to(torch.uint8).numpy())
     return Examined(
-        loss=losses,
-        n_effective=effective_number(slopes),
+        loss=np.asarray(loss.value(*alone).cpu().numpy()),
+        n_effective=effective_number(np.asarray(slope.cpu().numpy())),
         train_loss=float(known.trained.loss[0]),
         train_accuracy=float(known.trained.accuracy[0]),
         test_accuracy=None if right is None else float(right.double().mean()),
-        kernels=None if kernels is None else _as_pictures(kernels),
+        kernels=pictures,
     )
 
 
@@ -288,24 +298,3 @@ def effective_number(weights: Floats) -> float | None:
     """
     square = float(np.square(weights).sum())
     return float(weights.sum()) ** 2 / square if square > 0 else None
-
-
-def _losses(
-    known: KnownVictim, loss: Loss, images: torch.Tensor, labels: Sequence[int]
-) -> tuple[Floats, Floats]:
-    """The loss of each image by itself, and the size of its slope in the image's own output."""
-    phi = known.outputs(images).double()
-    classes = torch.tensor(labels, device=phi.device)
-    y = classes if loss.kind == "ce" else classes.to(phi.dtype) * 2 - 1
-    alone, own = (phi[:, None], y[:, None]), classes if loss.kind == "ce" else classes * 0
-    slope = loss.gradient(*alone)[:, 0].gather(1, own[:, None])[:, 0].abs()
-    return np.asarray(loss.value(*alone).cpu().numpy()), np.asarray(slope.cpu().numpy())
-
-
-def _as_pictures(kernels: torch.Tensor) -> npt.NDArray[np.uint8]:
-    """Each kernel from its smallest to its largest weight; other than three channels as grey."""
-    if kernels.shape[1] != 3:
-        kernels = kernels.mean(1, keepdim=True).expand(-1, 3, -1, -1)
-    low, high = kernels.amin((1, 2, 3), keepdim=True), kernels.amax((1, 2, 3), keepdim=True)
-    unit = (kernels - low) / (high - low).clamp_min(torch.finfo(kernels.dtype).tiny)
-    return np.asarray((unit * 255).round().to(torch.uint8).numpy())

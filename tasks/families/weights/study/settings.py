@@ -1,27 +1,16 @@
 """A study: a grid over an experiment, all of its cells in one store, run like a campaign; its plan,
-and what it costs.
+and its costs.
 
 Cells differ in nothing but what the grid varies: the s-th victims of all cells have the same images
 (of a smaller training set, the first of the larger one's), start from the same random numbers, and
 so do the a-th attacks on them. So cells are compared image by image.
-
-Costs are estimated before anything is run. Operations are counted: a forward and backward pass of n
-images through P weights is 6 n P of them (without the gradient in the images; in the span of the
-images the first layer takes 2 n^2 h), an iteration of a search with m candidates 6 m P + 2 m^2 (d +
-2 sum h), the Gram form of `recon_core.attacks.kkt.stationarity`, one of a separation of k
-directions with T features each 6 k^2 T: the sources anew and their products with the score, some
-steps being tried twice. How fast this machine does them, and what an epoch or iteration costs apart
-from that, is measured on two small victims: within a factor of two on the machines it was tried on
-(docs/studies.md). For another family a whole run is timed: one victim of each cell, one attack.
 """
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -29,32 +18,23 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from recon_core.attacks.kkt.attacks import separation_operations
 from recon_core.attacks.kkt.objective import KKTAttack
-from recon_core.attacks.kkt.settings import most_directions
 from recon_core.experiments import KKT, Experiment, bytes_per_run
 from recon_core.sampling import Phase, Sampling, check_balance, plan_hash
 from recon_core.strict import Count, Natural, Strict
-from recon_core.types import RunSpec, seeded_generator
-from recon_core.victims.backprop import uses_span
-from recon_core.victims.network import Architecture, Network
-from recon_core.victims.training import Training
+from recon_core.types import RunSpec
 from storage.pairs.layout import Encoding
 from storage.pairs.receipts import Receipt
 from storage.sources.load import ImageSet, Split
 from tasks.campaign.plan import PlannedPart, sha256_of, without_attack
 from tasks.evaluation.settings import Evaluation
-from tasks.study.cost import Cost
+from tasks.study.cost import Cost, in_full, seconds_of
 
 Value = int | float | str
 Shape = tuple[int, int, int]
 IMAGES_OF_STUDY = 2
 """Keeps the random numbers that choose a study's images apart from a campaign's."""
 BYTES_PER_VALUE = {"float16": 2, "float32": 4, "uint8": 1}
-SMALL, LARGE = (2, 16, 12), (50, 200, 32)
-"""Images, width and side of the images of the two victims that are measured."""
-DIRECTIONS_PER_IMAGE = 1.5
-"""Directions of a separation: those that Adadelta leaves of 100 images at width 200, and more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,156 +242,65 @@ class StudyPlan:
         return np.stack(chosen)
 
 
-@dataclass(frozen=True)
-class Pace:
-    """Speed of a machine: seconds of an epoch or an iteration that computes next to nothing, and
-    operations a second that either does on top."""
-
-    epoch_s: float
-    training_rate: float
-    iteration_s: float
-    attack_rate: float
-
-
 def costs_of(plan: StudyPlan, device: str) -> list[Cost]:
-    """The estimates of all cells, measured on this machine."""
-    c, h, w = plan.images.images.shape[1:]
-    study, stacked = plan.study, device != "cpu"
-    pace: Pace | None = None
-    costs: list[Cost] = []
-    for number, cell in enumerate(study.cells):
-        if isinstance(cell.experiment, KKT):
-            pace = pace or measured_pace(device)
-            costs.append(cost_of(study, cell, (c, h, w), pace, stacked=stacked))
-            continue
-        spec = plan.spec(number * study.n_victims * study.n_attacks)
-        images = torch.from_numpy(plan.images.images[list(spec.image_ids)])
-        where, kept = torch.device(device), _Kept()
-        start = time.perf_counter()
-        cell.experiment.train_victim(spec, images, device=where, victims=kept)
-        trained = time.perf_counter()
-        (result,) = cell.experiment.run_batch([spec], images[None], device=where, victims=kept)
-        seconds = trained - start, time.perf_counter() - trained
-        saved = result.pairs.reconstruction.numel()
-        costs.append(_cost(study, cell, (c, h, w), (*seconds, saved), stacked=stacked))
-    return costs
-
-
-def cost_of(study: Study, cell: Cell, shape: Shape, pace: Pace, *, stacked: bool) -> Cost:
-    """The estimate of a cell of attacks on weights; `stacked`: a worker holds the runs of a part at
-    once (on a GPU)."""
-    experiment, n = cell.experiment, cell.images_per_run
-    assert isinstance(experiment, KKT)
-    training = experiment.training
-    epoch = pace.epoch_s * math.ceil(n / (training.batch_size or n))
-    epoch += training_operations(experiment, n, shape) / pace.training_rate
-    attack = experiment.attack
-    if isinstance(attack, KKTAttack):
-        n_candidates = attack.n_candidates
-    else:  # both signs of every source
-        n_candidates = 2 * attack.n_sources(_directions(experiment, n))
-    saved = len(experiment.saved_iterations) * n_candidates * math.prod(shape)
-    train_s, attack_s = training.epochs * epoch, attack_seconds(experiment, n, shape, pace)
-    return _cost(study, cell, shape, (train_s, attack_s, saved), stacked=stacked)
-
-
-def _cost(
-    study: Study, cell: Cell, shape: Shape, of_run: tuple[float, float, int], *, stacked: bool
-) -> Cost:
-    """`of_run`: seconds of a training and of an attack, and the numbers that the attack saves."""
-    n, n_attacks = cell.images_per_run, study.n_victims * study.n_attacks
-    train_s, attack_s, saved = of_run
-    return Cost(
-        name=cell.name,
-        counts={"images": n, "victims": study.n_victims, "attacks": n_attacks},
-        seconds_of={"training": study.n_victims * train_s, "attacks take": n_attacks * attack_s},
-        memory_bytes=bytes_per_run(cell.experiment, n, shape)
-        * (study.runs_per_part if stacked else 1),
-        disk_bytes=n_attacks * saved * BYTES_PER_VALUE[study.encoding],
-    )
-
-
-def training_operations(experiment: KKT, n_images: int, shape: Shape) -> int:
-    """Operations of an epoch."""
-    architecture = experiment.victim.on(shape, experiment.n_outputs)
-    first, *rest = _products(architecture)
-    in_span = uses_span(
-        experiment.training.span, architecture, experiment.training.optimiser, n_images
-    )
-    if in_span:
-        width = architecture.layer_sizes[0][1]
-        return 2 * n_images**2 * width + 6 * n_images * sum(rest)
-    return n_images * (4 * first + 6 * sum(rest))
-
-
-def attack_seconds(experiment: KKT, n_images: int, shape: Shape, pace: Pace) -> float:
-    """Seconds of an attack on one victim."""
-    attack = experiment.attack
-    if isinstance(attack, KKTAttack):
-        operations = attack_operations(experiment, shape)
-    else:
-        operations = separation_operations(attack, _directions(experiment, n_images), shape)
-    return attack.n_iterations * (pace.iteration_s + operations / pace.attack_rate)
-
-
-def _directions(experiment: KKT, n_images: int) -> int:
-    """Directions that a separation takes apart."""
-    assert not isinstance(experiment.attack, KKTAttack)
-    most = most_directions(experiment, experiment.attack)
-    return min(most, round(DIRECTIONS_PER_IMAGE * n_images))
-
-
-def attack_operations(experiment: KKT, shape: Shape) -> int:
-    """Operations of an iteration of a search."""
-    architecture, attack = experiment.victim.on(shape, experiment.n_outputs), experiment.attack
-    assert isinstance(attack, KKTAttack)
-    m, widths = attack.n_candidates, architecture.network.widths
-    return 6 * m * sum(_products(architecture)) + 2 * m**2 * (architecture.d + 2 * sum(widths))
-
-
-def _products(architecture: Architecture) -> list[int]:
-    sizes = [fan_in * fan_out for fan_in, fan_out in architecture.layer_sizes]
-    return [sizes[0] * architecture.n_positions, *sizes[1:]]
-
-
-def measured_pace(device: str, *, epochs: int = 400, iterations: int = 100) -> Pace:
-    """Speed of one worker with one thread of this machine, or of its GPU; takes some seconds."""
-    before, tiny, where = torch.get_num_threads(), 1e-9, torch.device(device)
-    torch.set_num_threads(1)
-    times: list[tuple[float, float]] = []
+    """Estimates of all cells. A short training of each and a short attack of each kind are timed
+    here, and what is missing of epochs and iterations is supposed to take as long; other attacks
+    than KKT's are run whole, once."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(plan.study.threads)
     try:
-        for n, width, side in (SMALL, LARGE):
-            long, short = (
-                KKT(
-                    augment_p=0.0,
-                    victim=Network(widths=(width, width)),
-                    training=Training(epochs=epochs),
-                    attack=KKTAttack(n_candidates=2 * n, save_at=(end,)),
-                )
-                for end in (iterations, 1)
-            )
-            pixels = torch.rand(n, 3, side, side, generator=seeded_generator(0, 0, "pace"))
-            images = (pixels * 255).to(torch.uint8)
-            labels = tuple(k % 2 for k in range(n))
-            spec = RunSpec(run=0, root_seed=0, image_ids=tuple(range(n)), labels=labels)
-            long.train_victim(spec, images, device=where, victims=_Kept())  # warm
-            kept, clock = _Kept(), [time.perf_counter()]
-            long.train_victim(spec, images, device=where, victims=kept)
-            clock.append(time.perf_counter())
-            for experiment in (long, short):
-                experiment.run_batch([spec], images[None], device=where, victims=kept)
-                clock.append(time.perf_counter())
-            trained, attacked, once = np.diff(clock).tolist()
-            times.append((trained / epochs, max(tiny, attacked - once) / max(1, iterations - 1)))
+        known: dict[str, tuple[float, int]] = {}
+        return [_cost(plan, number, device, known) for number in range(len(plan.study.cells))]
     finally:
         torch.set_num_threads(before)
-    (epoch_s, iteration_s), (large_epoch, large_iteration) = times
-    shape = (3, side, side)  # of the larger one
-    return Pace(
-        epoch_s=epoch_s,
-        training_rate=training_operations(long, n, shape) / max(tiny, large_epoch - epoch_s),
-        iteration_s=iteration_s,
-        attack_rate=attack_operations(long, shape) / max(tiny, large_iteration - iteration_s),
+
+
+def _cost(plan: StudyPlan, number: int, device: str, known: dict[str, tuple[float, int]]) -> Cost:
+    """The estimate of a cell; `known`: seconds of attacks on victims like those of other cells, and
+    the numbers that each saves."""
+    study, cell, where = plan.study, plan.study.cells[number], torch.device(device)
+    experiment, n_attacks = cell.experiment, study.n_victims * study.n_attacks
+    spec = plan.spec(number * n_attacks)
+    images = torch.from_numpy(plan.images.images[list(spec.image_ids)])
+    kept, saved = _Kept(), 0
+    n_epochs = experiment.training.epochs if isinstance(experiment, KKT) else 1
+    n_iterations = 1  # of a whole attack, which takes seconds, but for a search
+    if isinstance(experiment, KKT) and isinstance(experiment.attack, KKTAttack):
+        n_iterations = experiment.attack.n_iterations
+
+    def train(n: int) -> None:
+        kept.clear()
+        short = experiment
+        if isinstance(short, KKT):
+            short = replace(short, training=replace(short.training, epochs=n))
+        short.train_victim(spec, images, device=where, victims=kept)
+
+    def attack(n: int) -> None:
+        nonlocal saved
+        short = experiment
+        if isinstance(experiment, KKT) and isinstance(experiment.attack, KKTAttack):
+            short = replace(experiment, attack=replace(experiment.attack, save_at=(n,)))
+        (result,) = short.run_batch([spec], images[None], device=where, victims=kept)
+        saved = result.pairs.reconstruction.numel() // max(1, len(short.saved_iterations))
+
+    train_s, kind = in_full(train, n_epochs), repr(experiment)
+    if isinstance(experiment, KKT):
+        kind = repr((len(images), experiment.victim, experiment.n_outputs, experiment.attack))
+    if kind not in known:
+        whole = partial(attack, 1)
+        attack_s = seconds_of(whole) if n_iterations == 1 else in_full(attack, n_iterations)
+        known[kind] = attack_s, saved
+    attack_s, saved = known[kind]
+    c, h, w = plan.images.images.shape[1:]
+    memory = bytes_per_run(experiment, cell.images_per_run, (c, h, w))
+    n_saved = max(1, len(experiment.saved_iterations))
+    at_once = study.runs_per_part if device != "cpu" else 1  # a GPU's worker holds a part's runs
+    return Cost(
+        name=cell.name,
+        counts={"images": len(images), "victims": study.n_victims, "attacks": n_attacks},
+        seconds_of={"training": study.n_victims * train_s, "attacks take": n_attacks * attack_s},
+        memory_bytes=memory * at_once,
+        disk_bytes=n_attacks * n_saved * saved * BYTES_PER_VALUE[study.encoding],
     )
 
 

@@ -11,12 +11,13 @@ from typer.testing import CliRunner
 
 from benchmarks.papers import studies
 from flows.cli.main import app
+from flows.families.weights.span_grid import search_operations
 from flows.study import study
 from recon_core.attacks.kkt.objective import KKTAttack
 from recon_core.attacks.span.settings import SpanAttack
 from recon_core.experiments import KKT
 from tasks.campaign.plan import AFTER_VICTIMS
-from tasks.families.weights.study.settings import Cell, Study, attack_operations
+from tasks.families.weights.study.settings import Cell, Study
 from tests.benchmarks.pages import build_page
 
 SHAPE = (3, 32, 32)
@@ -65,7 +66,7 @@ def test_the_search_has_the_separations_time_by_operations() -> None:
         n = kkt.images_per_run
         search = kkt.experiment.attack
         assert isinstance(search, KKTAttack)
-        work = search.n_iterations * attack_operations(kkt.experiment, SHAPE)
+        work = search.n_iterations * search_operations(kkt.experiment, SHAPE)
         assert work == pytest.approx(1.5 * 300 * 2 * 6 * (1.25 * n) ** 2 * 45 * 225, rel=0.05)
 
 
