@@ -19,7 +19,7 @@ from tasks.evaluation.evaluate import Evaluation, evaluate
 from tests.benchmarks.pages import build_page
 from tests.benchmarks.test_record import CLAIM, MEASUREMENT
 from tests.tasks.evaluation.evaluations import Blender, image_set, planted_store, weights
-from tests.tasks.families.weights.study import study_records
+from tests.tasks.page.kept import kept
 
 
 @cache
@@ -118,7 +118,7 @@ def test_a_summary_is_written_from_a_jobs_folder(tmp_path: Path) -> None:
 
 
 def test_a_study_is_a_table_of_its_cells() -> None:
-    record, _pictures = study_records.study()
+    record, _pictures = kept("study", "multiclass")
     name = "studies/multiclass/study.json"
     page = build_page({name: json.dumps(record)})
     for cell in record["cells"]:

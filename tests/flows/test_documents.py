@@ -46,10 +46,8 @@ from tasks.restoring.job import read_record
 from tasks.training.train import load_restorer
 from tasks.workspace import Workspace
 from tests.storage.stores import store
-from tests.tasks.families.autoencoder import study_records as recovery_records
 from tests.tasks.families.instahide.challenges import normal_challenge
-from tests.tasks.families.inversion import inversions
-from tests.tasks.families.weights.study import study_records
+from tests.tasks.page.kept import PAGES, kept
 from tests.tasks.page.study_pages import StudyPages
 from tests.tasks.report import report_records
 from tests.tasks.restoring.restorers import TINY_BF_DNCNN, trained
@@ -221,11 +219,9 @@ DOCUMENTS: dict[str, Document] = {
     "evaluation": Document(_evaluation, _reported, n_trees=N_PAGES),
     "evaluation compared": Document(_evaluation, _compared, n_trees=N_PAGES),
     "context": Document(_context, lambda folder: report.saved_context(folder / "a")),
-    "study": _page(study_records.PAGES, lambda: study_records.study(grid=0, losses=0)),
-    "recovery": _page(recovery_records.PAGES, lambda: recovery_records.recovery(
-        victims=2, masks=("random",), methods=("iteration",), levels=(1e-4,), n=4, n_groups=0)),
-    "inversion": _page(inversions.PAGES, lambda: inversions.inversion(
-        sources=1, lams=(0.1, 1.0), betas=(1e-2,), n=4, n_shown=2, layers=False, unicon=False)),
+    "study": _page(PAGES["study"], lambda: kept("study", "large")),
+    "recovery": _page(PAGES["recovery"], lambda: kept("recovery")),
+    "inversion": _page(PAGES["inversion"], lambda: kept("inversion")),
 }  # fmt: skip
 
 

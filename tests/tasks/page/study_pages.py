@@ -62,52 +62,6 @@ class StudyPages:
         return source.partition(f'id="figure-{name}"')[2].partition("</figure>")[0]
 
 
-def claims(*where: str) -> list[dict[str, Any]]:
-    """A claim of each outcome but one, found `where` in the paper."""
-    said = (
-        {"claim": "More classes, more good ones", "theirs": "101 against 40",
-         "ours": "12 against 3", "rule": "more good at 10 classes than at 2", "outcome": "holds"},
-        {"claim": "Weight decay helps", "theirs": "higher", "ours": 0.25,
-         "rule": "the best decay beats both baselines", "outcome": "does not hold"},
-        {"claim": "5,000 images", "theirs": "some", "ours": None,
-         "rule": "good ones among 5,000", "outcome": "undecided"},
-    )  # fmt: skip
-    return [{**one, "where": place} for one, place in zip(said, where, strict=True)]
-
-
-def header(kind: str, name: str, paper: str) -> dict[str, Any]:
-    """What every record of a study begins with."""
-    return {
-        "schema": f"palimpsest-{kind}", "version": 2, "name": name, "preset": "test",
-        "title": "More classes, more pictures", "question": "Do more classes leak more?",
-        "paper": paper, "command": f"palimpsest study {name} --set x=<1>",
-        "created": "1 May", "machine": "a toaster", "fingerprint": "c" * 64,
-    }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Edge:
-    """A study that was changed, or asked for otherwise, and what its page says then."""
-
-    change: Callable[[dict[str, Any], Arrays], None]
-    asked: dict[str, Any]
-    said: tuple[str, ...]
-
-
-class Edges(list[Edge]):
-    """Changes of a study, collected as they are defined."""
-
-    def says(self, *said: str, **asked: Any) -> Callable[[Any], Any]:
-        def collect(change: Any) -> Any:
-            self.append(Edge(change, asked, said))
-            return change
-
-        return collect
-
-    def parametrised(self) -> pytest.MarkDecorator:
-        return pytest.mark.parametrize("edge", self, ids=lambda edge: edge.change.__name__)
-
-
 def written(pages: StudyPages, make: Callable[[], Made]) -> tuple[Any, Any]:
     """Two fixtures for the tests of a module: a made-up study, and the folder of its page."""
 

@@ -9,17 +9,11 @@ import pytest
 from tasks.report.compare import compare, open_runs, write_comparison
 from tasks.report.page import write_report
 from tests.tasks.browser import IN_A_BROWSER, Browser, check_charts, check_that_it_works
-from tests.tasks.families.autoencoder import study_records as recoveries
-from tests.tasks.families.inversion import inversions
-from tests.tasks.families.weights.study import study_records as studies
+from tests.tasks.page.kept import PAGES, kept
 from tests.tasks.report.report_records import made_up, write
 
 pytestmark = IN_A_BROWSER
-STUDIES = {
-    "study": (studies.PAGES, studies.study),
-    "recovery": (recoveries.PAGES, recoveries.recovery),
-    "inversion": (inversions.PAGES, inversions.inversion),
-}
+STUDIES = {"study": "weight-decay", "recovery": "autoencoder", "inversion": "inversion"}
 HIDDEN = {"study": 2, "recovery": 2, "inversion": 1, "report": 4}
 """A line of the page."""
 COLUMNS = """getComputedStyle(document.querySelector('.of-rates .matrix'))
@@ -30,8 +24,8 @@ COLUMNS = """getComputedStyle(document.querySelector('.of-rates .matrix'))
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
     found = {
-        name: pages.page.write(pages.write(folder / name, *make()))
-        for name, (pages, make) in STUDIES.items()
+        name: PAGES[name].page.write(PAGES[name].write(folder / name, *kept(name, study)))
+        for name, study in STUDIES.items()
     }
     found["report"] = write_report(write(folder / "a", *made_up()), {})
     stopped = made_up(outcome="stopped", excluded=0, margins=False)

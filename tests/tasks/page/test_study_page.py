@@ -4,51 +4,41 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.tasks.families.autoencoder import study_records as recoveries
-from tests.tasks.families.inversion import inversions
-from tests.tasks.families.weights.study import study_records as studies
+from tests.tasks.page.kept import PAGES, SMALLEST, kept
 from tests.tasks.page.study_pages import Made, StudyPages
 
-PAGES = {found.page.name: found for found in (studies.PAGES, recoveries.PAGES, inversions.PAGES)}
 EVIL = '</title><script>alert("x")</script>&amp;\'"'
 TEXTS = ("title", "question", "paper", "command", "created", "machine", "where", "caption",
-         "cannot", "claim", "theirs", "ours", "rule", "perceptual")  # fmt: skip
+         "cannot", "claim", "theirs", "ours", "rule", "perceptual", "sentence",
+         "about", "class")  # fmt: skip
 kinds = pytest.mark.parametrize("pages", PAGES.values(), ids=PAGES)
 
 
 def small(pages: StudyPages) -> Made:
-    """A study of this kind, with little in it."""
-    if pages is studies.PAGES:
-        return studies.study(grid=2, decays=0, losses=0)
-    if pages is recoveries.PAGES:
-        return recoveries.recovery(victims=1, masks=("half",), levels=(1e-4, 1e-8), n=8, n_groups=0)
-    return inversions.inversion(sources=1, lams=(0.1, 1.0), betas=(1e-2, 1e-4), n=6, n_shown=3,
-                                layers=False, unicon=False)  # fmt: skip
+    """A study of this kind."""
+    return kept(pages.page.name)
 
 
 @pytest.mark.parametrize(
-    ("pages", "made"),
-    [
-        (studies.PAGES, studies.study),
-        (recoveries.PAGES, recoveries.recovery),
-        (inversions.PAGES, inversions.inversion),
-    ],
+    ("kind", "study"), [*SMALLEST.items(), ("study", "weight-decay"), ("audit", "audit-wide")]
 )
-def test_every_table_is_in_the_page_and_beside_it(
-    pages: StudyPages, made: Callable[[], Made], tmp_path: Path
-) -> None:
-    record, pictures = made()
-    page = pages.page_of(tmp_path, (record, pictures))
-    beside = {file.name for file in (tmp_path / f"{pages.page.name}-data").iterdir()}
-    assert set(page.downloads) == beside
+def test_every_table_is_in_the_page_and_beside_it(kind: str, study: str, tmp_path: Path) -> None:
+    record, pictures = kept(kind, study)
+    page = PAGES[kind].page_of(tmp_path, (record, pictures))
+    beside = {file.name for file in (tmp_path / f"{kind}-data").iterdir()}
+    assert set(page.downloads) <= beside
     assert {f"{figure['name']}.csv" for figure in record["figures"]} <= beside
+    assert len(PAGES[kind].rows_of(tmp_path, "cells")) == len(record["cells"])
+    outcomes = [claim["outcome"] for claim in record["claims"]]
+    if outcomes:
+        assert [r["outcome"] for r in PAGES[kind].rows_of(tmp_path, "claims")] == outcomes
+    assert page.images
 
 
 @kinds
@@ -101,7 +91,7 @@ def test_two_figures_of_one_name_are_refused(pages: StudyPages) -> None:
 @pytest.mark.parametrize(
     ("record", "pictures", "said"),
     [
-        (None, None, "run `palimpsest study"),
+        (None, None, "has no NAME.json; run `palimpsest"),
         ("{", None, "is not JSON"),
         ("[]", None, "is a list, expected a JSON object"),
         ('{"schema": "palimpsest-NAME", "version": 9}', None, "version 9, expected"),
@@ -139,16 +129,10 @@ def test_names_are_text_not_markup(pages: StudyPages, tmp_path: Path) -> None:
     record, pictures = small(pages)
     _spoil(record)
     record |= {"settings": {EVIL: EVIL}, "name": EVIL, "preset": EVIL}
-    if pages is studies.PAGES:
+    if pages.page.name in ("study", "audit"):
         for cell in record["cells"]:
             cell["name"] += EVIL
     page = pages.page_of(tmp_path, (record, pictures))
     text = "".join(page.text)
     assert text.count(EVIL) > 20
     assert all(claim["claim"] in text for claim in record["claims"])
-
-
-@kinds
-def test_a_made_up_record_is_one_that_json_can_hold(pages: StudyPages) -> None:
-    record = small(pages)[0]
-    assert json.loads(json.dumps(record, allow_nan=False)) == record
