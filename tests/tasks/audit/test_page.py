@@ -64,7 +64,6 @@ def test_all_numbers_are_there_at_every_rate(page: Page, made: Made) -> None:
         assert row[6 + k].startswith(share(found["mean"]))
     numbers = cell["attacks"]["span"]
     assert row[10] == f"{numbers['n_good']} of {numbers['n']}"
-    assert row[13].startswith(share(numbers["identified"]["mean"]))
     assert page.rows["loss 0"][10] == "–"
 
 
