@@ -116,7 +116,7 @@ def _page(pages: StudyPages, made: Callable[[], Any]) -> Document:
 
 
 def _evaluation(folder: Path) -> Path:
-    record, pictures = report_records.made_up(methods=("plain", "mean_image", "bf_dncnn"))
+    record, pictures = report_records.evaluation()
     report_records.write(folder / "b", record, pictures)
     report_records.write(folder / "a", record, pictures)
     return folder / "a" / "evaluation.json"

@@ -14,7 +14,7 @@ from flows.cli.options import start_over
 from flows.failures import expected_line
 from storage import files
 from tests.storage import stores
-from tests.tasks.report.report_records import made_up, write
+from tests.tasks.report.report_records import evaluation, write
 
 COMMANDS = {
     "curate": "curate --store {job}",
@@ -31,8 +31,8 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A job with pairs and an evaluation, and JOB-2 with another evaluation."""
     root = tmp_path_factory.mktemp("jobs") / "job"
     stores.store(root / "pairs", n_parts=1, size=8)
-    write(root / "evaluation", *made_up())
-    write(root.with_name("job-2") / "evaluation", *made_up(level=0.5))
+    write(root / "evaluation", *evaluation())
+    write(root.with_name("job-2") / "evaluation", *evaluation(planted=4))
     return root
 
 

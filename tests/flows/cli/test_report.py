@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.tasks.report.report_records import made_up, write
+from tests.tasks.report.report_records import evaluation, write
 
 
 def test_a_report_is_rebuilt_from_a_folder(palimpsest, tmp_path: Path) -> None:
-    folder = write(tmp_path / "run" / "evaluation", *made_up())
+    folder = write(tmp_path / "run" / "evaluation", *evaluation())
     assert str(folder / "report.html") in palimpsest.done("report", str(tmp_path / "run")).replace(
         "\n", ""
     )
@@ -37,7 +37,7 @@ def test_bad_usage_is_said_in_one_line(
     palimpsest, monkeypatch, tmp_path: Path, words: list[str], said: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    record, pictures = made_up()
+    record, pictures = evaluation()
     write(tmp_path / "a", record, pictures)
     write(tmp_path / "b", record, pictures)
     write(tmp_path / "old", record | {"version": 2}, pictures)
@@ -49,8 +49,8 @@ def test_bad_usage_is_said_in_one_line(
 
 
 def test_runs_are_compared(palimpsest, tmp_path: Path) -> None:
-    write(tmp_path / "a", *made_up())
-    write(tmp_path / "b", *made_up(level=0.5))
+    write(tmp_path / "a", *evaluation())
+    write(tmp_path / "b", *evaluation(planted=4))
     out = tmp_path / "pages" / "ab.html"
     words = ["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(out)]
     shown = palimpsest.done(*words)

@@ -10,7 +10,7 @@ from tasks.report.compare import compare, open_runs, write_comparison
 from tasks.report.page import write_report
 from tests.tasks.browser import IN_A_BROWSER, Browser, check_charts, check_that_it_works
 from tests.tasks.page.kept import PAGES, kept
-from tests.tasks.report.report_records import made_up, write
+from tests.tasks.report.report_records import evaluation, write
 
 pytestmark = IN_A_BROWSER
 STUDIES = {"study": "weight-decay", "recovery": "autoencoder", "inversion": "inversion"}
@@ -27,8 +27,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         name: PAGES[name].page.write(PAGES[name].write(folder / name, *kept(name, study)))
         for name, study in STUDIES.items()
     }
-    found["report"] = write_report(write(folder / "a", *made_up()), {})
-    stopped = made_up(outcome="stopped", excluded=0, margins=False)
+    found["report"] = write_report(write(folder / "a", *evaluation()), {})
+    stopped = evaluation(outcomes=(3, 3, 3))
     found["stopped"] = write_report(write(folder / "b", *stopped), {})
     runs = open_runs([folder / "a", folder / "b"])
     found["compare"] = write_comparison(compare(runs), runs, folder / "compare.html")["page"]

@@ -21,7 +21,7 @@ from tasks.report.compare import (
     write_comparison,
 )
 from tests.tasks.pages import Page
-from tests.tasks.report.report_records import made_up, write
+from tests.tasks.report.report_records import evaluation, write
 
 
 def _run(folder: Path, record: dict[str, Any]) -> Path:
@@ -31,7 +31,7 @@ def _run(folder: Path, record: dict[str, Any]) -> Path:
 
 def _pair(tmp_path: Path, change: Any) -> dict[str, Any]:
     """An evaluation called a, and one called b that `change` made of its record."""
-    record = made_up(methods=("plain", "mean_image", "bf_dncnn", "edm_x4"))[0]
+    record = evaluation()[0]
     other = copy.deepcopy(record)
     change(other)
     return dict(open_runs([_run(tmp_path / "a", record), _run(tmp_path / "b", other)]))
@@ -57,7 +57,7 @@ def test_the_same_images_are_paired_whatever_their_order(tmp_path: Path) -> None
         assert first[side]["mean_ssim"] == pytest.approx(0.1)
         assert first[side]["mean_ssim_interval"] == pytest.approx([0.1, 0.1])
         assert first[side]["mean_haarpsi_interval"] == pytest.approx([0, 0])
-    assert found["settings"] == {"evaluation.n_samples": ["–", "4"]}
+    assert found["settings"] == {"evaluation.n_samples": ["3", "4"]}
     assert len(found["differences"]) == len(found["methods"])
 
 
@@ -106,8 +106,8 @@ def test_page_csv_and_json_have_the_same_numbers(tmp_path: Path) -> None:
     assert len(rows) == 2 * len(comparison["differences"])
     assert float(rows[0]["mean_ssim"]) == comparison["differences"][0]["targets"]["mean_ssim"]
     ranked = list(csv.DictReader(io.StringIO(beside["ranked-curves.csv"])))
-    mine = [r for r in ranked if (r["method"], r["run"], r["side"]) == ("edm_x4", "b", "targets")]
-    scores = runs["b"]["methods"]["edm_x4"]["targets"]["ssim"]
+    mine = [r for r in ranked if (r["method"], r["run"], r["side"]) == ("edm_x3", "b", "targets")]
+    scores = runs["b"]["methods"]["edm_x3"]["targets"]["ssim"]
     assert [float(row["ssim"]) for row in mine] == sorted(scores, reverse=True)
     summary = comparison["methods"]["plain"][0]["targets"]
     cells = [cell.strip() for cell in page.rows["plain"]]
@@ -116,15 +116,15 @@ def test_page_csv_and_json_have_the_same_numbers(tmp_path: Path) -> None:
 
 
 def test_a_method_that_one_run_lacks_is_not_compared(tmp_path: Path) -> None:
-    runs = _pair(tmp_path, lambda record: record["methods"].pop("edm_x4"))
+    runs = _pair(tmp_path, lambda record: record["methods"].pop("edm_x3"))
     comparison = compare(runs)
-    assert comparison["methods"]["edm_x4"][1] is None
-    assert "edm_x4" not in {found["method"] for found in comparison["differences"]}
+    assert comparison["methods"]["edm_x3"][1] is None
+    assert "edm_x3" not in {found["method"] for found in comparison["differences"]}
     made = write_comparison(comparison, runs, tmp_path / "c.html")
     assert "not evaluated" in Page(made["page"]).prose
 
 
 def test_names_tell_runs_apart(tmp_path: Path) -> None:
-    record = made_up()[0]
+    record = evaluation()[0]
     folders = [_run(tmp_path / top / "same", record) for top in ("x", "y")]
     assert list(open_runs(folders)) == ["x/same", "y/same"]
