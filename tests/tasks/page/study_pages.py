@@ -1,4 +1,4 @@
-"""Pages of made-up studies: writing one, and reading it, its tables and its figures."""
+"""Pages of studies: writing one, and reading it, its tables and its figures."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class StudyPages:
 
 
 def written(pages: StudyPages, make: Callable[[], Made]) -> tuple[Any, Any]:
-    """Two fixtures for the tests of a module: a made-up study, and the folder of its page."""
+    """Two fixtures for the tests of a module: a study, and the folder of its page."""
 
     @pytest.fixture(scope="module")
     def made() -> Made:

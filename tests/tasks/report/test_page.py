@@ -91,7 +91,7 @@ def test_the_table_is_the_record(full: Made) -> None:
 
 
 def test_methods_inside_the_span_have_their_share_of_the_headroom(tmp_path: Path) -> None:
-    page, record, path = _page(tmp_path, *with_a_span(), **CONTEXT)
+    page, record, _path = _page(tmp_path, *with_a_span(), **CONTEXT)
     shown = [page.rows[name][-1].strip() for name in ("edm_x3_projected", "tv", "oracle")]
     assert shown == ["50.0 %", "12.5 %", NOTHING]
     table = list(csv.DictReader(io.StringIO(page.downloads["methods.csv"])))

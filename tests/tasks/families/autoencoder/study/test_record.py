@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from recon_core.similarity import ACCURATE, THRESHOLDS
-from tasks.families.autoencoder.study.plan import RecoveryPlan, costs_of
+from tasks.families.autoencoder.study.plan import RecoveryPlan
 from tasks.families.autoencoder.study.record import (
     describe_recovery,
     pictures_of,
@@ -125,11 +125,3 @@ def test_a_victim_that_failed_or_reached_nothing_is_said(tmp_path: Path) -> None
     assert left["failed"] == [{"unit": "train fc-a", "error": "MemoryError: too large"}]
     assert (left["cells"], left["shown"]) == ([], [])
     assert [victim["name"] for victim in left["victims"]] == ["fc-stuck"]
-
-
-def test_costs_are_of_every_part_and_leave_nothing(tmp_path: Path) -> None:
-    costs = costs_of(planned(small_study(methods=WITH_BIHARMONIC), tmp_path))
-    names = [cost.name for cost in costs]
-    assert names == ["fc-a", "fc-b", "generic, photos", "generic, photos, noise 0.02"]
-    assert all(cost.seconds > 0 and cost.memory_bytes for cost in costs)
-    assert not list(tmp_path.iterdir())
