@@ -88,7 +88,30 @@ def page_words(record: Record, pictures: Arrays, _tables: Tables) -> dict[str, A
         for kind, title in GROUPS.items()
     ]
     groups = [group for group in groups if group["attacks"]]
-    grid, reasons = _grid(record, [attack for group in groups for attack in group["attacks"]])
+    grid: list[dict[str, Any]] = []
+    reasons: dict[str, int] = {}  # why numbers are missing
+    for cell in record["cells"]:
+        squares: list[dict[str, Any]] = []
+        for attack in (attack for group in groups for attack in group["attacks"]):
+            found = headline(record, cell, attack)
+            if found[0] is not None:
+                shade = f"{min(1.0, max(0.0, found[0])):.4f}"
+                squares.append({**shown(found), "share": shade})
+                continue
+            why = (cell["attacks"].get(attack["name"]) or {}).get("why") or "it was not run"
+            reason = None if cell["failed"] else reasons.setdefault(str(why), len(reasons) + 1)
+            squares.append({"share": None, "reason": reason})
+        ran = any(attacked(cell, attack["name"]) for attack in record["attacks"])
+        grid.append(
+            {
+                "cell": cell,
+                "letter": letter(cell["number"]),
+                "accuracy": shown(accuracy(cell)),
+                "change": shown(change(cell), points),
+                "squares": squares,
+                "empty": bool(cell["failed"]) and not ran,
+            }
+        )
     return {
         "stats": [stat | {"what": stat["what"].replace(" %", "\u00a0%")}
                   for stat in _stats(record)],
@@ -103,7 +126,7 @@ def page_words(record: Record, pictures: Arrays, _tables: Tables) -> dict[str, A
         "has_accuracy": any(accuracy(cell)[0] is not None for cell in record["cells"]),
         "has_change": any(change(cell)[0] is not None for cell in record["cells"]),
         "grid": grid,
-        "reasons": reasons,
+        "reasons": list(reasons),
         "numbers": _numbers(record),
         "titles": {attack["name"]: attack["title"] for attack in record["attacks"]},
         "run": [("networks per defence", record["n_victims"]),
@@ -178,35 +201,6 @@ def _pairs(
         }
         for original, found, entry in zip(*both, rows, strict=True)
     ]
-
-
-def _grid(record: Record, attacks: Sequence[Record]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Rows of the table of defences and attacks, and the reasons why numbers are missing."""
-    reasons: dict[str, int] = {}
-    rows = []
-    for cell in record["cells"]:
-        squares: list[dict[str, Any]] = []
-        for attack in attacks:
-            found = headline(record, cell, attack)
-            if found[0] is not None:
-                shade = f"{min(1.0, max(0.0, found[0])):.4f}"
-                squares.append({**shown(found), "share": shade})
-                continue
-            why = (cell["attacks"].get(attack["name"]) or {}).get("why") or "it was not run"
-            reason = None if cell["failed"] else reasons.setdefault(str(why), len(reasons) + 1)
-            squares.append({"share": None, "reason": reason})
-        rows.append(
-            {
-                "cell": cell,
-                "letter": letter(cell["number"]),
-                "accuracy": shown(accuracy(cell)),
-                "change": shown(change(cell), points),
-                "squares": squares,
-                "empty": bool(cell["failed"])
-                and not any(attacked(cell, attack["name"]) for attack in attacks),
-            }
-        )
-    return rows, list(reasons)
 
 
 def _numbers(record: Record) -> list[dict[str, Any]]:

@@ -21,10 +21,10 @@ from tasks.evaluation.record import (
     trained,
 )
 from tasks.evaluation.settings import PROJECTED
-from tasks.page.files import Arrays, Record, Table, page_html, page_of, read_arrays, write_tables
+from tasks.page.files import page_html, page_of, read_arrays, write_tables
 from tasks.page.formats import leaves
 from tasks.report import headline, image_grids
-from tasks.report.figures import Figure, before_after_figure, figures_of, styles, tables_of
+from tasks.report.figures import before_after_figure, figures_of, styles, tables_of
 
 DATA_FOLDER = "report-data"
 CONTEXT = "context.json"
@@ -57,6 +57,7 @@ def write_report(out: Path, context: Mapping[str, Any], *, page: Path | None = N
     if unknown:
         raise ValueError(f"context has {unknown}; expected keys among {sorted(EMPTY_CONTEXT)}")
     folder = evaluation_folder(out)
+    known = EMPTY_CONTEXT | dict(context)
     record = read_evaluation(folder)
     pictures = read_arrays(folder / "pictures.npz", again="evaluate again")
     page = page or folder / "report.html"
@@ -64,7 +65,65 @@ def write_report(out: Path, context: Mapping[str, Any], *, page: Path | None = N
         figures = figures_of(record)
         tables = tables_of(record)
         tables |= {table.name: table for figure in figures.values() for table in figure.tables}
-        html = _render(record, pictures, EMPTY_CONTEXT | dict(context), figures, tables)
+        methods = {
+            name: headline.method_title(name, m["kind"]) for name, m in record["methods"].items()
+        }
+        best = best_trained(record)
+        others = [
+            name
+            for name, method in record["methods"].items()
+            if name not in ("plain", best)
+            and method["kind"] in COMPARED
+            and record["methods"].get(name.removesuffix(PROJECTED), method)["kind"] != "classical"
+        ]
+        facts = {
+            "The images attacked": record["source"],
+            "The pairs restorers learned from": known["pairs"],
+            "Seeds": known["seeds"],
+            "Settings of the evaluation": record["settings"],
+            "Settings of the job": known["recipe"],
+            "Restorers": known["restorers"],
+            "Software and hardware": known["versions"]
+            | ({"machine": known["machine"]} if known["machine"] else {}),
+        }
+        blocks, exact = image_grids.appendix_blocks(record, pictures)
+        several = SIDES if record["side_by_side"] else ()
+        html = page_html(
+            "report.html",
+            {"criterion": headline.criterion_title},
+            record=record,
+            context=known,
+            methods=methods,
+            attacker=headline.attacker(record),
+            victims=headline.victims(record),
+            attacks=headline.attack_rows(record),
+            attack_bands={
+                side: image_grids.attack_bands(record, pictures, side) for side in several
+            },
+            bands={side: image_grids.bands(record, pictures, side) for side in SIDES},
+            nothing=image_grids.nothing_rows(pictures),
+            pair_bins=image_grids.pair_bins(record, pictures),
+            blocks=blocks,
+            blocks_exact=exact,
+            per_block=image_grids.PER_BLOCK,
+            picture_width=record["source"]["size"][-1],
+            figures=figures,
+            tables=tables,
+            folder=DATA_FOLDER,
+            most_inline=math.inf,
+            styles=styles(record),
+            best=best,
+            strengths=headline.strengths(known["restorers"]),
+            headroom=headline.headroom(record),
+            trained=trained(record),
+            sampled=sampled_means(record),
+            others={
+                name: before_after_figure(record, name, ("ssim",)) if best else None
+                for name in others
+            },
+            facts={title: list(leaves(values)) for title, values in facts.items() if values},
+            threshold=f"{record['settings']['good_threshold']:g}",
+        )
     write_tables(page.parent / DATA_FOLDER, tables.values())
     if context:
         write_json(page.parent / DATA_FOLDER / CONTEXT, dict(context))
@@ -89,68 +148,3 @@ def rebuild_report(run: Path, page: Path | None = None) -> Path:
     another version."""
     folder = evaluation_folder(run)
     return write_report(folder, saved_context(folder), page=page)
-
-
-def _render(
-    record: Record,
-    pictures: Arrays,
-    context: Mapping[str, Any],
-    figures: Mapping[str, Figure],
-    tables: Mapping[str, Table],
-) -> str:
-    methods = {
-        name: headline.method_title(name, m["kind"]) for name, m in record["methods"].items()
-    }
-    best = best_trained(record)
-    others = [
-        name
-        for name, method in record["methods"].items()
-        if name not in ("plain", best)
-        and method["kind"] in COMPARED
-        and record["methods"].get(name.removesuffix(PROJECTED), method)["kind"] != "classical"
-    ]
-    facts = {
-        "The images attacked": record["source"],
-        "The pairs restorers learned from": context["pairs"],
-        "Seeds": context["seeds"],
-        "Settings of the evaluation": record["settings"],
-        "Settings of the job": context["recipe"],
-        "Restorers": context["restorers"],
-        "Software and hardware": context["versions"]
-        | ({"machine": context["machine"]} if context["machine"] else {}),
-    }
-    blocks, exact = image_grids.appendix_blocks(record, pictures)
-    several = SIDES if record["side_by_side"] else ()
-    return page_html(
-        "report.html",
-        {"criterion": headline.criterion_title},
-        record=record,
-        context=context,
-        methods=methods,
-        attacker=headline.attacker(record),
-        victims=headline.victims(record),
-        attacks=headline.attack_rows(record),
-        attack_bands={side: image_grids.attack_bands(record, pictures, side) for side in several},
-        bands={side: image_grids.bands(record, pictures, side) for side in SIDES},
-        nothing=image_grids.nothing_rows(pictures),
-        pair_bins=image_grids.pair_bins(record, pictures),
-        blocks=blocks,
-        blocks_exact=exact,
-        per_block=image_grids.PER_BLOCK,
-        picture_width=record["source"]["size"][-1],
-        figures=figures,
-        tables=tables,
-        folder=DATA_FOLDER,
-        most_inline=math.inf,
-        styles=styles(record),
-        best=best,
-        strengths=headline.strengths(context["restorers"]),
-        headroom=headline.headroom(record),
-        trained=trained(record),
-        sampled=sampled_means(record),
-        others={
-            name: before_after_figure(record, name, ("ssim",)) if best else None for name in others
-        },
-        facts={title: list(leaves(values)) for title, values in facts.items() if values},
-        threshold=f"{record['settings']['good_threshold']:g}",
-    )
