@@ -69,6 +69,11 @@ def test_deployments_run_nothing_by_themselves_and_have_parameters_that_can_be()
     assert [limit.limit for limit in resolved(parameters["nightly-audit"]).limits] == [0.05]
 
 
+def answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 @pytest.mark.slow
 def test_a_process_worker_runs_a_deployment(tmp_path: Path) -> None:
     """`prefect deploy --all` on a server of this test's own, and one run from its parameters."""
@@ -97,7 +102,7 @@ def test_a_process_worker_runs_a_deployment(tmp_path: Path) -> None:
     with subprocess.Popen([*program, *words], env=environment, **quiet) as server:
         try:
             deadline = time.monotonic() + 120
-            while socket.socket().connect_ex(("127.0.0.1", port)):
+            while not answers(port):
                 assert time.monotonic() < deadline, "the Prefect server did not start"
                 time.sleep(0.3)
             prefect("work-pool", "create", "palimpsest", "--type", "process")
