@@ -163,7 +163,7 @@ def attack(
     from flows.cli.attack_file import default_folder
     from flows.families.weights import attack as flow
     from flows.families.weights.attack_plan import prepared_by
-    from recon_core.attacks.span.settings import SpanAttack
+    from recon_core.attacks.span.search import SpanAttack
     from tasks.families.weights.attack import WeightsJob
 
     file, begun = Path(weights), None if initial is None else Path(initial)

@@ -6,12 +6,11 @@ from __future__ import annotations
 from typing import Annotated
 
 from recon_core.attacks.autoencoder.run import AutoencoderRecovery, autoencoder_bytes
-from recon_core.attacks.family import Family, registered
-from recon_core.attacks.family_run import FamilyRun
+from recon_core.attacks.family_run import Family, FamilyRun, registered
 from recon_core.attacks.instahide.run import InstaHideRecovery, instahide_bytes
 from recon_core.attacks.inversion.run import Inversion, inversion_bytes
 from recon_core.attacks.kkt.run import KKT, kkt_bytes
-from recon_core.tagged import Tagged
+from recon_core.strict import Tagged
 
 __all__ = [
     "FAMILIES",

@@ -1,16 +1,21 @@
 """Settings that are read from JSON, with the bounds of numbers as part of their types.
 
-@dataclass(frozen=True, kw_only=True)
-class Settings(Strict):
-    epochs: Count = 100
-    leak: Annotated[float, Within("[0, 1)", fix="torch's default is 0.01")] = 0.01
+    @dataclass(frozen=True, kw_only=True)
+    class Settings(Strict):
+        epochs: Count = 100
+        leak: Annotated[float, Within("[0, 1)", fix="torch's default is 0.01")] = 0.01
+
+The core does not know pydantic, but pydantic asks what stands beside a type in `Annotated` how to
+read it. For unions `Tagged` answers: a mapping is the member that its tag names, so that errors are
+those of that member and not of all.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
 
@@ -74,3 +79,36 @@ def _within(hint: Any) -> Iterator[Within]:
         yield from (part for part in hint.__metadata__ if isinstance(part, Within))
     for part in get_args(hint):
         yield from _within(part)
+
+
+@dataclass(frozen=True)
+class Tagged:
+    """`Annotated[A | B, Tagged("kind")]`: members are dataclasses with a field `kind` that is a
+    `Literal`. A mapping without a tag is the first member. `members`: by tag, those of a type that
+    is no union, but what all of them are."""
+
+    name: str
+    members: Mapping[str, type] | None = field(default=None, hash=False)
+
+    def by_tag(self, union: Any) -> Mapping[str, type]:
+        if self.members is not None:
+            return self.members
+        hints = [typing.get_type_hints(member)[self.name] for member in typing.get_args(union)]
+        tags = [str(typing.get_args(hint)[0]) for hint in hints]
+        return dict(zip(tags, typing.get_args(union), strict=True))
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        name, members = self.name, self.by_tag(source)
+        first = next(iter(members))
+
+        def tag_of(value: Any) -> Any:
+            given = value.get(name, first) if isinstance(value, Mapping) else value
+            return given if isinstance(given, str) else getattr(given, name, None)
+
+        return {
+            "type": "tagged-union",
+            "discriminator": tag_of,
+            "choices": {tag: handler.generate_schema(one) for tag, one in members.items()},
+            "custom_error_type": f"unknown_{name}",
+            "custom_error_message": f"{name} must be one of {', '.join(members)}",
+        }

@@ -89,7 +89,7 @@ def attack_weights(
     folder:others`
     """
     from flows.families.weights.attack_plan import prepared_by
-    from recon_core.attacks.span.settings import SpanAttack
+    from recon_core.attacks.span.search import SpanAttack
 
     span = SpanAttack(start="unknown" if beside.initial is None else "known")
     changed = assignments(settings) | ({} if separator is None else {SEPARATOR: separator})

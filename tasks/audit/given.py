@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from recon_core.attacks.span.settings import SpanAttack
+from recon_core.attacks.span.search import SpanAttack
 from recon_core.victims.losses import Loss
 from storage.sources.load import ImageSet, Split
 from tasks.attack_file.pictures import Named

@@ -15,8 +15,7 @@ import numpy.typing as npt
 from recon_core.attacks.kkt.objective import Condition
 from recon_core.optimisers import Optimiser
 from recon_core.sampling import binary_labels, class_labels
-from recon_core.strict import Count, Natural, Positive, Strict, Within
-from recon_core.tagged import Tagged
+from recon_core.strict import Count, Natural, Positive, Strict, Tagged, Within
 from recon_core.victims.autoencoder import Autoencoder, FullyConnected
 from recon_core.victims.autoencoder_training import AutoencoderTraining
 from recon_core.victims.network import Architecture, Network, Released, Shape

@@ -22,7 +22,7 @@ from recon_core.attacks.kkt.objective import KKTAttack
 from recon_core.attacks.kkt.settings import Attack
 from recon_core.attacks.span.inputs import ChannelOrder, PixelOrder
 from recon_core.attacks.span.rows import Source
-from recon_core.attacks.span.settings import SpanAttack
+from recon_core.attacks.span.search import SpanAttack
 from recon_core.strict import Count, Strict, Within
 from recon_core.victims.network import Activation
 from tasks.audit.recipe import VictimRecipe

@@ -24,7 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
 from recon_core.attacks.kkt.results import KnownVictim
-from recon_core.attacks.span.restoration import InSpan
+from recon_core.attacks.span.attack import InSpan
 from recon_core.attacks.span.subspace import NoSpanError
 from recon_core.experiments import KKT, Experiment
 from recon_core.matching import fit_to_range, runner_up

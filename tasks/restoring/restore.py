@@ -27,9 +27,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recon_core.attacks.span.attack import check_victim
-from recon_core.attacks.span.restoration import InSpan, in_span
-from recon_core.attacks.span.settings import SpanAttack
+from recon_core.attacks.span.attack import InSpan, check_victim, in_span
+from recon_core.attacks.span.search import SpanAttack
 from recon_core.restore import EDM, BFDnCNN, RegressionUNet
 from recon_core.restore.edm import Constraint
 from recon_core.restore.generic import GENERIC_RESTORERS, need_wavelets

@@ -19,7 +19,7 @@ from flows.families.weights.attack_plan import attack_plan
 from flows.presets import preset
 from flows.settings import resolve
 from flows.study import kind_of, study
-from recon_core.attacks.span.settings import SpanAttack
+from recon_core.attacks.span.search import SpanAttack
 from storage.pairs.dataset import Dataset
 from tasks.families.weights.attack import WeightsJob
 

@@ -15,8 +15,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 from torch.nn import functional
 
-from recon_core.attacks.family import Family
-from recon_core.attacks.family_run import TrainedRun, run_result
+from recon_core.attacks.family_run import Family, TrainedRun, run_result
 from recon_core.augment import augment_images
 from recon_core.types import Outcome, Progress, RunResult, RunSpec
 

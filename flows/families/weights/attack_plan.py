@@ -13,7 +13,7 @@ from typing import Any, Literal
 from flows.naming import unknown_name
 from recon_core.attacks.kkt.objective import Condition, KKTAttack, Search
 from recon_core.attacks.span.rows import Source
-from recon_core.attacks.span.settings import SpanAttack
+from recon_core.attacks.span.search import SpanAttack
 from recon_core.strict import Count, Strict
 from tasks.families.weights.attack import WeightsJob
 from tasks.families.weights.preflight import (

@@ -23,7 +23,7 @@ from flows.families.weights.grids import Size
 from flows.papers import MILLION, gradient_descent
 from recon_core.attacks.kkt.attacks import separation_operations
 from recon_core.attacks.kkt.objective import Condition, KKTAttack
-from recon_core.attacks.span.settings import SpanAttack
+from recon_core.attacks.span.search import SpanAttack
 from recon_core.experiments import KKT
 from recon_core.optimisers import Optimiser
 from recon_core.victims.losses import Kind, Loss

@@ -28,8 +28,7 @@ from recon_core.attacks.plug_and_play import (
     UnknownMask,
 )
 from recon_core.degradation import MASKS, degrade, mask_pattern
-from recon_core.strict import NonNegative
-from recon_core.tagged import Tagged
+from recon_core.strict import NonNegative, Tagged
 from recon_core.threads import Shares
 from recon_core.types import Outcome, Progress, RunResult, RunSpec
 from recon_core.victims.autoencoder import (

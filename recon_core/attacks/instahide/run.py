@@ -25,7 +25,7 @@ from recon_core.attacks.instahide.carlini import SPARE
 from recon_core.attacks.instahide.coherence import SIDE
 from recon_core.attacks.instahide.mixing import Encodings, InstaHide, Mixing, Scheme
 from recon_core.attacks.instahide.practical import Practical, recover_practically
-from recon_core.tagged import Tagged
+from recon_core.strict import Tagged
 from recon_core.threads import Shares
 from recon_core.types import Outcome, Progress, RunResult, RunSpec
 

@@ -21,8 +21,7 @@ from recon_core.attacks.family_run import DTYPES, FamilyRun, Learned, TrainedRun
 from recon_core.attacks.inversion.feature_matching import UNIT, GradientInversion, Inverted
 from recon_core.attacks.inversion.strong_inversion import StrongInversion, whiten
 from recon_core.attacks.plug_and_play import Ending
-from recon_core.strict import Within
-from recon_core.tagged import Tagged
+from recon_core.strict import Tagged, Within
 from recon_core.types import Outcome, Progress, RunResult, RunSpec
 from recon_core.victims.autoencoder import Shape, Weights
 from recon_core.victims.separability import MixCon, UniCon

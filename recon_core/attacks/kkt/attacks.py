@@ -21,9 +21,9 @@ from recon_core.attacks.kkt.results import AttackOutput, outputs_of
 from recon_core.attacks.kkt.settings import Attack
 from recon_core.attacks.kkt.solver import Judge, reconstruct
 from recon_core.attacks.span.attack import Separated, SpanAttack, separate
-from recon_core.attacks.span.features import n_features
 from recon_core.attacks.span.rows import SpanRows
 from recon_core.attacks.span.search import FEWEST, checked, separator_for
+from recon_core.attacks.span.separation import n_features
 from recon_core.attacks.span.separator import SHIPPED, Separator
 from recon_core.attacks.span.subspace import NoSpanError
 from recon_core.metrics import ncc_matrix

@@ -32,8 +32,7 @@ from recon_core.attacks.kkt.results import (
     result_of,
 )
 from recon_core.attacks.kkt.settings import KKTSettings, most_candidates, most_directions
-from recon_core.attacks.span.attack import SpanAttack, check_victim
-from recon_core.attacks.span.restoration import InSpan, in_span
+from recon_core.attacks.span.attack import InSpan, SpanAttack, check_victim, in_span
 from recon_core.attacks.span.rows import gradient_rows, state_rows, weight_rows
 from recon_core.precision import matmul_precision
 from recon_core.threads import AtOnce, one_after_another, share_of, side_by_side

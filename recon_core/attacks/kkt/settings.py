@@ -10,12 +10,11 @@ import numpy.typing as npt
 
 from recon_core.attacks.family_run import FamilyRun
 from recon_core.attacks.kkt.objective import KKTAttack
-from recon_core.attacks.span.settings import SpanAttack
+from recon_core.attacks.span.search import SpanAttack
 from recon_core.matching import CLIPPED, check_clipped
 from recon_core.precision import Precision
 from recon_core.sampling import binary_labels
-from recon_core.strict import Count, Share
-from recon_core.tagged import Tagged
+from recon_core.strict import Count, Share, Tagged
 from recon_core.victims.network import Network, Released
 from recon_core.victims.training import Training
 

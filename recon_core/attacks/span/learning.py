@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from recon_core.attacks.span.features import cosines
+from recon_core.attacks.span.separation import cosines
 from recon_core.attacks.span.separator import Card, Metric, Separator, build_network, in_blocks
 from recon_core.optimisers import MuonAndAdamW
 

@@ -9,9 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from recon_core.attacks.span.rows import SpanRows, weight_rows
-from recon_core.attacks.span.search import FEWEST, checked, sources_for
+from recon_core.attacks.span.search import FEWEST, SpanAttack, checked, sources_for
 from recon_core.attacks.span.separator import Separator
-from recon_core.attacks.span.settings import SpanAttack
 from recon_core.attacks.span.sources import biases_tell
 from recon_core.attacks.span.subspace import Subspace
 from recon_core.victims.network import Architecture, Parameters

@@ -29,7 +29,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from recon_core.attacks.span.features import cosines
+from recon_core.attacks.span.separation import cosines
 from recon_core.restore.unet import UNET_SIZES, CompactUNet, UNet
 from recon_core.strict import Count, Natural, NonNegative, Positive, Strict
 

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, cosine_similarity, pad
 
-from recon_core.attacks.span.features import cosines
+from recon_core.attacks.span.separation import cosines
 from recon_core.attacks.span.subspace import Subspace, mixing_of
 from recon_core.victims.network import Architecture, Parameters, Shape
 

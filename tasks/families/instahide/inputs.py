@@ -12,8 +12,7 @@ from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 
 from recon_core.attacks.instahide.mixing import Mixing, Scheme
 from recon_core.attacks.instahide.public_images import check_pool
-from recon_core.strict import Count, Strict, Within
-from recon_core.tagged import Tagged
+from recon_core.strict import Count, Strict, Tagged, Within
 from storage.challenge import Challenge, read_challenge
 
 T = TypeVar("T")

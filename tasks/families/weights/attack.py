@@ -32,7 +32,7 @@ from recon_core.attacks.kkt.objective import (
 from recon_core.attacks.kkt.solver import AttackState, reconstruct
 from recon_core.attacks.span.attack import separate
 from recon_core.attacks.span.inputs import ChannelOrder, InputOrder, PixelOrder
-from recon_core.attacks.span.settings import SpanAttack
+from recon_core.attacks.span.search import SpanAttack
 from recon_core.strict import Count, Positive, Strict, Within
 from recon_core.types import seeded_generator
 from recon_core.victims.network import Activation

@@ -13,7 +13,7 @@ from torch import Tensor
 from recon_core.attacks.kkt.objective import Condition, KKTAttack
 from recon_core.attacks.span.preflight import FULL, span_preflight
 from recon_core.attacks.span.rows import Source
-from recon_core.attacks.span.settings import SpanAttack
+from recon_core.attacks.span.search import SpanAttack
 from recon_core.attacks.span.subspace import Subspace
 from recon_core.victims.diagnostics import channel_scales
 from recon_core.victims.preflight import Finding, Preflight, preflight

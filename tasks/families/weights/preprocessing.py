@@ -17,15 +17,14 @@ from torch import Tensor
 from recon_core.attacks.span.inputs import (
     InputOrder,
     better_order,
+    channel_scales,
     orders_of,
     shares_in_span,
     smoother_order,
     subtracted,
 )
-from recon_core.attacks.span.normalisation import channel_scales
-from recon_core.attacks.span.search import separator_for
+from recon_core.attacks.span.search import SpanAttack, separator_for
 from recon_core.attacks.span.separator import Separator
-from recon_core.attacks.span.settings import SpanAttack
 from recon_core.sampling import binary_labels
 from recon_core.victims.network import Parameters
 from recon_core.victims.preflight import Finding

@@ -20,7 +20,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from recon_core.attacks.span.learning import Mixtures, is_mirrored, learn
-from recon_core.attacks.span.search import searched
+from recon_core.attacks.span.search import SpanAttack, searched
 from recon_core.attacks.span.separator import (
     SHIPPED,
     Card,
@@ -29,7 +29,6 @@ from recon_core.attacks.span.separator import (
     packed,
     unpacked,
 )
-from recon_core.attacks.span.settings import SpanAttack
 from recon_core.matching import best_per_target, fit_to_range, identified
 from recon_core.metrics import ssim_matrix
 from recon_core.strict import Count, Natural, Positive, Strict

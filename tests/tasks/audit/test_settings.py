@@ -11,7 +11,7 @@ import pytest
 
 from flows.audit import PRESETS, QUICK, defences
 from recon_core.attacks.kkt.objective import KKTAttack
-from recon_core.attacks.span.settings import SpanAttack
+from recon_core.attacks.span.search import SpanAttack
 from recon_core.victims.losses import Loss
 from recon_core.victims.network import Released
 from recon_core.victims.separability import MixCon

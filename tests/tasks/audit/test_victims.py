@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from recon_core.attacks.span.settings import SpanAttack
+from recon_core.attacks.span.search import SpanAttack
 from recon_core.victims.losses import Loss
 from recon_core.victims.training import Training
 from tasks.audit.attacks import AttackJob, best_matches

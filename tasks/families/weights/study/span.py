@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from recon_core.attacks.span.settings import SpanAttack
+from recon_core.attacks.span.search import SpanAttack
 from recon_core.strict import Count, Natural, Positive, Strict, Within
 from recon_core.types import Progress, no_progress
 from storage.files import write_file

@@ -14,7 +14,7 @@ from flows.cli.main import app
 from flows.families.weights.span_grid import search_operations
 from flows.study import study
 from recon_core.attacks.kkt.objective import KKTAttack
-from recon_core.attacks.span.settings import SpanAttack
+from recon_core.attacks.span.search import SpanAttack
 from recon_core.experiments import KKT
 from tasks.campaign.plan import AFTER_VICTIMS
 from tasks.families.weights.study.settings import Cell, Study

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from recon_core.attacks.span import attack as attack_module
 from recon_core.attacks.span import search
-from recon_core.attacks.span.attack import Separated, SpanAttack, separate
+from recon_core.attacks.span.attack import Separated, SpanAttack, in_span, separate
 from recon_core.attacks.span.learning import Mixtures
-from recon_core.attacks.span.restoration import in_span
 from recon_core.attacks.span.rows import SpanRows, weight_rows
 from recon_core.attacks.span.search import sources_for
 from recon_core.attacks.span.separation import Descent, rotation_start

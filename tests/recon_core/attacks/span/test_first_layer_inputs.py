@@ -10,13 +10,14 @@ from torch.nn.functional import interpolate
 from recon_core.attacks.span.inputs import (
     InputOrder,
     better_order,
+    channel_scales,
     orders_of,
     shares_in_span,
     smoother_order,
     subtracted,
+    undone,
 )
 from recon_core.attacks.span.learning import metric_of
-from recon_core.attacks.span.normalisation import channel_scales, undone
 from recon_core.attacks.span.separator import Card, Separator
 from tests.recon_core.drawing import generator
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from recon_core.attacks.span.preflight import span_preflight
 from recon_core.attacks.span.rows import SpanRows
-from recon_core.attacks.span.settings import SpanAttack
+from recon_core.attacks.span.search import SpanAttack
 from recon_core.victims.network import Architecture, Conv, Network, Parameters
 from recon_core.victims.preflight import Finding, Preflight
 from tests.recon_core.drawing import generator, normal

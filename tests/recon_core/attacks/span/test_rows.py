@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from recon_core.attacks.span.attack import separate
 from recon_core.attacks.span.rows import SpanRows, gradient_rows, joined, state_rows, weight_rows
-from recon_core.attacks.span.settings import SpanAttack
+from recon_core.attacks.span.search import SpanAttack
 from recon_core.attacks.span.subspace import Subspace
 from recon_core.optimisers import Optimiser
 from recon_core.victims.network import Network, Parameters

@@ -9,23 +9,21 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
-from recon_core.attacks.span.features import (
+from recon_core.attacks.span.separation import (
     check_features,
     colour_axes,
+    contrast,
     cosines,
     dct_filters,
     features_of,
-    n_features,
-    n_filters,
-    whitening,
-)
-from recon_core.attacks.span.separation import (
-    contrast,
     fixed_point_step,
     freed,
     independent,
+    n_features,
+    n_filters,
     rotation_start,
     student,
+    whitening,
 )
 from recon_core.attacks.span.sources import denoised
 from tests.recon_core.drawing import generator, normal

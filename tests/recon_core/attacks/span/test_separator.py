@@ -11,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from recon_core.attacks.span.features import whitening
 from recon_core.attacks.span.guided import SHORT_PATIENCE, _Search, joined, separated
 from recon_core.attacks.span.learning import Mixtures, is_mirrored, learn, metric_of
-from recon_core.attacks.span.search import checked, searched
-from recon_core.attacks.span.separation import OVER, rotation_start
+from recon_core.attacks.span.search import SpanAttack, checked, searched
+from recon_core.attacks.span.separation import OVER, rotation_start, whitening
 from recon_core.attacks.span.separator import (
     METADATA,
     SHIPPED,
@@ -28,7 +27,6 @@ from recon_core.attacks.span.separator import (
     shipped_separator,
     unpacked,
 )
-from recon_core.attacks.span.settings import SpanAttack
 from tests.recon_core.drawing import generator, refuses
 from tests.recon_core.tiles import photograph_tiles
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from recon_core.attacks.span.inputs import InputOrder
-from recon_core.attacks.span.settings import SpanAttack
+from recon_core.attacks.span.search import SpanAttack
 from recon_core.attacks.span.subspace import Subspace
 from storage.weights import WeightsError
 from tasks.families.weights import preflight as preflight_module

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from recon_core.attacks.kkt.objective import KKTAttack
 from recon_core.attacks.span.inputs import ChannelOrder, InputOrder, PixelOrder
-from recon_core.attacks.span.settings import SpanAttack
+from recon_core.attacks.span.search import SpanAttack
 from recon_core.metrics import ssim_matrix
 from storage.sources.load import load_images
 from tasks.attack_file.pictures import Named

@@ -10,8 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
+from recon_core.attacks.span.search import SpanAttack
 from recon_core.attacks.span.separator import Separator, build_network
-from recon_core.attacks.span.settings import SpanAttack
 from recon_core.restore.unet import CompactUNet, UNet
 from storage.errors import SourceError
 from storage.weights import WeightsError
