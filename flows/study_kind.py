@@ -21,9 +21,8 @@ from tasks.cluster.workers import Workers, dask_client
 from tasks.orchestration import task
 from tasks.page.study_page import StudyPage
 from tasks.progress import Left, stage_progress
-from tasks.study.cost import Cost
 from tasks.study.executor import Outcome, Unit, run_units
-from tasks.study.products import SETTINGS, Folder
+from tasks.study.products import SETTINGS, Cost, Folder
 
 S = TypeVar("S")
 P = TypeVar("P")

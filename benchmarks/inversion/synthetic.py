@@ -34,7 +34,7 @@ from recon_core.types import seeded_generator
 from recon_core.victims.separability import MixCon, separability
 from recon_core.victims.split import SplitMLP, evaluate_split, features_of, initial_weights
 from recon_core.victims.split_training import SplitTraining, train_split
-from tasks.attack_file.record import six_digits
+from tasks.attack_file.comparison import six_digits
 from tasks.families.inversion.study.claims import difference
 from tasks.study.statements import NotTestableError, Statement, Verdict, decided, decided_by
 

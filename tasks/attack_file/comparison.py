@@ -4,12 +4,16 @@ A count of good matches says little where pictures resemble each other: faces, d
 ground. So three things stand beside it: how many images are *identified*, that is, have a best
 picture that is nearer to them than to any other image given; how good the mean image alone would
 be, which carries nothing of any single image; and the chance that decoys would score as the images
-do.
+do. Below are parts of an attack's record and of its cache. Nothing here imports Prefect.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +24,9 @@ from torch import Tensor
 from recon_core.leakage import exchangeable_p
 from recon_core.matching import GAP, runner_up
 from recon_core.metrics import SSIMConvention, ncc_matrix, ssim_matrix, ssim_pairs
+from recon_core.victims.preflight import Preflight
+from storage.documents import read_document
+from storage.files import write_json
 
 MAX_PAIRS = 4_000_000
 """Pairs of which SSIM is computed; beyond, of each picture's nearest images by correlation."""
@@ -115,3 +122,58 @@ def sentences(scores: Mapping[str, Any], outlook: str) -> list[str]:
             "scale, size or order of values; more attacks may help as well."
         )
     return said
+
+
+def chances(found: Preflight) -> dict[str, Any]:
+    """Verdict, outlook and findings as JSON."""
+    findings = [asdict(finding) for finding in found.findings]
+    return {"verdict": found.verdict, "outlook": found.outlook, "findings": findings}
+
+
+def check_std(std: Iterable[float]) -> None:
+    """ValueError for standard deviations that nothing can be divided by."""
+    if not all(math.isfinite(s) and s > 0 for s in std):
+        raise ValueError(f"std={std} must be positive and finite, as in 0.25,0.24,0.26")
+
+
+def plain(settings: Any) -> dict[str, Any]:
+    """A dataclass as JSON has it: tuples are lists."""
+    found: dict[str, Any] = json.loads(json.dumps(asdict(settings)))
+    return found
+
+
+def setting_rows(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
+    """(dotted name, text) of every setting."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from setting_rows(value, f"{above}{key}.")
+        elif isinstance(value, list):
+            yield f"{above}{key}", ", ".join(map(str, value))
+        else:
+            yield f"{above}{key}", "none" if value is None else str(value)
+
+
+def six_digits(value: Any) -> Any:
+    """`value` with all numbers in it at six digits; None for what JSON has no number for."""
+    return with_floats(value, lambda number: float(f"{number:.6g}"))
+
+
+def with_floats(value: Any, change: Callable[[float], float]) -> Any:
+    """`value` as JSON has it, with all floats in it changed, and None for what is not finite."""
+    if isinstance(value, Mapping):
+        return {key: with_floats(item, change) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [with_floats(item, change) for item in value]
+    if isinstance(value, float):
+        return change(value) if math.isfinite(value) else None
+    return value
+
+
+def claimed(cache: Path, wanted: dict[str, Any]) -> dict[str, Any]:
+    """The job that `cache/job.json` names; `wanted`, if that is new."""
+    path = cache / "job.json"
+    if path.exists():
+        return read_document(path, "remove it with what is beside it, or start over with --fresh")
+    cache.mkdir(parents=True, exist_ok=True)
+    write_json(path, wanted)
+    return wanted

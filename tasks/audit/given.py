@@ -11,8 +11,8 @@ import torch
 from recon_core.attacks.span.search import SpanAttack
 from recon_core.victims.losses import Loss
 from storage.sources.load import ImageSet, Split
+from tasks.attack_file.comparison import check_std
 from tasks.attack_file.pictures import Named
-from tasks.attack_file.record import check_std
 from tasks.audit.plan import ALONE, AuditImages, AuditPlan
 from tasks.audit.recipe import VictimRecipe
 from tasks.audit.settings import AttackName, Audit, Cell, Defence

@@ -30,9 +30,8 @@ from tasks.audit.attacks import AnyAttack, AttackJob
 from tasks.audit.recipe import VictimRecipe, noise_multiplier_of
 from tasks.audit.settings import FEWEST, RECONSTRUCTION, AttackName, Audit, Cell
 from tasks.audit.victims import Pictures, VictimsJob
-from tasks.study.cost import Cost, in_full
 from tasks.study.executor import Unit
-from tasks.study.products import Arrays, Folder, content_of
+from tasks.study.products import Arrays, Cost, Folder, content_of, in_full
 
 PUBLIC_PER_IMAGE = 2
 """Public images that a student learns from, for each of its teacher's."""

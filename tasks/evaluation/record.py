@@ -22,7 +22,7 @@ from storage.documents import read_document
 from storage.pairs.dataset import Dataset
 from storage.pairs.layout import OUTCOMES
 from storage.sources.load import ImageSet
-from tasks.attack_file.record import with_floats
+from tasks.attack_file.comparison import with_floats
 from tasks.campaign.watch import log_notice
 from tasks.page.files import read_record
 

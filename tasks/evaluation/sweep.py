@@ -34,7 +34,7 @@ from recon_core.ranking import agreement, consistency
 from recon_core.summary import score_matches
 from recon_core.types import seeded_generator
 from storage.pairs.dataset import Dataset
-from tasks.attack_file.record import six_digits
+from tasks.attack_file.comparison import six_digits
 from tasks.evaluation.record import NEAREST, ORIGIN, SIDES, Arrays, rounded
 from tasks.evaluation.scores import (
     N_UNLIKE,

@@ -36,7 +36,7 @@ from recon_core.strict import Count, Strict, Within
 from recon_core.threads import share_of
 from recon_core.types import Progress, no_progress
 from storage.errors import StorageError
-from tasks.attack_file.record import check_std
+from tasks.attack_file.comparison import check_std
 from tasks.devices import Device, resolve_device
 from tasks.evaluation.record import fingerprint_of, weights_digest
 from tasks.families.weights.inputs import read_victim

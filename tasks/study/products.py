@@ -5,6 +5,8 @@ ROOT/NAME/KEY.*   arrays of a unit, and what is known of them, with NAME "produc
 
 A key is a sha256 of settings and images, not of the code or the machine: a release that computes
 otherwise does not make products of an older one again. `--fresh` does.
+
+Costs of a study are timed part by part before anything is run.
 """
 
 from __future__ import annotations
@@ -12,14 +14,17 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from safetensors.numpy import load, save
 from torch import Tensor
 
@@ -158,3 +163,47 @@ def balanced_order(labels: npt.NDArray[np.int64], *, root_seed: int) -> Ids:
 def content_of(image: Pixels) -> bytes:
     """sha256 of an image, which its copies share."""
     return hashlib.sha256(image.tobytes()).digest()
+
+
+TIMED_S = 0.2
+"""Seconds that are timed of a training or an attack, at least."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """An estimate of a part: counts and seconds of work by their titles; memory of a worker, None
+    where it is not known, and space in the store."""
+
+    name: str
+    counts: dict[str, int]
+    seconds_of: dict[str, float]
+    disk_bytes: int
+    memory_bytes: int | None = None
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.seconds_of.values())
+
+
+def seconds_of(work: Callable[[], object], *, times: int = 1) -> float:
+    """Seconds of some work on this machine or its GPU; of several times the fastest."""
+    spent = []
+    for _ in range(times):
+        started = time.perf_counter()
+        work()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        spent.append(time.perf_counter() - started)
+    return min(spent)
+
+
+def in_full(work: Callable[[int], object], n: int) -> float:
+    """Seconds of n steps of some work, by a line through two shorter ones."""
+    work(1)  # whatever is done for the first time takes longer
+    n_few = n_more = min(n, 2)
+    few_s = more_s = seconds_of(partial(work, n_few))
+    while n_more < n and more_s - few_s < TIMED_S:
+        n_more = min(n, 4 * n_more)
+        more_s = seconds_of(partial(work, n_more))
+    step_s = max(0.0, more_s - few_s) / max(1, n_more - n_few)
+    return more_s + (n - n_more) * step_s

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tasks.artifacts import publish_table
-from tasks.attack_file.record import plain, setting_rows
+from tasks.attack_file.comparison import plain, setting_rows
 from tasks.attack_file.report import check_chances, leave, page_context
 from tasks.devices import Device, resolve_device
 from tasks.families.autoencoder.attack import (

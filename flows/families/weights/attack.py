@@ -7,8 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from tasks.artifacts import publish_table
-from tasks.attack_file.comparison import sentences
-from tasks.attack_file.record import plain, setting_rows
+from tasks.attack_file.comparison import plain, sentences, setting_rows
 from tasks.attack_file.report import check_chances, leave, page_context
 from tasks.devices import Device, resolve_device
 from tasks.families.weights.attack import AttackRun, WeightsJob, run_attacks

@@ -41,8 +41,7 @@ from tasks.families.weights.study.settings import Cell, Study, StudyPlan, costs_
 from tasks.orchestration import task
 from tasks.page.study_page import StudyPage
 from tasks.progress import stage_progress
-from tasks.study.cost import Cost
-from tasks.study.products import SETTINGS, npz_of
+from tasks.study.products import SETTINGS, Cost, npz_of
 from tasks.workspace import Workspace
 
 OF_EVERY_CELL = "experiment."

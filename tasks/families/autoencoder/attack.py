@@ -35,7 +35,7 @@ from recon_core.similarity import (
 from recon_core.types import seeded_generator
 from storage.checkpoints import load_checkpoint, save_checkpoint
 from storage.errors import StoreMismatchError
-from tasks.attack_file.record import claimed, six_digits
+from tasks.attack_file.comparison import claimed, six_digits
 from tasks.attack_file.report import STEPS, as_bytes, uri_of, write_arrays
 from tasks.families.autoencoder.inputs import AutoencoderJob, AutoencoderVictim, Case, Method
 from tasks.page.files import page_html

@@ -31,6 +31,7 @@ from recon_core.victims.preflight import Preflight
 from storage.errors import SourceError, shown
 from storage.sources.pictures import Reading, Tally
 from storage.weights import WeightsError, check_weights_file, read_weights
+from tasks.attack_file.comparison import chances, check_std
 from tasks.attack_file.pictures import (
     Named,
     PictureFolder,
@@ -46,7 +47,6 @@ from tasks.attack_file.pictures import (
     side_of,
 )
 from tasks.attack_file.programs import Program, in_rows, program_kind, read_program
-from tasks.attack_file.record import chances, check_std
 from tasks.devices import check_memory
 from tasks.families.autoencoder.networks import (
     Architecture,

@@ -22,7 +22,7 @@ from recon_core.attacks.instahide.recover import Recovered, Status
 from recon_core.attacks.instahide.signs import Equations, determined
 from recon_core.similarity import similarities
 from storage.challenge import Challenge
-from tasks.attack_file.record import six_digits
+from tasks.attack_file.comparison import six_digits
 from tasks.families.instahide.inputs import PreparedChallenge
 
 SSIM_SIDE = 11

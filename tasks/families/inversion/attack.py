@@ -30,8 +30,8 @@ from recon_core.precision import float32_arithmetic
 from recon_core.similarity import perceptual_similarity, similarities, spread
 from recon_core.types import seeded_generator
 from recon_core.victims.separability import separability
+from tasks.attack_file.comparison import six_digits
 from tasks.attack_file.pictures import Named
-from tasks.attack_file.record import six_digits
 from tasks.attack_file.report import as_bytes
 from tasks.evaluation.perceptual import MapsOf
 from tasks.families.inversion.inputs import InversionJob, PreparedCut, features, outputs_of

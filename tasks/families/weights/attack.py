@@ -39,7 +39,7 @@ from recon_core.victims.network import Activation
 from storage.checkpoints import load_checkpoint, save_checkpoint
 from storage.errors import StorageError, StoreMismatchError
 from storage.pairs.dataset import manifest_differences
-from tasks.attack_file.record import claimed
+from tasks.attack_file.comparison import claimed
 from tasks.families.weights.inputs import Victim, order_said
 from tasks.families.weights.separators import given_separator
 

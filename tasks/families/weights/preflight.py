@@ -17,8 +17,8 @@ from recon_core.attacks.span.search import SpanAttack
 from recon_core.attacks.span.subspace import Subspace
 from recon_core.victims.diagnostics import channel_scales
 from recon_core.victims.preflight import Finding, Preflight, preflight
+from tasks.attack_file.comparison import chances
 from tasks.attack_file.pictures import Named
-from tasks.attack_file.record import chances
 from tasks.devices import check_memory
 from tasks.families.weights.attack import WeightsJob
 from tasks.families.weights.inputs import DTYPES, Victim, read_victim

@@ -43,8 +43,8 @@ from tasks.families.autoencoder.study.units import (
     TrainJob,
     VictimFolder,
 )
-from tasks.study.cost import Cost, in_full, seconds_of
 from tasks.study.executor import Unit
+from tasks.study.products import Cost, in_full, seconds_of
 from tasks.training.inpainter import batch_of
 
 MOST = 32

@@ -16,7 +16,7 @@ import torch
 from recon_core.attacks.plug_and_play import Ending
 from recon_core.degradation import MASKS
 from recon_core.similarity import ACCURATE, APPROXIMATE, THRESHOLDS, rates
-from tasks.attack_file.record import six_digits
+from tasks.attack_file.comparison import six_digits
 from tasks.evaluation.record import describe_source
 from tasks.families.autoencoder.study.figure_specs import group_name
 from tasks.families.autoencoder.study.plan import RecoveryPlan

@@ -41,9 +41,8 @@ from tasks.families.inversion.study.units import (
     run_attack,
     stacked,
 )
-from tasks.study.cost import Cost, seconds_of
 from tasks.study.executor import Unit
-from tasks.study.products import Folder, hash_of, write_weights
+from tasks.study.products import Cost, Folder, hash_of, seconds_of, write_weights
 
 TIMED_STEPS = 3
 MAX_ROLES = 4

@@ -16,7 +16,7 @@ import numpy as np
 from recon_core.summary import t_interval
 from recon_core.victims.separability import MixCon, UniCon
 from recon_core.victims.split_training import Defence
-from tasks.attack_file.record import six_digits
+from tasks.attack_file.comparison import six_digits
 from tasks.families.inversion.study.plan import InversionPlan
 from tasks.families.inversion.study.settings import Cell, defence_json, defence_name
 from tasks.page.formats import power

@@ -28,7 +28,7 @@ from storage.pairs.receipts import Receipt
 from storage.sources.load import ImageSet, Split
 from tasks.campaign.plan import PlannedPart, sha256_of, without_attack
 from tasks.evaluation.settings import Evaluation
-from tasks.study.cost import Cost, in_full, seconds_of
+from tasks.study.products import Cost, in_full, seconds_of
 
 Value = int | float | str
 Shape = tuple[int, int, int]

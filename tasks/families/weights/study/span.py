@@ -35,9 +35,18 @@ from tasks.families.weights.results import gather, scores_record
 from tasks.page.files import Record, Table, table_of
 from tasks.page.pictures import eight_bits, png_bytes, strips
 from tasks.page.study_page import StudyPage, Tables
-from tasks.study.cost import Cost, seconds_of
 from tasks.study.executor import Unit
-from tasks.study.products import NOTHING, Arrays, Folder, Job, hash_of, key_of, loaded
+from tasks.study.products import (
+    NOTHING,
+    Arrays,
+    Cost,
+    Folder,
+    Job,
+    hash_of,
+    key_of,
+    loaded,
+    seconds_of,
+)
 
 OPTIMISERS: dict[str, Callable[..., Optimizer]] = {
     "SGD": partial(SGD, lr=0.1),
