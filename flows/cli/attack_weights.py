@@ -174,7 +174,7 @@ def train_separator(
     shape: Annotated[str, "Of the attacked images: 1x28x28."] = "3x32x32",
     minutes: Annotated[float, "Of learning; more is better."] = 5.0,
     n_steps: Annotated[int | None, "--steps", "In place of minutes: as many steps."] = None,
-    large: Annotated[bool, "A network of three million parameters, for a GPU."] = False,
+    large: Annotated[bool, "Three million parameters: an hour or two on a CPU."] = False,
     centred: Annotated[
         bool, "--centred/--as-they-are", "See pictures less their mean; as they are: on black."
     ] = True,
