@@ -243,54 +243,53 @@ class StudyPlan:
 
 
 def costs_of(plan: StudyPlan, device: str) -> list[Cost]:
-    """Estimates of all cells. A short training of each and a short attack of each kind are timed
-    here, and what is missing of epochs and iterations is supposed to take as long; other attacks
-    than KKT's are run whole, once."""
+    """Estimates of all cells, from a short training of each and a short attack of each kind. One
+    attack of a kind other than KKT's is run whole, on the fewest images, and scaled by their number
+    for other cells."""
     before = torch.get_num_threads()
     torch.set_num_threads(plan.study.threads)
     try:
-        known: dict[str, tuple[float, int]] = {}
-        return [_cost(plan, number, device, known) for number in range(len(plan.study.cells))]
+        cells, known = plan.study.cells, dict[str, tuple[float, float]]()
+        order = sorted(range(len(cells)), key=lambda number: cells[number].images_per_run)
+        costs = {number: _cost(plan, number, device, known) for number in order}
+        return [costs[number] for number in range(len(cells))]
     finally:
         torch.set_num_threads(before)
 
 
-def _cost(plan: StudyPlan, number: int, device: str, known: dict[str, tuple[float, int]]) -> Cost:
-    """The estimate of a cell; `known`: seconds of attacks on victims like those of other cells, and
-    the numbers that each saves."""
+def _cost(plan: StudyPlan, number: int, device: str, known: dict[str, tuple[float, float]]) -> Cost:
+    """The estimate of a cell; `known`: seconds of attacks like those of other cells, and the
+    numbers that each saves, of whole attacks for each image."""
     study, cell, where = plan.study, plan.study.cells[number], torch.device(device)
     experiment, n_attacks = cell.experiment, study.n_victims * study.n_attacks
     spec = plan.spec(number * n_attacks)
     images = torch.from_numpy(plan.images.images[list(spec.image_ids)])
-    kept, saved = _Kept(), 0
-    n_epochs = experiment.training.epochs if isinstance(experiment, KKT) else 1
-    n_iterations = 1  # of a whole attack, which takes seconds, but for a search
-    if isinstance(experiment, KKT) and isinstance(experiment.attack, KKTAttack):
-        n_iterations = experiment.attack.n_iterations
+    kept, saved, kkt = _Kept(), 0, experiment if isinstance(experiment, KKT) else None
+    n_epochs = 1 if kkt is None else kkt.training.epochs
+    search = kkt.attack if kkt and isinstance(kkt.attack, KKTAttack) else None
 
     def train(n: int) -> None:
         kept.clear()
-        short = experiment
-        if isinstance(short, KKT):
-            short = replace(short, training=replace(short.training, epochs=n))
-        short.train_victim(spec, images, device=where, victims=kept)
+        few = kkt and replace(kkt, training=replace(kkt.training, epochs=n))
+        (few or experiment).train_victim(spec, images, device=where, victims=kept)
 
     def attack(n: int) -> None:
         nonlocal saved
         short = experiment
-        if isinstance(experiment, KKT) and isinstance(experiment.attack, KKTAttack):
-            short = replace(experiment, attack=replace(experiment.attack, save_at=(n,)))
+        if kkt and search:
+            short = replace(kkt, attack=replace(search, save_at=(n,)))
         (result,) = short.run_batch([spec], images[None], device=where, victims=kept)
         saved = result.pairs.reconstruction.numel() // max(1, len(short.saved_iterations))
 
-    train_s, kind = in_full(train, n_epochs), repr(experiment)
-    if isinstance(experiment, KKT):
-        kind = repr((len(images), experiment.victim, experiment.n_outputs, experiment.attack))
+    train_s, kind, per = in_full(train, n_epochs), repr(experiment), 1 if search else len(images)
+    if kkt is not None:
+        alike = (len(images), kkt.victim, kkt.n_outputs, search)
+        kind = repr(alike) if search else type(kkt.attack).__name__
     if kind not in known:
         whole = partial(attack, 1)
-        attack_s = seconds_of(whole) if n_iterations == 1 else in_full(attack, n_iterations)
-        known[kind] = attack_s, saved
-    attack_s, saved = known[kind]
+        attack_s = in_full(attack, search.n_iterations) if search else seconds_of(whole)
+        known[kind] = attack_s / per, saved / per
+    attack_s, saved = known[kind][0] * per, round(known[kind][1] * per)
     c, h, w = plan.images.images.shape[1:]
     memory = bytes_per_run(experiment, cell.images_per_run, (c, h, w))
     n_saved = max(1, len(experiment.saved_iterations))
