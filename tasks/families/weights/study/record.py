@@ -17,18 +17,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from distributed import Client, as_completed
+from distributed import Client
 
 from recon_core.attacks.kkt.results import KnownVictim
 from recon_core.experiments import KKT, Experiment
 from recon_core.summary import detect, summarise
-from recon_core.types import RunSpec, Victims, seeded_generator
+from recon_core.types import Progress, RunSpec, Victims, no_progress, seeded_generator
 from storage.pairs.dataset import Dataset
-from tasks.campaign.generate import OnProgress
-from tasks.campaign.part import cpu_threads, device_name, own_device, this_worker
+from tasks.campaign.part import device_name
 from tasks.campaign.plan import VICTIMS, kept_victims, sha256_of, without_attack
 from tasks.evaluation.record import rounded
 from tasks.families.weights.study.settings import Cell, Study, StudyPlan
+from tasks.progress import Advance
+from tasks.study.executor import Unit, run_units
 
 DIGITS = 6
 N_SHOWN = 10
@@ -43,31 +44,28 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class VictimJob:
-    """A victim's training; images are (n, c, h, w). `numbers`: those under which
-    the study has it."""
+    """A victim's training on images (n, c, h, w). `numbers`: those by which the study knows it."""
 
     experiment: Experiment
     spec: RunSpec
     numbers: tuple[int, ...]
     images: npt.NDArray[np.uint8]
     device: str
-    threads: int
     victims: tuple[str, str]
 
 
-def train_victim(job: VictimJob) -> None:
-    """Trains a victim, unless it is there, and keeps it under each of its numbers."""
-    device = own_device(job.device, this_worker())
-    kept = kept_victims(job.victims, device_name(device))
+def train_victim(job: VictimJob, progress: Progress = no_progress) -> dict[str, Any]:
+    """Train a victim unless it is stored, and store it under each of its numbers."""
+    kept = kept_victims(job.victims, device_name(job.device))
     assert kept is not None
-    with cpu_threads(job.threads):
-        job.experiment.train_victim(
-            job.spec, torch.from_numpy(job.images), device=torch.device(device), victims=kept
-        )
+    images, device = torch.from_numpy(job.images), torch.device(job.device)
+    job.experiment.train_victim(job.spec, images, device=device, victims=kept)
     trained = kept.get(job.spec.victim)
     for number in job.numbers:
         if trained is not None and kept.get(number) is None:
             kept.put(number, trained)
+    progress(1.0)
+    return {}
 
 
 def jobs_of(plan: StudyPlan, dataset: Dataset, device: str) -> list[VictimJob]:
@@ -95,7 +93,6 @@ def jobs_of(plan: StudyPlan, dataset: Dataset, device: str) -> list[VictimJob]:
             numbers=tuple(numbers),
             images=plan.images.images[list(spec.image_ids)],
             device=device,
-            threads=study.threads,
             victims=(folder, study.victims_fingerprint(plan.images)),
         )
         jobs.append(job)
@@ -103,19 +100,12 @@ def jobs_of(plan: StudyPlan, dataset: Dataset, device: str) -> list[VictimJob]:
 
 
 def train_victims(
-    plan: StudyPlan, dataset: Dataset, client: Client, *, device: str, on_progress: OnProgress
+    plan: StudyPlan, dataset: Dataset, client: Client, *, device: str, on_progress: Advance
 ) -> None:
-    """Trains what is missing on the workers; raises what a training raises."""
+    """Train the missing victims on the workers. A part trains again one that failed here."""
     jobs = jobs_of(plan, dataset, device)
-    with client.as_current():
-        futures = [client.submit(train_victim, job, pure=False) for job in jobs]
-        try:
-            for done, future in enumerate(as_completed(futures)):
-                future.result()
-                on_progress(done + 1, len(jobs), "")
-        finally:
-            for future in futures:
-                future.cancel()
+    units = [Unit(f"victim {job.numbers[0]}", train_victim, job) for job in jobs]
+    run_units(units, client, threads=plan.study.threads, on_progress=on_progress)
 
 
 @dataclass(frozen=True)

@@ -243,9 +243,9 @@ class StudyPlan:
 
 
 def costs_of(plan: StudyPlan, device: str) -> list[Cost]:
-    """Estimates of all cells, from a short training of each and a short attack of each kind. One
-    attack of a kind other than KKT's is run whole, on the fewest images, and scaled by their number
-    for other cells."""
+    """Estimate all cells from short trainings and attacks, one of each kind. An attack of a kind
+    other than KKT's is run whole, on the fewest images, and scaled by their number for other
+    cells."""
     before = torch.get_num_threads()
     torch.set_num_threads(plan.study.threads)
     try:
@@ -258,14 +258,13 @@ def costs_of(plan: StudyPlan, device: str) -> list[Cost]:
 
 
 def _cost(plan: StudyPlan, number: int, device: str, known: dict[str, tuple[float, float]]) -> Cost:
-    """The estimate of a cell; `known`: seconds of attacks like those of other cells, and the
-    numbers that each saves, of whole attacks for each image."""
+    """The estimate of a cell. `known`: seconds of trainings and attacks like those of other cells,
+    and the numbers that an attack saves; of whole attacks for each image."""
     study, cell, where = plan.study, plan.study.cells[number], torch.device(device)
     experiment, n_attacks = cell.experiment, study.n_victims * study.n_attacks
     spec = plan.spec(number * n_attacks)
     images = torch.from_numpy(plan.images.images[list(spec.image_ids)])
     kept, saved, kkt = _Kept(), 0, experiment if isinstance(experiment, KKT) else None
-    n_epochs = 1 if kkt is None else kkt.training.epochs
     search = kkt.attack if kkt and isinstance(kkt.attack, KKTAttack) else None
 
     def train(n: int) -> None:
@@ -281,23 +280,32 @@ def _cost(plan: StudyPlan, number: int, device: str, known: dict[str, tuple[floa
         (result,) = short.run_batch([spec], images[None], device=where, victims=kept)
         saved = result.pairs.reconstruction.numel() // max(1, len(short.saved_iterations))
 
-    train_s, kind, per = in_full(train, n_epochs), repr(experiment), 1 if search else len(images)
+    trained, kind = f"train {experiment!r}", f"attack {experiment!r}"
+    per, n_epochs = 1 if search else len(images), 1
     if kkt is not None:
+        n_epochs, training = kkt.training.epochs, replace(kkt.training, weight_decay=0.0)
+        trained = repr((len(images), kkt.victim, kkt.n_outputs, training))
         alike = (len(images), kkt.victim, kkt.n_outputs, search)
         kind = repr(alike) if search else type(kkt.attack).__name__
+    if trained not in known:
+        known[trained] = in_full(train, n_epochs), 0
     if kind not in known:
-        whole = partial(attack, 1)
-        attack_s = in_full(attack, search.n_iterations) if search else seconds_of(whole)
+        if not kept:
+            train(1)
+        attack_s = (
+            in_full(attack, search.n_iterations) if search else seconds_of(partial(attack, 1))
+        )
         known[kind] = attack_s / per, saved / per
     attack_s, saved = known[kind][0] * per, round(known[kind][1] * per)
     c, h, w = plan.images.images.shape[1:]
     memory = bytes_per_run(experiment, cell.images_per_run, (c, h, w))
     n_saved = max(1, len(experiment.saved_iterations))
     at_once = study.runs_per_part if device != "cpu" else 1  # a GPU's worker holds a part's runs
+    train_s = study.n_victims * known[trained][0]
     return Cost(
         name=cell.name,
         counts={"images": len(images), "victims": study.n_victims, "attacks": n_attacks},
-        seconds_of={"training": study.n_victims * train_s, "attacks take": n_attacks * attack_s},
+        seconds_of={"training": train_s, "attacks take": n_attacks * attack_s},
         memory_bytes=memory * at_once,
         disk_bytes=n_attacks * n_saved * saved * BYTES_PER_VALUE[study.encoding],
     )
