@@ -1,7 +1,7 @@
-"""Run the units of a study on Dask workers: each as soon as what it needs is there.
+"""Run the units of a study on Dask workers, each as soon as the units it needs are done.
 
-A unit keeps its own product, so this process and any worker may be killed at any time: the same
-command goes on. A unit that fails does not stop the others; those that need it are left out.
+A unit stores its own product, so this process and any worker may be killed at any time: the same
+command goes on. A unit that fails does not stop the others; those that need it fail with it.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ TOPIC = "palimpsest-study"
 REPORT_EVERY_SECONDS = 0.5
 POLL_SECONDS = 1.0
 NAMED = 4
-"""Units under way that the progress names."""
+"""Most running units that are named on the screen."""
 TELLING = 0.1
-"""Fraction of a unit that must be done before its time so far is extrapolated."""
+"""Fraction of a unit that must be done before its time is extrapolated."""
 _GRAPH_WARNING = "distributed.admin.large-graph-warning-threshold"
 
 
 @dataclass(frozen=True)
 class Unit:
-    """Something to make: `run(job, progress)` gives what is to be known of it.
+    """A piece of work: `run(job, progress)` does it and returns its facts.
 
-    `job` has a field `device`. `needs`: names of units that must be done before.
+    `job` has a field `device`. `needs` names the units that must be done before.
     """
 
     name: str
@@ -48,21 +48,17 @@ class Unit:
 
     @property
     def kind(self) -> tuple[str, str]:
-        """Units of one kind take about as long: the same work, by the same attack."""
+        """Kind of work and its attack: units of one kind take about as long."""
         return self.run.__qualname__, repr(getattr(self.job, "attack", ""))
 
 
-@dataclass(frozen=True)
-class Ran:
-    """What a unit gave, and the seconds it took; None if its product was there."""
-
-    given: dict[str, Any]
-    seconds: float | None
+Ran = tuple[dict[str, Any], float | None]
+"""A unit's facts, and the seconds it took; None if its product was stored before."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Products of units by name, and why those that failed did."""
+    """Facts of the units that are done, and the reasons of those that failed, by name."""
 
     done: dict[str, dict[str, Any]]
     failed: dict[str, str]
@@ -78,11 +74,10 @@ def run_units(
     on_progress: Advance,
     earlier: Outcome | None = None,
 ) -> Outcome:
-    """Run all units, and those that `then` gives when one of them is done.
+    """Run all units, and those that `then` adds when one of them is done.
 
-    `earlier`: what units of rounds before this one gave, which those of this one may need; a unit
-    that needs what none makes fails. `watch` looks after the workers and whether the study is to
-    pause or to stop.
+    `earlier`: the outcome of earlier rounds, whose units these may need; a unit that needs an
+    unknown one fails. `watch` checks the workers, and whether the study is paused or cancelled.
 
     Raises StoreFullError at once, when a worker finds the device full, and CampaignError as
     `Watch.look` does.
@@ -102,7 +97,7 @@ def run_units(
 
 @dataclass
 class _Run:
-    """Units that wait, run, are done and have failed."""
+    """Units by state: waiting, running, done, failed."""
 
     client: Client
     threads: int
@@ -133,7 +128,7 @@ class _Run:
             self._report()
 
     def on_event(self, event: Any) -> None:
-        """A worker's message; comes in the client's own thread."""
+        """Queue a worker's message; called in the client's own thread."""
         self.happened.put(("reported", event[1]))
 
     def _start_ready(self) -> None:
@@ -162,7 +157,7 @@ class _Run:
         future.add_done_callback(lambda ended: self.happened.put(("ended", (name, ended))))
 
     def _collect(self) -> None:
-        """Takes in what happened, waiting a little for the first thing."""
+        """Handle all events so far, waiting for the first at most `POLL_SECONDS`."""
         try:
             what, about = self.happened.get(timeout=POLL_SECONDS)
             while True:
@@ -196,10 +191,10 @@ class _Run:
             if self.watch is not None:
                 self.watch.on_notice(f"{name} failed, the others go on: {self.failed[name]}")
             return
-        self.done[name] = outcome.given
-        if outcome.seconds is not None:
-            self.took.setdefault(unit.kind, []).append(outcome.seconds)
-        for more in self.then(unit, outcome.given):
+        self.done[name], seconds = outcome
+        if seconds is not None:
+            self.took.setdefault(unit.kind, []).append(seconds)
+        for more in self.then(unit, self.done[name]):
             self.waiting[more.name] = more
 
     def _report(self) -> None:
@@ -213,7 +208,7 @@ class _Run:
         self.on_progress(n_done, known, note, left=self._left())
 
     def _left(self) -> Left:
-        """The time left, by what units of the same kind took, or how far those are that run."""
+        """Estimate the time left from units of the same kind, done or far enough to extrapolate."""
         running = [
             (unit, self.reported.get(name, (0.0, 0.0))) for name, (unit, _) in self.running.items()
         ]
@@ -229,14 +224,14 @@ class _Run:
 
 
 def run_unit(unit: Unit, threads: int) -> Ran:
-    """A unit on a worker, or in this process."""
+    """Run a unit, on a worker or in this process."""
     worker, began = this_worker(), time.monotonic()
     job = replace(unit.job, device=own_device(unit.job.device, worker))
     was_there = isinstance(job, Job) and job.folder.has(job.key)
     last_report = float("-inf")
 
     def report(fraction: float) -> None:
-        """Tell the coordinator at most twice a second; silent outside a worker."""
+        """Report to the coordinator at most twice a second; silent outside a worker."""
         nonlocal last_report
         now = time.monotonic()
         if worker is not None and now - last_report >= REPORT_EVERY_SECONDS:
@@ -245,5 +240,5 @@ def run_unit(unit: Unit, threads: int) -> Ran:
             worker.log_event(TOPIC, about)
 
     with cpu_threads(threads):
-        given = unit.run(job, report)
-    return Ran(given, None if was_there else time.monotonic() - began)
+        facts = unit.run(job, report)
+    return facts, None if was_there else time.monotonic() - began

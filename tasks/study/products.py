@@ -1,12 +1,10 @@
-"""The products of a study's units: each made once, and kept under its key; and the images of its
-victims, in a balanced order and with copies told by their content.
+"""Products of a study's units, each made once and stored under its key; the order in which a study
+draws images; and the timing behind its estimated costs.
 
-ROOT/NAME/KEY.*   arrays of a unit, and what is known of them, with NAME "products" by default
+ROOT/NAME/KEY.*   arrays and facts of a unit; NAME is "products" by default
 
-A key is a sha256 of settings and images, not of the code or the machine: a release that computes
-otherwise does not make products of an older one again. `--fresh` does.
-
-Costs of a study are timed part by part before anything is run.
+A key is the sha256 of settings and images, not of the code or the machine: a new release keeps the
+products of an older one, even if it would compute others. `--fresh` makes them again.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 Pixels = npt.NDArray[np.uint8]
 Ids = npt.NDArray[np.int64]
 NOTHING: Arrays = {"nothing": np.zeros(0, np.float32)}
-"""Arrays of a product that has none."""
+"""Arrays of a product that consists of facts alone."""
 
 
 @dataclass(frozen=True)
@@ -60,17 +58,17 @@ class Folder:
         return None if found is None or found[1].get("key") != key else found
 
     def has(self, key: str) -> bool:
-        """True if there is a product by this name, which is not read."""
+        """True if a product is stored under this key; it is not read."""
         return (self.place / f"{key[:32]}.json").exists()
 
     def put(self, key: str, arrays: Arrays, about: Mapping[str, Any]) -> None:
-        """Keep a product. Raises StoreFullError."""
+        """Store a product. Raises StoreFullError."""
         save_checkpoint(self.place, key[:32], arrays, {"key": key, **about})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job(ABC):
-    """Something that a unit makes once, and keeps in the study at `root` under the job's key."""
+    """A product that is made once and stored in the study at `root` under the job's key."""
 
     root: str
     device: str
@@ -86,10 +84,10 @@ class Job(ABC):
 
     @abstractmethod
     def make(self, progress: Progress) -> tuple[Arrays, dict[str, Any]]:
-        """The product: arrays, and what is known of them."""
+        """Make the product: arrays and facts."""
 
     def run(self, progress: Progress = no_progress) -> dict[str, Any]:
-        """Facts of the product, which is made unless it is there. Raises StoreFullError."""
+        """Return the product's facts; make it first unless it is stored. Raises StoreFullError."""
         if (found := self.folder.product(self.key)) is not None:
             return found[1]
         arrays, facts = self.make(progress)
@@ -98,13 +96,13 @@ class Job(ABC):
 
 
 def write_weights(path: Path, weights: Mapping[str, Tensor], about: Mapping[str, Any]) -> str:
-    """Saves one network, with `about` as JSON in the file's metadata; the file's sha256.
+    """Save one network, with `about` as JSON in the file's metadata; return the file's sha256.
 
     Raises StoreFullError.
     """
-    # not numpy's ascontiguousarray, which makes (1,) of (): the shape of a PReLU's slope
+    # numpy's ascontiguousarray would turn (), the shape of a PReLU's slope, into (1,)
     arrays = {name: t[0].cpu().contiguous().numpy() for name, t in weights.items()}
-    # one entry alone: safetensors writes several in no fixed order, and the file has a hash
+    # a single entry: safetensors writes several in no fixed order, and the file is hashed
     content = save(arrays, metadata={METADATA: json.dumps(dict(about))})
     with full_device_explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -139,10 +137,10 @@ def npz_of(arrays: Arrays) -> bytes:
 
 
 def loaded(folder: Path, name: str) -> tuple[Arrays, dict[str, Any]] | None:
-    """A checkpoint; None if it is not there, or not as it was written."""
+    """A checkpoint; None if missing or corrupt."""
     try:
         return load_checkpoint(folder, name)
-    except CorruptPartError:  # it is made again, as one that is not there
+    except CorruptPartError:  # made again, like a missing one
         return None
 
 
@@ -161,18 +159,18 @@ def balanced_order(labels: npt.NDArray[np.int64], *, root_seed: int) -> Ids:
 
 
 def content_of(image: Pixels) -> bytes:
-    """sha256 of an image, which its copies share."""
+    """sha256 of an image's pixels, the same for its copies."""
     return hashlib.sha256(image.tobytes()).digest()
 
 
 TIMED_S = 0.2
-"""Seconds that are timed of a training or an attack, at least."""
+"""Least seconds of a training or an attack that are timed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """An estimate of a part: counts and seconds of work by their titles; memory of a worker, None
-    where it is not known, and space in the store."""
+    """Estimated cost of a part of a study: counts and seconds of work by title, memory of a worker
+    (None: unknown) and space in the store."""
 
     name: str
     counts: dict[str, int]
@@ -186,7 +184,7 @@ class Cost:
 
 
 def seconds_of(work: Callable[[], object], *, times: int = 1) -> float:
-    """Seconds of some work on this machine or its GPU; of several times the fastest."""
+    """Time some work on this machine or its GPU: the fastest of several `times`."""
     spent = []
     for _ in range(times):
         started = time.perf_counter()
@@ -198,8 +196,8 @@ def seconds_of(work: Callable[[], object], *, times: int = 1) -> float:
 
 
 def in_full(work: Callable[[int], object], n: int) -> float:
-    """Seconds of n steps of some work, by a line through two shorter ones."""
-    work(1)  # whatever is done for the first time takes longer
+    """Estimate the seconds of n steps of some work by a line through two shorter runs."""
+    work(1)  # warm up
     n_few = n_more = min(n, 2)
     few_s = more_s = seconds_of(partial(work, n_few))
     while n_more < n and more_s - few_s < TIMED_S:

@@ -1,5 +1,6 @@
-"""Rules by which each claim of the autoencoder paper is decided (`claims` has them in words): our
-numbers, and the verdict; NotTestableError where the study lacks what a claim is about."""
+"""Rules that decide the claims of the autoencoder paper (`claims` states them in words). A rule
+returns our numbers and its verdict, or raises NotTestableError where the study lacks what the claim
+is about."""
 
 from __future__ import annotations
 
@@ -32,24 +33,24 @@ from tasks.study.statements import (
 WIDE = 0.1
 """A wide margin between two shares."""
 SLACK = 0.02
-"""By so much a share may be lower and still count as at least as good."""
+"""How much lower a share may be and still count as at least as good."""
 RARELY = 0.01
-"""Share of test images that may be approximately recovered; 2 of 600 in the autoencoder paper."""
+"""Share of test images that may be recovered approximately; 2 of 600 in the autoencoder paper."""
 SUCCESS = 0.1
-"""From this share on a method is said to succeed."""
+"""Least share of images at which a method succeeds."""
 F3_THRESHOLDS = (1e-3, 1e-6)
 """The largest and the smallest threshold of figure F.3."""
 MOSTLY = 0.9
-"""This share of runs, or of a mask's pixels, is nearly all of them."""
+"""Share of runs, or of a mask's pixels, that counts as nearly all."""
 DEEP = 20
 """Layers of the second network of figure G.1."""
 TABLE_IMAGES = {"fc": 25_000, "unet": 1_000}
-"""Images that the networks of tables 1 and 2 were trained on."""
+"""Number of training images of the networks of tables 1 and 2."""
 
 Floats = npt.NDArray[np.float64]
 Record = Mapping[str, Any]
 Score = Literal["accurate", "approximate", "decibels"] | float
-"""What an image counts: 1 with an error below the threshold, else 0; or its PSNR."""
+"""Score of an image: 1 if its error is below the threshold, else 0; or its PSNR."""
 Regime = Literal["perfect", "moderate", "copying", "evaluated"]
 NO_VICTIM: dict[Regime, str] = {
     "perfect": "victim of the perfect fitting regime was evaluated",
@@ -62,17 +63,17 @@ Decide = Callable[[Difference], bool | None]
 
 
 class RecoveryResults:
-    """A study's record by victim, loss and method, image by image; every look-up raises
-    NotTestableError where there is nothing."""
+    """A study's record by victim, loss and method, image by image. Look-ups raise NotTestableError
+    if they find nothing."""
 
     def __init__(self, record: Record) -> None:
         self.record = record
 
     def victims(self, regime: Regime, kind: str = "") -> list[Record]:
-        """Victims that were evaluated, of a kind ("fc", "unet") or both.
+        """Evaluated victims of a kind ("fc", "unet"), or of both.
 
-        "perfect" and "moderate" are those that overfit, by the loss that they reached; "copying"
-        are those that reached a low loss by copying their input.
+        "perfect" and "moderate" are victims that overfit, by the loss that they reached; "copying"
+        are victims that reached a low loss by copying their input.
         """
         few = [victim["name"] for victim in moderate(self.record)]
         found = []
@@ -90,7 +91,7 @@ class RecoveryResults:
     def cells(
         self, victim: Record, method: str, *, level: float | None = None, **where: Any
     ) -> list[Record]:
-        """Cells of a method in the order of masks, by default at the lowest loss reached."""
+        """Cells of a method, in the order of masks; by default at the lowest loss reached."""
         at = {"sigma": 0.0, "split": "train", **where, "method": method}
         if level is None:
             found = at_lowest(self.record, victim, **at)
@@ -102,7 +103,7 @@ class RecoveryResults:
         return found
 
     def by_image(self, cells: Sequence[Record], score: Score) -> Floats:
-        """The mean score of every image over its cells, which are its masks."""
+        """The mean score of every image over the cells, one per mask."""
         n = min(len(cell["mse"]) for cell in cells)
         mse = np.array([cell["mse"][:n] for cell in cells], np.float64)
         if score == "decibels":
@@ -117,7 +118,7 @@ class RecoveryResults:
     def difference(
         self, cells: Sequence[Record], than: Sequence[Record], score: Score
     ) -> Difference:
-        """The mean over images of how much higher their scores are; over the masks of both."""
+        """The mean difference of the images' scores, over the masks that both have."""
         masks = {cell["mask"] for cell in cells} & {cell["mask"] for cell in than}
         if not masks:
             raise NotTestableError("the methods have no mask in common")
@@ -144,7 +145,7 @@ def compared(
     regime: Regime = "perfect",
     beside_theirs: bool = False,
 ) -> Verdict:
-    """By victim, the scores of a method minus those of another."""
+    """Compare the scores of two methods, victim by victim."""
     victims = r.victims(regime)
     verdicts = _against(r, victims, (method, than), score, decide)
     if regime == "perfect" and method != "noise_aware":
@@ -183,7 +184,8 @@ def _n_images(victims: Sequence[Record]) -> str:
 
 
 def _of_perfect(r: RecoveryResults, verdicts: Verdicts, more: str = "") -> Verdict:
-    """Numbers of networks that overfit perfectly, and on how many images, and which are none."""
+    """Join verdicts on networks of the perfect fitting regime; the text has their numbers of images
+    and notes if no U-Net is among them."""
     (text, holds), victims = all_of(verdicts), r.victims("perfect")
     if not any(victim["architecture"]["kind"] == "unet" for victim in victims):
         text += "; no U-Net reached the loss of this regime"
@@ -193,13 +195,13 @@ def _of_perfect(r: RecoveryResults, verdicts: Verdicts, more: str = "") -> Verdi
 def _each_perfect(
     rule: Callable[[RecoveryResults, Record], Verdict],
 ) -> Callable[[RecoveryResults], Verdict]:
-    """The check of a rule for every network that overfits perfectly."""
+    """Apply a rule to every network of the perfect fitting regime."""
     return lambda r: _of_perfect(r, [rule(r, victim) for victim in r.victims("perfect")])
 
 
 def _perfect(r: RecoveryResults, kind: str) -> list[Record]:
-    """Networks of a kind that overfit perfectly; NotTestableError without one, which says how far
-    those that there are came."""
+    """Networks of a kind in the perfect fitting regime. Raises NotTestableError, with the losses
+    that were reached, if there is none."""
     victims = r.victims("perfect")
     if found := [victim for victim in victims if victim["architecture"]["kind"] == kind]:
         return found
@@ -214,7 +216,7 @@ def _perfect(r: RecoveryResults, kind: str) -> list[Record]:
 
 
 def beats_iteration(r: RecoveryResults, kind: str) -> Verdict:
-    """By a wide margin, of networks of a kind."""
+    """Decide whether the method beats iteration by a wide margin, for networks of a kind."""
     victims, methods = _perfect(r, kind), ("unknown", "iteration")
     text, holds = all_of(_against(r, victims, methods, "accurate", lambda d: d.above(WIDE)))
     return f"{_n_images(victims)}: {text}", holds
@@ -230,7 +232,7 @@ def higher_psnr(r: RecoveryResults) -> Verdict:
 
 
 def _inpainter(r: RecoveryResults) -> str:
-    """Quality of the diffusion model that stands for DDNM, beside inpainting without learning."""
+    """Compare the diffusion model that stands for DDNM with inpainting that learns nothing."""
     victim = max(r.victims("perfect"), key=lambda v: int(v["n_images"]))
     ((text, better),) = _against(r, [victim], ("ddnm", "biharmonic"), "decibels")
     return (
@@ -242,8 +244,10 @@ def _inpainter(r: RecoveryResults) -> str:
 
 @_each_perfect
 def mask_estimate_converges(r: RecoveryResults, victim: Record) -> Verdict:
-    """Runs that stop changing, and the worst mask's share of right pixels. Runs that our limit of
-    alternations cut short, which the paper does not have, may have stopped later."""
+    """Decide by the share of runs that converge, and by the worst mask's share of right pixels.
+
+    Runs that our limit of alternations cut short might have converged; the paper has no limit.
+    """
     cells = r.cells(victim, "unknown")
     n = sum(c["n"] for c in cells)
     n_ended, n_cut = (sum(c["endings"][how] for c in cells) for how in ("converged", "limit"))
@@ -263,7 +267,7 @@ def mask_estimate_converges(r: RecoveryResults, victim: Record) -> Verdict:
 
 
 def generic_recovers_none(r: RecoveryResults) -> Verdict:
-    """Victims of the same images share what the generic methods make of them."""
+    """Decide for each victim; victims of the same images share the generic methods' results."""
     verdicts: Verdicts = []
     for name in ("ddnm", "biharmonic"):
         for victim in r.victims("perfect"):
@@ -295,7 +299,7 @@ def generic_recovers_few_approximately(r: RecoveryResults) -> Verdict:
 
 
 def of_test_images(r: RecoveryResults, score: Score, *, at_most: float) -> Verdict:
-    """By victim, the share of all test images and masks is at most that."""
+    """Decide whether the share over all test images and masks is at most `at_most`, by victim."""
     verdicts: Verdicts = []
     for victim in r.victims("evaluated"):
         cells = r.cells(victim, "unknown", split="test")
@@ -335,7 +339,7 @@ def falls_with_the_loss(r: RecoveryResults, victim: Record) -> Verdict:
 
 @_each_perfect
 def high_loss_prevents(r: RecoveryResults, victim: Record) -> Verdict:
-    """At the highest loss, of all methods that ask the victim."""
+    """Decide at the highest loss, for all methods that query the victim."""
     level = _highest(victim)
     counts = {
         m["name"]: sum(cell["n_accurate"] for cell in r.cells(victim, m["name"], level=level))
@@ -363,7 +367,7 @@ def succeeds_where_iteration_does_not(r: RecoveryResults) -> Verdict:
 
 
 def moderate_table(r: RecoveryResults, kind: str) -> Verdict:
-    """Iteration, unknown and known under each mask, approximately."""
+    """Compare approximate recovery by iteration, unknown and known mask, under each mask."""
     verdicts: Verdicts = []
     for victim in r.victims("moderate", kind):
         alone, unknown = (r.cells(victim, name) for name in ("iteration", "unknown"))
@@ -378,7 +382,7 @@ def moderate_table(r: RecoveryResults, kind: str) -> Verdict:
 
 
 def with_noise(r: RecoveryResults, *, deep: bool) -> Verdict:
-    """Comparison with noise, of networks of 20 layers or of the others."""
+    """Compare methods with noise, for networks of 20 layers or for the others."""
     noisy = [cell for cell in r.record["cells"] if cell["sigma"] > 0]
     if not noisy:
         raise NotTestableError("the study has no noise")

@@ -1,9 +1,9 @@
-"""Claims of the autoencoder paper, checked on a study of our own; and those that we make of ours.
+"""Claims of the autoencoder paper, and questions of our own beside them, decided by our studies.
 
 Comparisons are image by image, at the lowest loss that a victim reached and over all masks unless
-the rule says otherwise; the interval of 95 % of a difference is a bootstrap over images. Claims
-about recovery are about networks that overfit: whose loss on unseen images is at least
-`figure_specs.MEMORY` times that on their own. One that copies its input has a claim of its own.
+the rule says otherwise; the 95 % interval of a difference is a bootstrap over images. Claims about
+recovery concern networks that overfit: their loss on unseen images is at least
+`figure_specs.MEMORY` times that on their own. A network that copies its input has its own claim.
 """
 
 from __future__ import annotations
@@ -204,5 +204,5 @@ STATEMENTS: tuple[Statement[RecoveryResults], ...] = (
 
 
 def check_recovery(record: Record) -> list[dict[str, Any]]:
-    """Every claim about the study of this record, with the verdict."""
+    """Decide every claim about the study of this record."""
     return decided(STATEMENTS, RecoveryResults(record))

@@ -1,7 +1,7 @@
-"""Figures of a recovery study's page in its words, look-ups in its record, and its tables.
+"""The words of a recovery study's figures, look-ups in its record, and its tables.
 
-A figure that the record has no numbers for is left out. A figure is drawn from its table, so that
-the CSV beside the page cannot differ (docs/pages.md).
+A figure is left out if the record has no numbers for it. Figures are drawn from their tables, so
+that the CSV files beside the page cannot differ (docs/pages.md).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ COLOURS = {name: 12 + k for k, name in enumerate(METHODS)}
 MODERATE = 1e-5
 """Lowest loss of a network of the moderate regime (autoencoder paper, C.2)."""
 MEMORY = 100
-"""A network that overfits has so many times its train loss on images that it has not seen; one that
-has less has learned to copy its input, and there is nothing in it to be recovered."""
+"""Least ratio of the loss on unseen images to the train loss of a network that overfits. With less
+a network has learned to copy its input, and holds nothing to recover."""
 WHERE = ("victim", "level", "loss", "mask", "sigma", "split", "method")
 SUMMED = ("n", "n_accurate", "n_approximate")
 SHARES = ("accurate", "approximate")
@@ -87,7 +87,7 @@ WORDS: dict[str, FigureWords] = {
 
 
 def describe_figures(record: Record) -> list[dict[str, Any]]:
-    """The figures of a study as they stand in recovery.json, in the order of the page."""
+    """List the figures of a study as they stand in recovery.json, in the order of the page."""
     figures = [figure_spec("masks", "masks", WORDS["masks"])] if record["masks"] else []
     figures += [figure_spec("plates", "examples", WORDS["plates"])] if record["shown"] else []
     figures += [*_rates(record), *_of_one_victim(record)]
@@ -113,8 +113,8 @@ def describe_figures(record: Record) -> list[dict[str, Any]]:
 
 
 def _rates(record: Record) -> list[dict[str, Any]]:
-    """Rates by loss of the victims that were to fit their images perfectly, whether they did or
-    not; of all victims if none was."""
+    """Rates by loss, for the victims that were meant to fit perfectly, whether they did or not; for
+    all victims if none was."""
     perfect = [v for v in record["victims"] if min(v["wanted"], default=math.inf) < MODERATE]
     victims = [victim["name"] for victim in perfect or record["victims"]]
     if not any(c["victim"] in victims for c in cells_of(record, split="train", sigma=0.0)):
@@ -137,7 +137,7 @@ def _rates(record: Record) -> list[dict[str, Any]]:
 
 
 def _of_one_victim(record: Record) -> list[dict[str, Any]]:
-    """Thresholds of the best victim under the mask of figure F.3, or the last; tables 1 and 2."""
+    """Thresholds of the best victim, under the mask of figure F.3 or the last; tables 1 and 2."""
     figures = []
     if (victim := best_victim(record)) is not None:
         cells = cells_of(record, victim=victim["name"], split="train", sigma=0.0)
@@ -167,7 +167,7 @@ def _of_one_victim(record: Record) -> list[dict[str, Any]]:
 
 
 def group_name(shown: Record) -> str:
-    """Name of the pictures of an entry of `shown` in recovery-pictures.npz."""
+    """Name in recovery-pictures.npz of an entry of `shown`."""
     return f"{shown['victim']}/{shown['level']:g}/{shown['mask']}/{shown['sigma']:g}"
 
 
@@ -177,7 +177,7 @@ def cells_of(record: Record, **where: Any) -> list[Record]:
 
 
 def lowest(victim: Record) -> Record | None:
-    """The lowest level that a victim reached, with its loss and epoch."""
+    """The lowest level that a victim reached, with its loss and epoch; None without any."""
     return min(victim["levels"], key=lambda reached: reached["level"], default=None)
 
 
@@ -188,9 +188,9 @@ def unreached(victim: Record) -> list[float]:
 
 
 def at_lowest(record: Record, victim: Record, **where: Any) -> list[Record]:
-    """The cells of a victim at its lowest level; those of generic methods at whichever they have.
+    """The cells of a victim at its lowest level; of generic methods at any level.
 
-    A generic method asks nothing of the network, so its result is the same at every level.
+    A generic method does not query the network, so its result is the same at every level.
     """
     generic = {method["name"] for method in record["methods"] if method["generic"]}
     level = lowest(victim)
@@ -207,7 +207,7 @@ def at_lowest(record: Record, victim: Record, **where: Any) -> list[Record]:
 
 
 def best_victim(record: Record) -> Record | None:
-    """The victim with the lowest level, then the lowest loss, of those that were attacked."""
+    """The attacked victim with the lowest level, then the lowest loss."""
     found = [
         (at["level"], at["loss"], k)
         for k, victim in enumerate(record["victims"])
@@ -217,23 +217,23 @@ def best_victim(record: Record) -> Record | None:
 
 
 def moderate(record: Record) -> list[Record]:
-    """The victims of the moderate regime, by the lowest level that they reached."""
+    """The victims of the moderate regime, which the lowest level that they reached decides."""
     return [v for v in record["victims"] if (at := lowest(v)) and at["level"] >= MODERATE]
 
 
 def copies(victim: Record) -> bool:
-    """True if a network serves unseen images nearly as well as its own; false if it is unknown."""
+    """True if a network's loss is nearly as low on unseen images; false if that is unknown."""
     at, unseen = lowest(victim), victim["test_loss"]
     return at is not None and unseen is not None and bool(unseen < MEMORY * at["loss"])
 
 
 def victims_of(record: Record, figure: Record) -> list[Record]:
-    """The victims of a figure; ValueError for one that the record has not."""
+    """The victims of a figure. Raises ValueError for one that the record lacks."""
     return [entry_of(record, figure, "victim", name) for name in figure["victims"]]
 
 
 def method_styles(record: Record) -> dict[str, Style]:
-    """Look of each method, the same everywhere on the page."""
+    """Style of each method, the same everywhere on the page."""
     return styles_of([m["name"] for m in record["methods"]], COLOURS, (7, 9, 1))
 
 
@@ -245,7 +245,7 @@ def measure(value: str, found: float | None) -> str:
 
 
 def victim_note(victim: Record) -> str:
-    """Under the title of a network: its size, and which losses it did not reach."""
+    """Note under a network's title: its size, and the losses that it did not reach."""
     text = f"{plural(victim['n_images'], 'image', 'images')}, {victim['n_parameters']:,} parameters"
     at = lowest(victim)
     text += f"; trained to a loss of {short(at['loss'])}" if at else ""
@@ -259,10 +259,8 @@ def victim_note(victim: Record) -> str:
 
 
 def incomplete(record: Record, victims: Sequence[Record], cells: Sequence[Record]) -> list[str]:
-    """A sentence on methods that were not run at every mask and level that the networks reached.
-
-    A generic method needs one level, since it does not ask the network.
-    """
+    """A sentence on methods that were not run at every mask and reached level; a generic method
+    needs only one level."""
     masks = {cell["mask"] for cell in cells} or {mask["name"] for mask in record["masks"]}
     reached = [len(victim["levels"]) for victim in victims]
     parts = []
@@ -277,20 +275,20 @@ def incomplete(record: Record, victims: Sequence[Record], cells: Sequence[Record
 
 
 def triple(cell: Record, value: str) -> tuple[float | None, float | None, float | None]:
-    """(`value` of a cell, low and high end of its interval), None where unknown."""
+    """(`value` of a cell, low and high end of its interval); None where unknown."""
     found, low, high = cell[value] or (None, None, None)
     return found, low, high
 
 
 def psnr(mse: float | None) -> float | None:
-    """Decibels for images in [0, 1], at most 120; None for an error that is none."""
+    """PSNR in decibels of images in [0, 1], at most 120; None for an invalid error."""
     if mse is None or not math.isfinite(mse) or mse < 0:
         return None
     return -10 * math.log10(max(mse, 1e-12))
 
 
 def pooled(cells: Sequence[Record]) -> dict[str, Any]:
-    """Counts of several cells together, shares of them, and the mean PSNR of all their images."""
+    """Pool several cells: counts, shares, and the mean PSNR of all their images."""
     sums = {key: sum(cell[key] for cell in cells) for key in SUMMED}
     n = sums["n"]
     means = [(cell["psnr"][0], cell["n"]) for cell in cells if triple(cell, "psnr")[0] is not None]
@@ -306,7 +304,7 @@ def pooled(cells: Sequence[Record]) -> dict[str, Any]:
 
 
 def cells_table(record: Record) -> Table:
-    """One row per cell: every number of it but the single errors."""
+    """One row per cell, with all its numbers but the errors of single images."""
     rows: list[dict[str, Cell]] = []
     for cell in record["cells"]:
         row: dict[str, Cell] = {key: cell[key] for key in (*WHERE, *SUMMED)}
@@ -342,7 +340,7 @@ def victims_table(record: Record) -> Table:
 
 
 def summary_table(record: Record, victim: Record | None) -> Table:
-    """One row per method: what came back from `victim` at its lowest level, over all masks."""
+    """One row per method: its recovery from `victim` at the lowest level, over all masks."""
     rows: list[dict[str, Cell]] = []
     for method in record["methods"] if victim else ():
         row: dict[str, Cell] = {"victim": victim["name"] if victim else None}
@@ -363,7 +361,7 @@ def summary_table(record: Record, victim: Record | None) -> Table:
 
 
 def rates_table(name: str, cells: Sequence[Record], values: Sequence[str]) -> Table:
-    """One row per cell: where it is, its values and their intervals."""
+    """One row per cell: its position, and its values with their intervals."""
     keys = ("victim", "mask", "sigma", "level", "loss", "split", "method", "n")
     rows: list[dict[str, Cell]] = []
     for cell in cells:

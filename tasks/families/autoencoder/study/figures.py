@@ -1,7 +1,7 @@
-"""The figures of a recovery study: from its record's list to drawings, each with its table.
+"""The figures of a recovery study, drawn from the record's list, each with its table.
 
-Rates stand against the loss, which falls to the right. A method has its colour and its marker on
-every figure; lines of methods that are given the mask are dashed by the style sheet.
+Rates are drawn against the loss, which falls to the right. A method has the same colour and marker
+in every figure; the style sheet dashes the lines of methods that are given the mask.
 """
 
 from __future__ import annotations
@@ -67,11 +67,12 @@ QUARTERS = [(0.0, "0"), (0.25, "25"), (0.5, "50"), (0.75, "75"), (1.0, "100 %")]
 KNOWN, MISSING = (236, 231, 220), (70, 65, 58)
 
 Point = Callable[[Record, Record], Estimate]
-"""The point of a method and a row of the table."""
+"""Makes the point of a method from a row of the table."""
 
 
 def rates_figure(record: Record, pictures: Arrays, figure: Record) -> Figure:
-    """A value by train loss, network and mask (autoencoder paper, figures 3, F.1, F.2)."""
+    """A value by train loss, a panel per network and mask (autoencoder paper, figures 3, F.1,
+    F.2)."""
     value, sigma, victims = _value(figure), figure["sigma"], victims_of(record, figure)
     cells = [
         cell
@@ -97,7 +98,7 @@ def rates_figure(record: Record, pictures: Arrays, figure: Record) -> Figure:
 
 
 def noise_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
-    """The three values by train loss for cells with noise: a row per network and mask (G.1)."""
+    """The three values by train loss with noise, a row per network and mask (G.1)."""
     cells = cells_of(record, split="train", sigma=figure["sigma"])
     table = rates_table(figure["name"], cells, VALUES)
     found = list(table.rows())
@@ -126,7 +127,7 @@ def _of(rows: Iterable[Record], **where: str) -> list[Record]:
 def _frames(
     victims: Sequence[Record], rows: Sequence[Record], values: Sequence[str]
 ) -> dict[str, Panel]:
-    """The frame of a value's panels, the same for all networks and masks of a figure."""
+    """The frame of each value's panels, the same for all networks and masks of a figure."""
     levels = {level for victim in victims for level in victim["wanted"]}
     levels |= {at["level"] for victim in victims for at in victim["levels"]}
     across = falling_axis("train loss", [level for level in levels if level > 0], WIDTH)
@@ -141,7 +142,7 @@ def _frames(
 def _rates_panel(
     record: Record, victim: Record, mask: str, value: str, rows: Sequence[Record], *, panel: Panel
 ) -> str:
-    """A panel of one network and mask; empty if nothing of it was run."""
+    """Draw the panel of one network and mask; empty if nothing was run."""
     known = [row for row in rows if row[value] is not None]
     if not known:
         return ""
@@ -173,8 +174,8 @@ def _lines(
     about: str,
     level: bool = False,
 ) -> str:
-    """A line of each method; with `level`, a generic method's only point is drawn as a level line,
-    since it stands for all losses."""
+    """Draw a line per method; with `level`, a generic method's single point becomes a horizontal
+    line, since it holds for all losses."""
     styles, parts, words = method_styles(record), list(behind), []
     drawn: list[tuple[Style, list[Estimate]]] = []
     for method in record["methods"]:
@@ -238,7 +239,7 @@ def thresholds_figure(record: Record, _pictures: Arrays, figure: Record) -> Figu
 
 
 def table_figure(record: Record, pictures: Arrays, figure: Record) -> Figure:
-    """A value of one network by mask and method (autoencoder paper, tables 1 and 2)."""
+    """A table of one network's value by mask and method (autoencoder paper, tables 1 and 2)."""
     victim, value = entry_of(record, figure, "victim", figure["victim"]), _value(figure)
     show = partial(measure, value)
     cells = at_lowest(record, victim, split="train", sigma=0.0)
@@ -274,7 +275,8 @@ def _legend(record: Record, cells: Sequence[Record]) -> list[tuple[Style, str]]:
 
 
 def control_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
-    """Shares of training and test images per method, by network (autoencoder paper, section 4)."""
+    """Shares of training and of test images, per method and network (autoencoder paper,
+    section 4)."""
     victims = victims_of(record, figure)
     cells = {
         (victim["name"], split): at_lowest(record, victim, split=split, sigma=0.0)
@@ -311,7 +313,7 @@ def control_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
 def _control_panel(
     record: Record, victim: Record, value: str, cells: Mapping[str, Sequence[Record]]
 ) -> str:
-    """Marks of the masks, a lane per method, of the cells of both splits."""
+    """Draw a lane per method with a mark per mask, for the cells of both splits."""
     styles, masks = method_styles(record), {mask["name"]: mask["title"] for mask in record["masks"]}
     lanes, words, show = [], [], partial(measure, value)
     for method in record["methods"]:
@@ -339,7 +341,7 @@ def _control_panel(
 
 
 def contraction_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
-    """The spectral radius at every image that was looked at, a lane per network."""
+    """The spectral radius at every examined image, a lane per network."""
     victims = victims_of(record, figure)
     table_rows: list[dict[str, Cell]] = [
         {"victim": victim["name"], "split": split, "image": k, "radius": radius}
@@ -382,7 +384,8 @@ def contraction_figure(record: Record, _pictures: Arrays, figure: Record) -> Fig
 
 
 def masks_figure(record: Record, pictures: Arrays, figure: Record) -> Figure:
-    """A picture of every mask, its title, and how much is known (autoencoder paper, figure 3)."""
+    """Every mask as a picture, with its title and its share of known pixels (autoencoder paper,
+    figure 3)."""
     rows: list[dict[str, Cell]] = [
         {"mask": mask["name"], "title": mask["title"], "known_share": mask["known_share"]}
         for mask in record["masks"]
@@ -400,10 +403,10 @@ def masks_figure(record: Record, pictures: Arrays, figure: Record) -> Figure:
 
 
 def examples_figure(record: Record, pictures: Arrays, figure: Record) -> Figure:
-    """Originals, what was left of them and what came back (autoencoder paper, figure 1): a row per
-    image, a column per method and estimated mask.
+    """Originals, degraded images and recoveries (autoencoder paper, figure 1): a row per image, a
+    column per method and estimated mask.
 
-    Raises ValueError if a group has more or fewer pictures than it says.
+    Raises ValueError if a group does not have as many pictures as the record says.
     """
     titles = {victim["name"]: victim["title"] for victim in record["victims"]}
     masks = {mask["name"]: mask["title"] for mask in record["masks"]}
@@ -442,7 +445,7 @@ def examples_figure(record: Record, pictures: Arrays, figure: Record) -> Figure:
 
 
 def _columns(record: Record, pictures: Arrays, shown: Record) -> list[dict[str, Any]]:
-    """The columns whose pictures were kept; none without the originals."""
+    """The columns whose pictures are stored; none without the originals."""
     group, images, methods = group_name(shown), shown["rows"], record["methods"]
     if f"{group}/original" not in pictures:
         return []
@@ -487,13 +490,13 @@ def _columns(record: Record, pictures: Arrays, shown: Record) -> list[dict[str, 
 
 
 def _mask_tile(pictures: Arrays, name: str) -> str:
-    """A mask as a URL; empty if it was not kept."""
+    """A mask as a URL; empty if it is not stored."""
     mask = pictures.get(f"masks/{name}")
     return "" if mask is None else _mask_uri(mask)
 
 
 def _mask_uri(mask: npt.NDArray[Any]) -> str:
-    """A URL of the picture of a mask: known pixels light, missing ones dark."""
+    """A mask as the URL of a picture: known pixels light, missing ones dark."""
     colours = np.where(mask.astype(bool)[..., None], KNOWN, MISSING).astype(np.uint8)
     return data_uri(colours.transpose(2, 0, 1))
 

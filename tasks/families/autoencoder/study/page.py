@@ -21,7 +21,7 @@ from tasks.page.study_page import StudyPage, Tables
 
 
 def own_tables(record: Record) -> list[Table]:
-    """The tables that every page has."""
+    """The tables of every page."""
     return [
         summary_table(record, best_victim(record)),
         cells_table(record),
@@ -31,7 +31,7 @@ def own_tables(record: Record) -> list[Table]:
 
 
 def words(record: Record, _pictures: Arrays, tables: Tables) -> dict[str, Any]:
-    """Values that only this page shows."""
+    """Values for this page's template alone."""
     styles = method_styles(record)
     return {
         "headline": headline(record, tables["summary"]),
@@ -43,7 +43,7 @@ def words(record: Record, _pictures: Arrays, tables: Tables) -> dict[str, Any]:
 
 
 def headline(record: Record, summary: Table) -> dict[str, Any]:
-    """Facts of the first sentences: claims by outcome, and the network of the summary."""
+    """Facts for the first sentences: claims by outcome, and the network of the summary."""
     victim, rows = best_victim(record), list(summary.rows())
     blind = [row for row in rows if not row["knows_mask"] and row["train n"]]
     tested = [row for row in rows if row["test n"]]
@@ -61,7 +61,7 @@ def headline(record: Record, summary: Table) -> dict[str, Any]:
 
 
 def _cells_of(record: Record, victim: Record) -> dict[str, Any]:
-    """A victim with its cells at its lowest level, by noise, training or test, mask and method."""
+    """A victim with its cells at the lowest level, ordered by noise, split, mask and method."""
     masks = {mask["name"]: (k, mask["title"]) for k, mask in enumerate(record["masks"])}
     methods = {method["name"]: (k, method["title"]) for k, method in enumerate(record["methods"])}
     last = len(masks) + len(methods)

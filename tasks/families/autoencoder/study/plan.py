@@ -1,8 +1,8 @@
-"""Plan of a study of recovery: its units, those that give each cell of the record, and their costs.
+"""Plan of a study of recovery: its units, those behind each cell of the record, and their costs.
 
-Costs are estimated before anything is run: a few steps of each victim's training and a call of f
-are timed with few images. Trainings end at their last loss and methods when they have converged, so
-this is an upper bound.
+Costs are estimated from a few timed steps of each victim's training and a call of f with few
+images. Trainings stop at their last loss and methods when they converge, so estimates are upper
+bounds.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from tasks.study.products import Cost, in_full, seconds_of
 from tasks.training.inpainter import batch_of
 
 MOST = 32
-"""Images of a measurement, at most."""
+"""Most images of a timing."""
 BYTES = 4
 
 
@@ -88,7 +88,7 @@ class RecoveryPlan:
             )
 
     def first_units(self) -> list[Unit]:
-        """All but the recoveries, which wait for the losses that the trainings reach."""
+        """All units but the recoveries, which depend on the losses that trainings reach."""
         most_first = sorted(self.study.victims, key=lambda v: -v.training.epochs * v.n_images)
         trainings = [Unit(f"train {v.name}", TrainJob.run, self.training(v)) for v in most_first]
         inpainters: dict[str, Unit] = {}
@@ -103,7 +103,7 @@ class RecoveryPlan:
         return [*inpainters.values(), *trainings, *generic]
 
     def more_units(self, unit: Unit, given: Mapping[str, Any]) -> Iterable[Unit]:
-        """The recoveries from a victim that has been trained."""
+        """The recoveries from the victim that a unit has trained."""
         if not isinstance(unit.job, TrainJob) or not self.study.methods.of_victims:
             return []
         victim = unit.job.victim
@@ -114,7 +114,7 @@ class RecoveryPlan:
 
     @property
     def n_units(self) -> int:
-        """Number of units, if every victim reaches all its losses."""
+        """Number of units if every victim reaches all its losses."""
         asked = self.study.victims if self.study.methods.of_victims else ()
         return len(self.first_units()) + sum(len(self.study.wanted(v)) for v in asked)
 
@@ -130,14 +130,14 @@ class RecoveryPlan:
         )
 
     def reached(self, victim: RecoveryVictim, given: Mapping[str, Any]) -> dict[float, Any]:
-        """The losses that it is evaluated at, falling, with what is known of its weights there."""
+        """The falling losses at which a victim is evaluated, with facts of its weights there."""
         kept = {level["level"]: level for level in given["levels"]}
         return {level: kept[level] for level in self.study.wanted(victim) if level in kept}
 
     def recoveries(
         self, victim: RecoveryVictim, given: Mapping[str, Any]
     ) -> dict[float, RecoverJob]:
-        """Recoveries from a trained victim, by loss; `given` is what its training gave."""
+        """Recoveries from a trained victim, by loss; `given` has the facts of its training."""
         reached = self.reached(victim, given)
         return {
             level: RecoverJob(
@@ -153,8 +153,8 @@ class RecoveryPlan:
         }
 
     def inpaintings(self) -> dict[tuple[Source, float], InpaintJob]:
-        """The generic methods by source and noise: they ask no victim, and the images of victims
-        of one source are the first of one order, so all of them are served at once."""
+        """The generic methods by source and noise. They query no victim, and victims of one source
+        have the first images of one order, so one job serves all of them."""
         jobs: dict[tuple[Source, float], InpaintJob] = {}
         if not self.study.methods.generic:
             return jobs
@@ -172,7 +172,7 @@ class RecoveryPlan:
         return jobs
 
     def groups(self, victim: RecoveryVictim, *, with_control: bool) -> list[Group]:
-        """The images that it is asked for, and how they are degraded."""
+        """The images to recover from a victim, and how they are degraded."""
         ids, masks = self.sources.victim_ids(victim), self.masks(victim)
         images = self.sources.images_of(victim).images[ids]
         groups = [Group("train", 0.0, victim.gamma, images, ids, masks)]
@@ -188,12 +188,12 @@ class RecoveryPlan:
         return groups
 
     def masks(self, victim: RecoveryVictim) -> dict[str, npt.NDArray[np.bool_]]:
-        """At the size of its images."""
+        """Masks at the size of a victim's images."""
         return self._masks[self.study.source_of(victim)[1]]
 
 
 def costs_of(plan: RecoveryPlan, _device: str = "") -> list[Cost]:
-    """Costs of every victim, then of the generic methods; measured here in some seconds."""
+    """Estimate the costs of every victim and of the generic methods, timed here in some seconds."""
     before = torch.get_num_threads()
     torch.set_num_threads(plan.study.threads)
     try:
@@ -203,7 +203,7 @@ def costs_of(plan: RecoveryPlan, _device: str = "") -> list[Cost]:
 
 
 def _evaluations(method: Iteration | KnownMask | UnknownMask | NoiseAware) -> int:
-    """Evaluations of f, at most, per sample."""
+    """Most evaluations of f per sample."""
     if isinstance(method, Iteration):
         return method.n_iterations
     if isinstance(method, KnownMask):

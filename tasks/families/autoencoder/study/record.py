@@ -1,6 +1,6 @@
-"""recovery.json and recovery-pictures.npz: what came back from every victim, and how.
+"""recovery.json and recovery-pictures.npz: what was recovered from every victim, and how.
 
-A cell is one victim at one loss, one mask and one method. The generic methods ask no victim, so
+A cell is one victim at one loss, one mask and one method. The generic methods query no victim, so
 their cells are the same at all its losses. docs/recovery-study.md has the schema.
 """
 
@@ -44,7 +44,7 @@ MASK_TITLES = {
 
 
 def describe_recovery(plan: RecoveryPlan, outcome: Outcome) -> dict[str, Any]:
-    """The victims, cells and shown images of a study, from its units' products."""
+    """Describe the victims, cells and shown images of a study, from its units' products."""
     study, first = plan.study, plan.study.victims[0]
     trained = [v for v in study.victims if f"train {v.name}" in outcome.done]
     cells = [cell for victim in trained for cell in _cells(plan, victim, outcome)]
@@ -112,7 +112,7 @@ def _victim(plan: RecoveryPlan, victim: RecoveryVictim, outcome: Outcome) -> dic
 def _cells(
     plan: RecoveryPlan, victim: RecoveryVictim, outcome: Outcome
 ) -> Iterator[dict[str, Any]]:
-    """In the order of falling losses, splits, masks and methods."""
+    """Describe a victim's cells, in the order of falling losses, splits, masks and methods."""
     given = outcome.done[f"train {victim.name}"]
     for level, job in plan.recoveries(victim, given).items():
         arrays, seconds = _products(plan, victim, job)
@@ -154,7 +154,7 @@ def _cells(
 def _products(
     plan: RecoveryPlan, victim: RecoveryVictim, job: RecoverJob
 ) -> tuple[Arrays, dict[str, float]]:
-    """Arrays and seconds of a recovery and, for the victim's images, of the generic methods."""
+    """Arrays and seconds of a recovery, and of the generic methods for the victim's images."""
     source = plan.study.source_of(victim)
     jobs = [job.key]
     jobs += [one.key for (of, _sigma), one in plan.inpaintings().items() if of == source]
@@ -167,7 +167,7 @@ def _products(
 
 
 def _shown(n_shown: int, cells: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The first images of every victim, at its lowest loss, under every mask."""
+    """List the first images of every victim, at its lowest loss, under every mask."""
     lowest = {cell["victim"]: cell["level"] for cell in cells}  # losses fall
     seen = set()
     for cell in cells:
@@ -179,8 +179,8 @@ def _shown(n_shown: int, cells: Sequence[Mapping[str, Any]]) -> Iterator[dict[st
 
 
 def pictures_of(plan: RecoveryPlan, outcome: Outcome, record: Mapping[str, Any]) -> bytes:
-    """recovery-pictures.npz: the masks, and of every shown group the images and what methods made
-    of them."""
+    """recovery-pictures.npz: the masks, and the originals, degraded images and recoveries of every
+    shown group."""
     first = plan.study.victims[0]
     arrays: Arrays = {f"masks/{name}": mask for name, mask in plan.masks(first).items()}
     for shown in record["shown"]:

@@ -1,13 +1,13 @@
-"""A study of the autoencoder paper: victims, masks, methods and losses, and the images of each.
+"""Settings of a study of the autoencoder paper: victims, masks, methods and losses, and the images.
 
-Victims are trained on images, are kept where they pass a loss, and are asked for their images from
-pictures of which pixels were erased. All masks, losses and methods of a victim share its images, so
-they are compared image by image. Defaults are the paper's.
+Victims are trained on images and stored where they pass a loss; their images are then recovered
+from copies with erased pixels. All masks, losses and methods of a victim share its images, so they
+are compared image by image. Defaults are the paper's.
 
-The victims of one source have the first images of one seeded order in which every class comes
-before any comes again: a balanced subset, and that of a smaller training set is part of the larger
-one's. The control images are drawn in the same way from the other split. The inpainter has the
-train split without any of these, nor copies of them.
+The victims of one source have the first images of one seeded order in which classes take turns: a
+balanced subset, and a smaller training set is part of a larger one. The control images are drawn
+the same way from the other split. The inpainter is trained on the rest of the train split, without
+copies of any of these.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from tasks.study.products import Ids, Pixels, balanced_order, content_of
 from tasks.training.inpainter import Inpainter
 
 STORED = 16
-"""Images of a cell that are kept as pictures; at most so many can be shown."""
+"""Images of a cell that are stored as pictures, and so can be shown."""
 Source = tuple[str, int]
-"""A source of images, and their side."""
+"""A source of images and their side in pixels."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecoveryVictim(Strict):
-    """An autoencoder, what it is trained on and how, and the settings of the attack that are its
-    own (autoencoder paper, section 3.2 and appendix D.2).
+    """An autoencoder, its training, and its own settings of the attack (autoencoder paper,
+    section 3.2 and appendix D.2).
 
-    `gamma` and `start` are those of the methods `known` and `unknown`. `data` and `size`: its
-    source of images and their side, where they are not the study's.
+    `gamma` and `start` are settings of the methods `known` and `unknown`. `data` and `size`: its
+    source of images and their side, if they are not the study's.
     """
 
     name: str
@@ -75,8 +75,8 @@ class RecoveryVictim(Strict):
 class Methods(Strict):
     """Methods of recovery; None leaves one out.
 
-    `unknown` and `known` get gamma and start from the victim, and `known` whether there is noise.
-    `ddnm` uses the study's inpainter; `biharmonic` has no settings.
+    `unknown` and `known` take gamma and start from the victim, and `known` is told whether there is
+    noise. `ddnm` uses the study's inpainter; `biharmonic` has no settings.
     """
 
     iteration: Iteration | None = field(default_factory=Iteration)
@@ -88,13 +88,13 @@ class Methods(Strict):
 
     @property
     def of_victims(self) -> dict[str, Any]:
-        """Methods that ask the victim, by name, in the order of the page."""
+        """Methods that query the victim, by name, in the order of the page."""
         names = ("iteration", "unknown", "known", "noise_aware")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     @property
     def generic(self) -> tuple[str, ...]:
-        """Names of methods that know the mask and ask no victim."""
+        """Names of methods that know the mask and query no victim."""
         return ("ddnm",) * (self.ddnm is not None) + ("biharmonic",) * self.biharmonic
 
     @property
@@ -104,9 +104,9 @@ class Methods(Strict):
 
 @dataclass(frozen=True, kw_only=True)
 class Noise(Strict):
-    """The experiment of the autoencoder paper, appendix G: one mask, and noise of standard
-    deviation `sigma` on all pixels, with a `gamma` of its own. `victims`: their names; none is the
-    first one alone."""
+    """The experiment of the autoencoder paper's appendix G: one mask, and noise of standard
+    deviation `sigma` on all pixels, with a `gamma` of its own. `victims`: their names; empty for
+    the first alone."""
 
     sigma: Annotated[float, Within("(0, 1]", fix="a study without noise has noise=null")] = 0.02
     gamma: Positive = 0.1
@@ -116,15 +116,15 @@ class Noise(Strict):
 
 @dataclass(frozen=True, kw_only=True)
 class RecoveryStudy(Strict):
-    """Every setting of a study.
+    """Settings of a study.
 
-    `data` and `size`: the source of the images and their side; `split`: the victims' part of it,
-    the control images are of the other one. `masks`: names of `recon_core.degradation`, or paths of
-    pictures of which the bright pixels are known. `levels`: losses at which victims are evaluated;
-    none are all those that their training keeps. `control`: also images that no victim has seen, at
-    the last loss that was reached. `n_generic`: the generic methods, which take far longer, get at
-    most so many images of a victim, its first. `n_shown`: pictures of each cell on the page.
-    `only`: what the names of the victims have in common, if these are not all of the preset.
+    `data` and `size`: the source of the images and their side. `split`: the victims' split; control
+    images are from the other one. `masks`: names of `recon_core.degradation`, or paths of pictures
+    whose bright pixels are known. `levels`: losses at which victims are evaluated; empty for all
+    that their training stores. `control`: also try images that no victim has seen, at the last loss
+    that was reached. `n_generic`: the generic methods, which take far longer, get at most this many
+    of a victim's first images. `n_shown`: pictures of each cell on the page. `only`: the common
+    part of the victims' names, if they are not the whole preset.
     """
 
     preset: str
@@ -168,7 +168,7 @@ class RecoveryStudy(Strict):
             )
 
     def wanted(self, victim: RecoveryVictim) -> tuple[float, ...]:
-        """The losses at which it is evaluated if it gets there, falling."""
+        """The falling losses at which a victim is evaluated if it reaches them."""
         kept = victim.training.levels
         return tuple(level for level in kept if not self.levels or level in self.levels)
 
@@ -179,16 +179,16 @@ class RecoveryStudy(Strict):
 
 @dataclass(frozen=True)
 class Sources:
-    """The images of a study, by source and side: both splits of each."""
+    """The images of a study: both splits of each source and side."""
 
     study: RecoveryStudy
     sets: Mapping[Source, Mapping[Split, ImageSet]]
 
     @classmethod
     def read(cls, study: RecoveryStudy) -> Sources:
-        """Every split of every source that a victim needs.
+        """Read all splits of the victims' sources.
 
-        Raises ValueError, naming the victim, if one has more images than its source, and
+        Raises ValueError, naming the victim, if it needs more images than its source has, and
         SourceError as `load_images` does.
         """
         splits: tuple[Split, ...] = ("train", "heldout")
@@ -228,8 +228,8 @@ class Sources:
         return self._orders[self.study.source_of(victim), self.study.split][: victim.n_images]
 
     def control_ids(self, victim: RecoveryVictim) -> Ids:
-        """Rows of `control_of`: as many as the victim has images, or as there are; no copy of an
-        image of the victims."""
+        """Rows of `control_of`: as many as the victim has images, if there are; no copies of the
+        victims' images."""
         control, source = self.control_of(victim), self.study.source_of(victim)
         used = self._hashes_of_victims(source)
         order = self._orders[source, self.other]
@@ -237,7 +237,7 @@ class Sources:
         return np.array(unseen[: victim.n_images], np.int64)
 
     def for_inpainter(self, source: Source) -> Pixels:
-        """The train split without any image that recovery is tried on, nor copies of one."""
+        """The train split without the images that are to be recovered, or copies of them."""
         used = self._hashes_of_victims(source)
         for victim in self._victims(source):
             control = self.control_of(victim).images
@@ -271,7 +271,7 @@ class Sources:
 def masks_of(study: RecoveryStudy, side: int) -> dict[str, Bool[Tensor, "h w"]]:
     """The study's masks at a size, by name; a picture is named after its file.
 
-    Raises ValueError for an unknown name, a picture of another size, or two of one name, and
+    Raises ValueError for an unknown name, a picture of another size, or two masks of one name, and
     SourceError for a file that cannot be read.
     """
     masks: dict[str, Tensor] = {}
@@ -303,5 +303,5 @@ def masks_of(study: RecoveryStudy, side: int) -> dict[str, Bool[Tensor, "h w"]]:
 
 
 def mask_name(mask: str) -> str:
-    """Name of one of `RecoveryStudy.masks`: itself, or a picture's without folder and ending."""
+    """Name of one of `RecoveryStudy.masks`; a picture's is its file name without the suffix."""
     return mask if mask in MASKS else Path(mask).stem

@@ -1,15 +1,15 @@
-"""Units of a study of recovery: train one victim, or ask one at one loss for its images.
+"""Units of a study of recovery: train one victim, or recover images from one at one loss.
 
-A training is kept where it passes a loss. Its state is saved every few minutes, so a killed
-training goes on from there and ends bit for bit as if nothing had happened (on one kind of machine,
-with one number of threads). The methods get all masks and images of a group as one batch; a unit
-gives arrays `GROUP/METHOD/NAME`: `mse`, `n_applied`, `ending`, `mask_right`, each (masks, images),
-and the `picture` and estimated `mask` of the first images.
+Weights are stored where a training passes a loss. Its state is saved every few minutes, so a killed
+training goes on from there and ends bit for bit as if it had not been (on one kind of machine, with
+one number of threads). The methods get all masks and images of a group as one batch; a unit makes
+arrays `GROUP/METHOD/NAME`: `mse`, `n_applied`, `ending`, `mask_right`, each (masks, images), and
+the `picture` and estimated `mask` of the first images.
 
-ROOT/victims/NAME-LEVEL.safetensors   weights where a victim passed a loss; architecture inside
-ROOT/victims/NAME/                what became of its training, and its state while it trains
+ROOT/victims/NAME-LEVEL.safetensors   weights where a victim passed a loss, and its architecture
+ROOT/victims/NAME/                outcome of its training, and its state during it
 ROOT/inpainter/KEY/               the generic inpainter, a folder per set of images
-ROOT/cells/KEY.json               what methods gave for one victim at one loss
+ROOT/cells/KEY.json               results of the methods for one victim at one loss
 """
 
 from __future__ import annotations
@@ -56,18 +56,18 @@ from tasks.study.products import (
 from tasks.training.inpainter import Inpainter, train_inpainter
 
 STATE_SECONDS = 120.0
-"""Between two saves of a training's state."""
+"""Seconds between two saves of a training's state."""
 N_RADII = 8
-"""Images of each side whose contraction is estimated."""
+"""Training images, and test images, whose contraction is estimated."""
 NOT_OF_TRAINING = ("name", "title", "gamma", "start", "data", "size", "n_images")
-"""Settings of a victim on which its training does not depend but for the images."""
+"""Settings of a victim that do not affect its training, except through its images."""
 ESTIMATE_H = ("unknown", "noise_aware")
 """Methods that estimate the mask."""
 KNOW_MASK = ("known", "ddnm", "biharmonic")
 VALUES_AT_ONCE = 2**26
-"""Pixels of the samples that a method works on together; more of them go in several batches."""
+"""Most pixels of a batch of samples."""
 ROWS_OF_F = 1024
-"""Images that f is asked for at once."""
+"""Most images in one call of f."""
 
 
 class VictimFolder(Folder):
@@ -79,13 +79,13 @@ class VictimFolder(Folder):
         return self.root / "victims" / name
 
     def weights(self, name: str, level: float | None) -> Path:
-        """Weights of a victim at a loss; None: where its training ended."""
+        """Path of a victim's weights at a loss, or at the end of its training (None)."""
         which = "last" if level is None else f"{level:g}"
         return self.root / "victims" / f"{name}-{which}.safetensors"
 
     def trained(self, name: str, key: str) -> dict[str, Any] | None:
-        """Outcome of a victim's training; None unless it ended with this key and its weights
-        are still as they were written."""
+        """Outcome of a victim's training; None unless it ended with this key and its weights are
+        intact."""
         saved = loaded(self.victim(name), "trained")
         if saved is None or saved[1].get("key") != key:
             return None
@@ -107,7 +107,7 @@ class RecoveryJob(Job):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainJob(RecoveryJob):
-    """A victim and its images (n, c, h, w); `control` are images that it does not see."""
+    """The training of a victim on images (n, c, h, w); `control`: images that it does not see."""
 
     victim: RecoveryVictim
     images: Pixels
@@ -150,7 +150,7 @@ class TrainJob(RecoveryJob):
 
 
 class _Course:
-    """A training in progress, and the seconds of work in it over all attempts."""
+    """A training in progress, and its seconds of work over all attempts."""
 
     def __init__(self, job: TrainJob) -> None:
         self.job, self.place = job, job.folder.victim(job.victim.name)
@@ -169,7 +169,7 @@ class _Course:
         return self.before + time.perf_counter() - self.started
 
     def train(self, progress: Progress) -> Overfitted:
-        """To the end, from the state that was saved last."""
+        """Train to the end, from the last saved state."""
         job, every = self.job, 1
         state: dict[str, Tensor] | None = None
         saved = loaded(self.place, "state")
@@ -201,7 +201,7 @@ class _Course:
         return result
 
     def kept(self, level: float | None, checkpoint: Checkpoint) -> dict[str, Any]:
-        """Writes the weights of a loss; what is known of them."""
+        """Write the weights of a loss; return facts of them."""
         victim = self.job.victim
         passed = {"loss": checkpoint.loss, "epoch": checkpoint.epoch}
         about = {
@@ -216,7 +216,7 @@ class _Course:
         return {"level": level, **passed, "sha256": write_weights(path, checkpoint.weights, about)}
 
     def asked(self, weights: Weights) -> dict[str, Any]:
-        """The loss on control images, and how strongly f contracts around images of both sides."""
+        """The loss on control images, and the contraction of f around images of both kinds."""
         on_device = {name: tensor.to(self.x.device) for name, tensor in weights.items()}
 
         @torch.no_grad()
@@ -239,10 +239,10 @@ def _finite(value: float) -> float | None:
 
 @dataclass(frozen=True)
 class Group:
-    """Images that are degraded in the same ways: by every mask, and with the same noise.
+    """Images that are degraded alike: by every mask, and with the same noise.
 
-    `ids` are the images' rows in their source, by which their random numbers are drawn.
-    `split`: "train" for the victim's images, "test" for those of the control.
+    `ids`: the images' rows in their source, which seed their random numbers. `split`: "train" for
+    the victim's images, "test" for control images.
     """
 
     split: str
@@ -257,14 +257,14 @@ class Group:
         return f"{self.split} {self.sigma:g}"
 
     def described(self) -> list[Any]:
-        """Description of all that the results depend on, for a key."""
+        """Describe all that the results depend on, for a key."""
         masks = {name: hash_of(mask) for name, mask in self.masks.items()}
         return [self.name, self.gamma, hash_of(self.images, self.ids), masks]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecoverJob(RecoveryJob):
-    """One victim at one loss, asked with every method; `trained` is the sha256 of its weights."""
+    """Recovery by every method from one victim at one loss; `trained`: sha256 of its weights."""
 
     victim: RecoveryVictim
     level: float
@@ -282,7 +282,7 @@ class RecoverJob(RecoveryJob):
         return key_of([self.trained, network, start, settings, groups, self.root_seed])
 
     def make(self, progress: Progress) -> tuple[Arrays, dict[str, Any]]:
-        """The arrays of all groups and methods, and seconds by group and method."""
+        """Run all methods on all groups: arrays, and seconds by group and method."""
         tensors = read_weights(self.folder.weights(self.victim.name, self.level))
         f = function_of(self.victim, tensors, self.groups[0].images.shape[1:], self.device)
         methods = self.methods.of_victims
@@ -305,14 +305,14 @@ class RecoverJob(RecoveryJob):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainInpainterJob(RecoveryJob):
-    """The diffusion model of the generic method, and the images (n, 3, h, w) it learns from."""
+    """Training of the generic method's diffusion model on images (n, 3, h, w)."""
 
     inpainter: Inpainter
     images: Pixels
 
     @property
     def prior(self) -> str:
-        """sha256 of what the model depends on."""
+        """sha256 of all that the model depends on."""
         return key_of([asdict(self.inpainter), hash_of(self.images)])
 
     @property
@@ -320,7 +320,7 @@ class TrainInpainterJob(RecoveryJob):
         return key_of(["inpainter", self.prior])
 
     def trained(self, progress: Progress = no_progress) -> Denoiser:
-        """The model, trained as far as it is not yet. Raises ArithmeticError if it diverges."""
+        """Train the model to its end and return it. Raises ArithmeticError if it diverges."""
         return train_inpainter(
             self.inpainter,
             self.images,
@@ -337,7 +337,7 @@ class TrainInpainterJob(RecoveryJob):
 
 @dataclass(frozen=True, kw_only=True)
 class InpaintJob(RecoveryJob):
-    """The generic methods on a group of images; `inpainter` is how theirs was trained."""
+    """The generic methods on a group of images; `inpainter`: the training of their model."""
 
     group: Group
     methods: Methods
@@ -352,7 +352,7 @@ class InpaintJob(RecoveryJob):
         return key_of([ddnm, prior, self.methods.biharmonic, group, self.root_seed])
 
     def make(self, progress: Progress) -> tuple[Arrays, dict[str, Any]]:
-        """The arrays of all generic methods, and seconds by group and method."""
+        """Run all generic methods: arrays, and seconds by group and method."""
         batch = Batch(self.group, self.root_seed, self.device)
         arrays: Arrays = {}
         seconds: dict[str, float] = {}
@@ -386,7 +386,7 @@ class InpaintJob(RecoveryJob):
 def function_of(
     victim: RecoveryVictim, tensors: Arrays, shape: Sequence[int], device: str
 ) -> Function:
-    """f of a batch; it has a gradient where one is asked for."""
+    """The autoencoder as a function of a batch, differentiable."""
     c, h, w = shape
     model = victim.network.on((c, h, w))
     weights = single(model, {name: torch.from_numpy(t).to(device) for name, t in tensors.items()})
@@ -415,7 +415,7 @@ class Batch:
         check_degraded(self.y, group.sigma)
 
     def _generators(self, purpose: str, first: int, end: int) -> tuple[torch.Generator, ...]:
-        """One per sample, by image and mask, whatever else is in the study."""
+        """One generator per sample, seeded by image and mask alone."""
         names, generators = list(self.group.masks), []
         for k in range(first, end):
             mask, row = divmod(k, self.n)
@@ -426,8 +426,8 @@ class Batch:
     def ask(
         self, method: Callable[[Degraded], Recovered | Tensor], name: str
     ) -> tuple[Arrays, float]:
-        """The arrays of a method, named after the group and it, and its seconds; every sample's
-        result does not depend on the batch it is in."""
+        """Run a method: arrays named after the group and the method, and its seconds. A sample's
+        result does not depend on its batch."""
         started = time.perf_counter()
         rows_at_once = max(1, VALUES_AT_ONCE // self.y[0].numel())
         parts: list[dict[str, Tensor]] = []

@@ -1,11 +1,10 @@
-"""Claims of the MixCon paper, checked on a study of our own; and those that we make of ours: the
-rules by which each is decided on a study's record, and their words.
+"""Claims of the MixCon paper and questions of our own, and the rules that decide them by the record
+of a study.
 
-A rule gives our numbers and the verdict; NotTestableError where the study lacks what a claim is
-about. A difference of two cells is taken seed by seed, on the same images, starts and orders; its
-interval of 95 % is Student's over seeds. The sweet spots were chosen by the first seeds; claims
-about them are judged by the others, if there are any. A trend is looked for where only lambda or
-beta differs.
+A rule returns our numbers and its verdict, or raises NotTestableError where the study lacks what
+the claim is about. Two cells are compared seed by seed, on the same images, starts and orders, with
+Student's 95 % interval over seeds. Sweet spots are chosen by the first seeds; claims about them are
+judged by the others, if there are any. Trends are sought where only lambda or beta differs.
 """
 
 from __future__ import annotations
@@ -34,20 +33,20 @@ from tasks.study.statements import (
 Record = Mapping[str, Any]
 Value = Callable[[Record], float]
 CLEARLY = 0.1
-"""By so much more SSIM than unrelated images have, something came back."""
+"""Something came back if its SSIM exceeds that of unrelated images by more than this."""
 RANKS = 0.3
-"""A rank correlation from which on a trend over the grid is one."""
+"""Least rank correlation of a trend over the grid."""
 UNLIKELY = 0.025
-"""At most so many shuffles may give as strong a trend."""
+"""Largest share of shuffles that may give as strong a trend."""
 MIN_ROW = 3
-"""Fewer settings of a row of the grid have no trend: two of them order themselves by chance."""
+"""Least settings of a row of the grid for a trend: two are ordered by chance."""
 N_SHUFFLES = 10_000
 JUDGE = "tuned"
-"""The paper's attack, at the rate that is best for each victim."""
+"""The paper's attack, at the best rate for each victim."""
 
 
 def difference(pairs: Iterable[tuple[float, float]]) -> Difference:
-    """The first of each pair minus the second. Raises NotTestableError for fewer than two pairs."""
+    """The first of each pair minus the second. Raises NotTestableError for less than two pairs."""
     by_seed = tuple(a - b for a, b in pairs)
     if len(by_seed) < 2:
         raise NotTestableError(f"{len(by_seed)} seeds have no interval; two at least are needed")
@@ -67,7 +66,7 @@ class InversionResults:
         return list(self.record["sources"])
 
     def cells(self, source: Record, **where: Any) -> list[Record]:
-        """Cells of a source whose entries are as given and that have a victim."""
+        """Cells of a source that have these entries and at least one victim."""
         wanted = {"source": source["name"], **where}
         return [
             cell
@@ -83,7 +82,7 @@ class InversionResults:
         raise NotTestableError(f"{source['title']} has no cell that is the {role!r}")
 
     def sweet(self, source: Record, attack: str) -> Record:
-        """The sweet spot; NotTestableError where it is the network without defence itself."""
+        """The sweet spot. Raises NotTestableError if that is the network without a defence."""
         cell = self.role(source, f"sweet spot {attack}")
         if cell["defence"]["kind"] == "none":
             raise NotTestableError(
@@ -94,7 +93,7 @@ class InversionResults:
 
     @property
     def confirming(self) -> set[int]:
-        """Seeds by which no sweet spot was chosen; all, if there are no others."""
+        """Seeds that did not choose the sweet spots; all seeds if there are no others."""
         every = set(range(self.record["n_seeds"]))
         return every - set(range(self.record["n_grid_seeds"])) or every
 
@@ -106,8 +105,8 @@ def compare(
     theirs: Value | None = None,
     seeds: set[int] | None = None,
 ) -> Difference:
-    """Difference of `value` between two cells, of the other one `theirs` if that is not the same,
-    by the seeds of both."""
+    """Difference of `value` between two cells, by the seeds of both; `theirs` is the value of the
+    other cell, if it is not the same."""
     wanted = {s["seed"]: s for s in other["seeds"] if seeds is None or s["seed"] in seeds}
     return difference(
         (value(seed), (theirs or value)(wanted[seed["seed"]]))
@@ -121,8 +120,8 @@ def accuracy(seed: Record) -> float:
 
 
 def score(attack: str, name: str = "ssim", *, best: bool = False) -> Value:
-    """The mean score of a seed's images under an attack, or that of its best recovered image, the
-    worst case of the paper's tables; NotTestableError where the attack was not run."""
+    """The mean score of a seed's images under an attack, or the score of the best recovered image,
+    the worst case in the paper's tables. Raises NotTestableError where the attack was not run."""
 
     def value(seed: Record) -> float:
         if attack not in seed["attacks"]:
@@ -136,11 +135,11 @@ def score(attack: str, name: str = "ssim", *, best: bool = False) -> Value:
 def trend_within(
     rows: Iterable[Sequence[tuple[float, float]]],
 ) -> tuple[float, float, list[float]]:
-    """The mean of the rows' rank correlations, the share of shuffles within rows whose mean is as
-    far on the same side of 0, and each row's.
+    """The mean rank correlation of the rows, the share of shuffles within rows that give as strong
+    a mean of the same sign, and the correlation of each row.
 
-    Rows of fewer than MIN_ROW pairs, or whose values do not vary, say nothing of a trend and are
-    left out. Raises NotTestableError if none is left.
+    Rows with fewer than MIN_ROW pairs, or whose values do not vary, are left out. Raises
+    NotTestableError if none is left.
     """
     usable = [np.array(row) for row in rows if len(row) >= MIN_ROW]
     ranked = [stats.rankdata(row, axis=0) for row in usable if np.ptp(row, axis=0).all()]
@@ -161,7 +160,7 @@ Compare = Callable[[InversionResults, Record], Iterator[tuple[str, Difference]]]
 
 
 def of_each_source(compare: Compare) -> Callable[[InversionResults], Verdict]:
-    """A rule that compares cells of a source, which has to hold for each and for every seed."""
+    """Make a rule of a comparison within a source: it must hold for every source and seed."""
 
     @wraps(compare)
     def check(r: InversionResults) -> Verdict:
@@ -190,7 +189,7 @@ def distance_falls(r: InversionResults, source: Record) -> Iterator[tuple[str, D
 
 
 def trend(r: InversionResults, axis: str, value: str, *, sign: int) -> Verdict:
-    """By source: rank correlations along one axis of the grid where the other is the same; of an
+    """Rank correlations along one axis of the grid at each value of the other, by source; of an
     estimate of the cells, or of their SSIM."""
     found: list[Verdict] = []
     fixed, name = ("beta", "beta") if axis == "lam" else ("lam", "lambda")
@@ -249,7 +248,8 @@ def table_4(r: InversionResults, value: Value) -> Verdict:
 
 
 def keeps_accuracy(r: InversionResults, kind: str, lam: float, beta: float | None) -> Verdict:
-    """Accuracy lost at a setting of the paper, by the seeds of both; intervals over test images."""
+    """Accuracy lost at one of the paper's settings, by the seeds of both, with intervals over test
+    images."""
     found: list[Verdict] = []
     limit = float(r.record["thresholds"]["accuracy_loss"])
     for source in r.sources:
@@ -312,7 +312,7 @@ def restorer_adds(r: InversionResults, source: Record) -> Iterator[tuple[str, Di
 
 
 def _within(cell: Record, one: str, other: str) -> Difference:
-    """Difference of two attacks on the same cell, by the seeds that have both."""
+    """Difference of two attacks on one cell, by the seeds that have both."""
     seeds = [seed for seed in cell["seeds"] if {one, other} <= set(seed["attacks"])]
     return difference((score(one)(seed), score(other)(seed)) for seed in seeds)
 
@@ -342,7 +342,8 @@ TRENDS = (
      "columns C3 and C6 to C8", "lambda and SSIM by the paper's descent (tuned) at each beta",
      "lam", "ssim", -1),
 )  # fmt: skip
-"""Claims about the grid: where, what the paper says, of what the trend is, its axis and sign."""
+"""Claims about the grid: claim, place in the paper, the paper's words, what is correlated, and the
+trend's axis, value and sign."""
 EACH = "above 0 with the interval and for every seed, on every source"
 DESCENT = "SSIM by the paper's descent at its best rate, no defence"
 _of_ours = partial(Statement[InversionResults], where=OURS, theirs="not in the paper")
@@ -474,5 +475,5 @@ STATEMENTS: tuple[Statement[InversionResults], ...] = (
 
 
 def check_inversion(record: Record) -> list[dict[str, Any]]:
-    """Every claim about the study of this record, with the verdict."""
+    """Decide every claim about the study of this record."""
     return decided(STATEMENTS, InversionResults(record))

@@ -1,5 +1,5 @@
 """The page of an inversion study: inversion.json and its pictures as one HTML file
-(docs/pages.md), its figures from the record's list, each with its tables."""
+(docs/pages.md), with the figures that the record lists, each with its tables."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ MOST_LAYER_ROWS = 3
 
 
 def scores_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
-    """Scores by source and attack: of the cells with a role (MixCon paper, table 3), or of UniCon
+    """Scores by source and attack, of the cells with a role (MixCon paper, table 3) or of UniCon
     beside MixCon and vanilla (table 4)."""
     chosen = with_roles if figure["kind"] == "table3" else compared
     found = [(source, chosen(record, source)) for source in record["sources"]]
@@ -77,7 +77,7 @@ def scores_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
 def _row(
     record: Record, source: Record, numbered: Numbered, attacks: Sequence[Record]
 ) -> dict[str, Any]:
-    """A cell as tables show it: its own numbers, and those of each attack."""
+    """A cell as tables show it: its own numbers, and the scores of each attack."""
     k, cell = numbered
     layer = f"cut at layer {cell['cut']}" if cell["cut"] != source["cut"] else ""
     notes = [role_titles(record, cell), layer, divergence(cell)]
@@ -98,7 +98,7 @@ def _row(
 
 
 def _incomplete(record: Record, source: Record) -> list[str]:
-    """Sentences on what is missing of a source: attacks, intervals, sweet spots, diverged cells."""
+    """Sentences on what a source lacks: attacks, intervals, sweet spots, networks that diverged."""
     cells, notes = cells_of(record, source), []
     run = attacks_in(record, cells)
     notes += [f"{a['title']} was not run." for a in record["attacks"] if a not in run]
@@ -121,12 +121,12 @@ def _incomplete(record: Record, source: Record) -> list[str]:
 
 
 def examples_figure(record: Record, pictures: Arrays, figure: Record) -> Figure:
-    """Originals and what came back (MixCon paper, figure 4): a group per source, and one for its
+    """Originals and reconstructions (MixCon paper, figure 4): a group per source, and one for its
     layers; a row per image, columns in groups by cell.
 
-    Pictures are of seed 0. Those of cells with a role must be there; the study of layers shows what
-    was kept. Raises ValueError if a picture is missing, has another size than its original, or if
-    there are more pictures than scores.
+    Pictures are those of seed 0. Cells with a role must have them; for other layers the stored ones
+    are shown. Raises ValueError if a picture is missing, its size is not the original's, or there
+    are more pictures than scores.
     """
     made = []
     for source in record["sources"]:
@@ -213,7 +213,7 @@ def _kept(pictures: Arrays, name: str, what: str) -> npt.NDArray[Any]:
 
 
 def _uri(picture: npt.NDArray[Any]) -> str:
-    """(h, w) or (h, w, 3) as a URL."""
+    """A picture (h, w) or (h, w, 3) as a URL."""
     colours = np.repeat(picture[..., None], 3, axis=-1) if picture.ndim == 2 else picture
     return data_uri(colours.astype(np.uint8).transpose(2, 0, 1))
 
@@ -255,7 +255,7 @@ def layers_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
 
 
 def _keys(record: Record) -> dict[str, Any]:
-    """The letters of a figure, by source."""
+    """The key to the letters of a figure, by source."""
     keys = []
     for source in record["sources"]:
         signs, named = letters(record, source), []
@@ -267,7 +267,7 @@ def _keys(record: Record) -> dict[str, Any]:
 
 
 def words(record: Record, _pictures: Arrays, _tables: Tables) -> dict[str, Any]:
-    """Values that only this page shows."""
+    """Values for this page's template alone."""
     answers = [_answer(record, source) for source in record["sources"]]
     tables = []
     for source in record["sources"]:
@@ -287,7 +287,7 @@ def words(record: Record, _pictures: Arrays, _tables: Tables) -> dict[str, Any]:
 def _answer(record: Record, source: Record) -> dict[str, Any]:
     """A source's sweet spot under the first attack that has one, beside vanilla, attack by attack.
 
-    `shown` is None if nothing stands beside vanilla; `why` says then what was found.
+    `shown` is None if there is nothing to compare with vanilla; `why` then gives the reason.
     """
     vanilla, paper = (with_role(record, source, role) for role in ("vanilla", "paper"))
     found = [(sweet_spot(record, source, a["name"]), a["title"]) for a in record["attacks"]]

@@ -1,6 +1,6 @@
-"""The drawings of an inversion study: heatmaps, accuracy against leakage, layers.
+"""Drawings of an inversion study: heatmaps, accuracy against leakage, layers.
 
-Each function goes from rows of a figure's table to rows of panels, one per source.
+Each function turns the rows of a figure's table into rows of panels, one per source.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tasks.page.heatmaps import Square, heatmap
 from tasks.page.study_page import Drawing, Row
 
 ATTACK_COLOURS, OTHER_COLOURS = {"paper": 13, "strong": 14, "restored": 15}, (12, 16, 17)
-"""Told apart with any colour vision (templates/matrix.css)."""
+"""Distinct with any colour vision (templates/matrix.css)."""
 NEAR_POINTS = 3.0  # of accuracy below vanilla that the close-up shows
 WIDE_SPREAD = 50.0  # of distances that are shaded by their logarithm
 LAYERS = (260, 210)
@@ -50,9 +50,9 @@ def attack_styles(record: Record) -> dict[str, Style]:
 
 
 def heat_rows(record: Record, table: Table) -> list[Row]:
-    """Accuracy, distance and the SSIM of each attack that most of the grid has, by source.
+    """Accuracy, distance and the SSIM of each attack that was run on most of the grid, by source.
 
-    Raises ValueError for cells that are not on the axes of their grid, or not alone at their place.
+    Raises ValueError for cells off the axes of their grid, or two cells at one position.
     """
     rows = []
     for source in record["sources"]:
@@ -124,11 +124,11 @@ def _interval(value: str, row: Record) -> str:
 
 
 Series = tuple[Style, list[dict[str, Any]]]
-"""Look of an attack, and the rows that are its marks, with `x` and words `about` them."""
+"""Style of an attack, and the rows that are its marks, with `x` and a tooltip `about`."""
 
 
 def pareto_rows(record: Record, table: Table) -> tuple[list[Row], list[tuple[Style, str]]]:
-    """All settings, and a close-up of those near vanilla's accuracy; with the legend."""
+    """All settings, a close-up of those near vanilla's accuracy, and the legend."""
     styles = attack_styles(record)
     run = [attack for attack in record["attacks"] if attack["name"] in table.columns["attack"]]
     rows = []
@@ -159,8 +159,9 @@ def pareto_rows(record: Record, table: Table) -> tuple[list[Row], list[tuple[Sty
 def _trade_panel(
     source: Record, series: Sequence[Series], level: float | None, least: float | None
 ) -> Drawing:
-    """Marks with whiskers both ways, each attack's front as a line, letters beside some marks; all
-    of them, or those with an accuracy of at least `least`. `level`: a dotted line across."""
+    """Marks with whiskers both ways, each attack's front as a line, and letters beside some marks;
+    of all rows, or of those with an accuracy of at least `least`. `level`: height of a dotted
+    line."""
     shown = [row for _style, rows in series for row in rows if least is None or row["x"] >= least]
     heights = [row[end] for row in shown for end in ("ssim", "ssim low", "ssim high")]
     known = [min(1.0, max(0.0, height)) for height in (*heights, level) if height is not None]
@@ -239,7 +240,7 @@ def _letters(panel: Panel, rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def layer_rows(record: Record, table: Table) -> tuple[list[Row], list[tuple[Style, str]]]:
-    """SSIM by layer, a panel per attack with one axis for a source; with the legend of settings."""
+    """SSIM by layer, a panel per attack with the same axes for a source, and the legend."""
     found = sorted(table.rows(), key=lambda row: row["cut"])
     titles = {_setting(row): row["title"] for row in table.rows()}
     styles = {

@@ -1,9 +1,9 @@
-"""Plan of a study of split classifiers: its units, in rounds, and what they cost.
+"""Plan of a study of split classifiers: its units, in rounds, and their costs.
 
-First the grid by its seeds, the cuts and UniCon by all; then, once the sweet spots are known, these
-by the seeds that they lack, and the restorers. For the costs, steps of training, gradients of the
-attacks and steps of the restorer are timed on the study's own networks and images, a few of each;
-all of them are done whatever comes out.
+The first round has the grid with its few seeds, and the other cuts and UniCon with all. Once the
+sweet spots are known, the next rounds add their missing seeds and the restorers. For the costs a
+few steps of training, of the attacks and of the restorer are timed on the study's own networks and
+images.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from tasks.study.products import Cost, Folder, hash_of, seconds_of, write_weight
 
 TIMED_STEPS = 3
 MAX_ROLES = 4
-"""Cells of a source that get a restorer: without defence, the paper's, and two sweet spots."""
+"""Most cells of a source with a restorer: without defence, the paper's, and two sweet spots."""
 
 
 class InversionPlan:
@@ -66,7 +66,7 @@ class InversionPlan:
         self.confirmed: set[Cell] = set()
 
     def first_units(self) -> list[Unit]:
-        """All trainings of the first round."""
+        """The trainings of the first round."""
         maps = [self._training((v,)) for v in map(self.maps_of, self.study.sources) if v]
         return [
             *(Unit(f"classifier of {j.victims[0].source.name}", TrainJob.run, j) for j in maps),
@@ -74,7 +74,7 @@ class InversionPlan:
         ]
 
     def more_units(self, unit: Unit, given: Mapping[str, Any]) -> Iterable[Unit]:
-        """The inversions of victims that have been trained."""
+        """The inversions of the victims that a unit has trained."""
         del given
         if not unit.name.startswith("train "):
             return []
@@ -90,13 +90,13 @@ class InversionPlan:
         ]
 
     def confirm(self, sweet: Iterable[Cell]) -> list[Unit]:
-        """From here on the sweet spots have all seeds; trainings of them by those they lacked."""
+        """Give the sweet spots all seeds; return the trainings of those that they lacked."""
         before = {cell: self.seeds(cell) for cell in sweet}
         self.confirmed |= set(before)
         return self.trainings(list(before), without=before)
 
     def restoring_units(self, cells: Iterable[Cell]) -> list[Unit]:
-        """The restorers, of every seed of some cells."""
+        """The restorers for the first seeds of some cells."""
         if self.study.chain is None:
             return []
         n = self.study.chain.n_seeds
@@ -105,11 +105,11 @@ class InversionPlan:
 
     @property
     def n_units(self) -> int:
-        """Number of units at least: those of the first round."""
+        """Least number of units: those of the first round."""
         return len(self.first_units()) + sum(len(self.seeds(cell)) for cell in self.study.cells)
 
     def seeds(self, cell: Cell) -> range:
-        """The seeds of a cell: those of the grid have few until they are confirmed."""
+        """The seeds of a cell: a cell of the grid has few until it is confirmed."""
         source = self.study.source(cell.source)
         chosen = cell.defence in (None, source.mixcon(*source.chosen))
         has_all = chosen or not source.in_grid(cell) or cell in self.confirmed
@@ -118,7 +118,7 @@ class InversionPlan:
     def trainings(
         self, cells: Sequence[Cell], without: Mapping[Cell, range] | None = None
     ) -> list[Unit]:
-        """Networks of a source, cut and seed together, some at a time."""
+        """Trainings of networks in stacks of one source, cut and seed."""
         groups: dict[tuple[str, int, int], list[VictimId]] = {}
         for cell in cells:
             for seed in self.seeds(cell):
@@ -137,7 +137,7 @@ class InversionPlan:
         ]
 
     def victim(self, cell: Cell, seed: int) -> VictimId:
-        """A cell's network of a seed."""
+        """The network of a cell and seed."""
         c, h, w = self.images[cell.source].train.images.shape[1:]
         return VictimId(
             source=self.study.source(cell.source),
@@ -150,7 +150,7 @@ class InversionPlan:
         )
 
     def maps_of(self, source: InversionSource) -> VictimId | None:
-        """The classifier whose features are PSIM's: of a seed that no victim has."""
+        """The classifier whose features PSIM uses, of a seed that no victim has; None for VGG16."""
         if self.study.perceptual != "own":
             return None
         return self.victim(Cell(source.name, source.cut, None), self.study.n_seeds)
@@ -167,7 +167,7 @@ class InversionPlan:
         }
 
     def inverting(self, victim: VictimId) -> InvertJob:
-        """Inversions of a victim."""
+        """The inversions of a victim."""
         study, images = self.study, self.images[victim.source.name]
         return InvertJob(
             **self.where,
@@ -181,7 +181,7 @@ class InversionPlan:
         )
 
     def restoring(self, cell: Cell, seed: int) -> RestoreJob:
-        """The restorer of a cell's network; only of a study that has restorers."""
+        """The restorer of a cell's network, in a study that has restorers."""
         assert self.study.chain is not None
         return RestoreJob(
             **self.where,
@@ -191,9 +191,9 @@ class InversionPlan:
         )
 
     def write_victims(self, cells: Iterable[Cell]) -> list[Path]:
-        """The networks of the first seed of some cells that are there, for others: a safetensors
-        file each, whose metadata says which it is and where it is cut, so that `palimpsest attack
-        inversion` takes it as it is. Raises StoreFullError."""
+        """Write the stored networks of some cells' first seed as safetensors files whose metadata
+        describes the network and its cut, so that `palimpsest attack inversion` reads them
+        directly. Raises StoreFullError."""
         written = []
         for cell in cells:
             victim = self.victim(cell, 0)
@@ -217,7 +217,7 @@ class InversionPlan:
 
 
 def costs_of(plan: InversionPlan, _device: str = "") -> list[Cost]:
-    """Costs of every source; measured on this machine in some seconds."""
+    """Estimate the costs of every source, timed on this machine in some seconds."""
     study, costs = plan.study, []
     for source in study.sources:
         per_cut: Counter[int] = Counter()
@@ -268,7 +268,7 @@ def _training_seconds(plan: InversionPlan, victim: VictimId) -> float:
 
 
 def _inverting_seconds(plan: InversionPlan, victim: VictimId) -> float:
-    """Of all attacks on a victim and their tuning, of which a step takes as long for an image."""
+    """Seconds of all attacks on a victim and their tuning, whose steps take as long per image."""
     study, job, model = plan.study, plan.inverting(victim), victim.model()
     start = initial_weights(model, [seeded_generator(0, 0, "cost")], dtype=torch.float32)
     device = torch.device(plan.device)
@@ -287,7 +287,7 @@ def _inverting_seconds(plan: InversionPlan, victim: VictimId) -> float:
 
 
 def _restoring_seconds(plan: InversionPlan, source: InversionSource) -> float:
-    """Of all restorers of a source: at most that many, since sweet spots may be one."""
+    """Seconds of all restorers of a source: an upper bound, as two sweet spots may be one cell."""
     chain = plan.study.chain
     if chain is None:
         return 0.0

@@ -1,7 +1,7 @@
-"""inversion.json: what every defence costs and what every attack gets (docs/pages.md).
+"""inversion.json: what every defence costs and every attack recovers (docs/pages.md).
 
-An estimate is the mean over seeds, with a t interval of 95 %; the images are the same for all, so
-it covers other starts and orders of training, not other images.
+An estimate is the mean over seeds with a 95 % t interval. All seeds share the images, so it covers
+other starts and orders of training, not other images.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ATTACKS = (
     ("strong", "our attack", True),
     ("restored", "our attack, restored", True),
 )
-"""Name, title, and whether it is ours."""
+"""Attacks by name, title, and whether they are ours."""
 NUMBERS = ("accuracy", "train_accuracy", "distance", "min_distance")
 SCORES = ("ssim", "psim", "psnr")
 JUDGED = ("tuned", "strong")
@@ -37,7 +37,7 @@ JUDGED = ("tuned", "strong")
 
 @dataclass(frozen=True)
 class Found:
-    """Products of one victim that are there: of its training, and by attack."""
+    """Stored products of one victim: of its training, and by attack."""
 
     seed: int
     numbers: dict[str, float]
@@ -48,7 +48,7 @@ class Found:
 
 
 def found_of(plan: InversionPlan, cell: Cell, seeds: Iterable[int]) -> list[Found]:
-    """The victims of a cell that are there, by seed."""
+    """Read the stored victims of a cell, by seed."""
     victims = []
     for seed in seeds:
         victim = plan.victim(cell, seed)
@@ -84,8 +84,9 @@ def found_of(plan: InversionPlan, cell: Cell, seeds: Iterable[int]) -> list[Foun
 
 
 def sweet_spots(plan: InversionPlan) -> dict[tuple[str, str], Cell]:
-    """By source and attack, the cell of the grid with the least mean SSIM among those that lose at
-    most `accuracy_loss`; chosen by the seeds of the grid alone. None where nothing was inverted."""
+    """Choose, by source and attack, the cell of the grid with the least mean SSIM among those that
+    lose at most `accuracy_loss`, by the seeds of the grid alone; no entry where nothing was
+    inverted."""
     found: dict[tuple[str, str], Cell] = {}
     seeds = range(plan.study.n_grid_seeds)
     for source in plan.study.sources:
@@ -109,7 +110,7 @@ def sweet_spots(plan: InversionPlan) -> dict[tuple[str, str], Cell]:
 
 
 def role_cells(plan: InversionPlan, sweet: Mapping[tuple[str, str], Cell]) -> dict[Cell, list[str]]:
-    """The cells that the page shows more of, and why."""
+    """The cells that the page shows in detail, and their roles."""
     roles: dict[Cell, list[str]] = {}
     for source in plan.study.sources:
         chosen = Cell(source.name, source.cut, source.mixcon(*source.chosen))
@@ -124,7 +125,7 @@ def role_cells(plan: InversionPlan, sweet: Mapping[tuple[str, str], Cell]) -> di
 def describe_inversion(
     plan: InversionPlan, failed: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Sources, attacks, cells and sweet spots, of what is there."""
+    """Describe sources, attacks, cells and sweet spots, of all stored products."""
     study, sweet = plan.study, sweet_spots(plan)
     roles = role_cells(plan, sweet)
     victims = {cell: found_of(plan, cell, plan.seeds(cell)) for cell in study.cells}
@@ -235,7 +236,7 @@ def _attack(victims: Sequence[Found], name: str) -> dict[str, Any]:
 
 
 def estimate(values: Sequence[float]) -> dict[str, Any]:
-    """Mean over seeds with its t interval of 95 %; nulls where there is none."""
+    """Mean over seeds with its 95 % t interval; None where there is none."""
     mean = low = high = None
     if values and all(map(math.isfinite, values)):
         mean = _mean(values)
@@ -252,8 +253,8 @@ def defence_title(defence: Defence) -> str:
 
 
 def pictures_of(plan: InversionPlan, record: Mapping[str, Any]) -> bytes:
-    """inversion-pictures.npz: the first inverted images of each source, and what every attack made
-    of them for the first seed of the cells with a role and of those at other cuts."""
+    """inversion-pictures.npz: the first inverted images of each source, and every attack's
+    reconstructions of them for the first seed of cells with a role and of cells at other cuts."""
     n, arrays = plan.study.n_shown, {}
     for source in plan.study.sources:
         images = plan.images[source.name].tests.first(min(n, source.n_inverted)).images

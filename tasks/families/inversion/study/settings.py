@@ -1,10 +1,10 @@
-"""A study of split classifiers (the MixCon paper): which images, networks, defences and attackers.
+"""Settings of a study of split classifiers (MixCon paper): images, networks, defences, attackers.
 
-For every source a grid of MixCon's (lambda, beta) at one cut, the same three defences at every cut,
-and UniCon. All victims of a seed have the same start, images and order, so that cells differ in
-nothing but the defence; seeds differ in start and order. Every victim is tested on images that it
-has not seen and inverted on some of these, by the paper's attack and by a stronger one; for a few,
-a restorer learns from the attack's own pairs of public images. Defaults are the paper's.
+Each source has a grid of MixCon's (lambda, beta) at one cut, no defence and the chosen MixCon at
+every cut, and UniCon. All victims of a seed share start, images and order, so that cells differ
+only in the defence; seeds differ in start and order. Every victim is tested on images that it has
+not seen, and inverted on some of them by the paper's attack and by a stronger one; for a few, a
+restorer learns from the attack's own pairs of public images. Defaults are the paper's.
 """
 
 from __future__ import annotations
@@ -34,14 +34,13 @@ BETAS = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8)
 
 @dataclass(frozen=True, kw_only=True)
 class InversionSource(Strict):
-    """Images, and what is trained and tried on them.
+    """A source of images, and the networks trained on it.
 
-    `n_train`, `n_tests`: images that victims are trained on, of the source's train split, and
-    tested on, of its other one; `n_inverted` of the tests are inverted. `n_public`: further images
-    of the train split, which the attacker has; equally many of each class everywhere. `chosen`: the
-    (lambda, beta) that table 3 compares with a network without defence, and that the study of cuts
-    has. `unicon`: lambda of D.1's loss; None leaves it out. `eps`: see `MixCon`. `attack`: the
-    paper's.
+    `n_train`: training images, of the source's train split. `n_tests`: test images, of the other
+    split, of which `n_inverted` are inverted. `n_public`: further images of the train split, which
+    the attacker has. All have equally many images of each class. `chosen`: the (lambda, beta) that
+    table 3 compares with no defence, also used at the other cuts. `unicon`: lambda of the loss in
+    D.1; None leaves it out. `eps`: see `MixCon`. `attack`: the paper's.
     """
 
     name: str
@@ -96,7 +95,7 @@ class InversionSource(Strict):
         self.cells()
 
     def cells(self) -> tuple[Cell, ...]:
-        """Without defence first, then the grid, UniCon and the other cuts, none twice."""
+        """Cells without defence first, then the grid, UniCon and the other cuts, none twice."""
         chosen = self.mixcon(*self.chosen)
         here: list[Defence] = [None]
         here += [self.mixcon(lam, beta) for lam in self.lams for beta in self.betas]
@@ -109,7 +108,7 @@ class InversionSource(Strict):
         return MixCon(lam=lam, beta=beta, eps=self.eps)
 
     def in_grid(self, cell: Cell) -> bool:
-        """True for a cell of the source's grid, of which a network without defence is one."""
+        """True for a cell of the source's grid, which includes the network without defence."""
         d = cell.defence
         if cell.cut != self.cut or isinstance(d, UniCon):
             return False
@@ -118,7 +117,7 @@ class InversionSource(Strict):
 
 @dataclass(frozen=True)
 class Cell:
-    """A source, where the network is cut, and its defence or None."""
+    """A source, the layer at which the network is cut, and its defence or None."""
 
     source: str
     cut: int
@@ -131,10 +130,10 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Chain(Strict):
-    """A restorer that learns what images look like from what the attack makes of public ones.
+    """A restorer trained on pairs of public images and the strong attack's reconstructions.
 
-    All public images that were not used for tuning are inverted by the strong attack. The first
-    `n_seeds` networks of a cell get a restorer each.
+    The pairs are of all public images that were not used for tuning. The first `n_seeds` networks
+    of a cell get a restorer each.
     """
 
     n_seeds: Count = 3
@@ -144,14 +143,14 @@ class Chain(Strict):
 
 @dataclass(frozen=True, kw_only=True)
 class InversionStudy(Strict):
-    """Every setting of a study.
+    """Settings of a study.
 
-    `n_seeds`: networks of every cell; those of the grid have the first `n_grid_seeds` until the
-    sweet spots are chosen by these, which then get all. `rates`: the paper's descent is also run at
-    the best of these, chosen for each victim on `n_tuning` public images, and so is `strong`, our
-    attack, with the best of `zetas`. `accuracy_loss`: what the sweet spot may lose. `perceptual`:
-    where PSIM's feature maps come from: "own", a classifier of the source's training images that is
-    no victim, or `vgg16:PATH`, torchvision's with weights of yours. `n_shown`: pictures of a cell.
+    `n_seeds`: networks of every cell. Cells of the grid have the first `n_grid_seeds` alone, by
+    which the sweet spots are chosen, which then get all. `rates`: learning rates from which the
+    best is chosen for the paper's descent, for each victim on `n_tuning` public images; `zetas` are
+    those of `strong`, our attack. `accuracy_loss`: what a sweet spot may lose. `perceptual`: the
+    network of PSIM's feature maps, "own", a classifier of the source's training images that is no
+    victim, or `vgg16:PATH`, torchvision's with your weights. `n_shown`: pictures of a cell.
     """
 
     preset: str
@@ -218,7 +217,7 @@ def defence_name(defence: Defence) -> str:
 
 
 def defence_json(defence: Defence) -> dict[str, Any]:
-    """The defence as it stands in a record."""
+    """A defence as it stands in a record."""
     if defence is None:
         return {"kind": "none", "lam": 0.0, "beta": None}
     beta = defence.beta if isinstance(defence, MixCon) else None
@@ -227,7 +226,7 @@ def defence_json(defence: Defence) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Part:
-    """Images (n, c, h, w) and the class of each, from 0; class by class in turn."""
+    """Images (n, c, h, w) and their classes, from 0; the classes take turns."""
 
     images: Pixels
     labels: npt.NDArray[np.int64]
@@ -241,8 +240,9 @@ class Part:
 
 @dataclass(frozen=True)
 class SourceImages:
-    """`train` and `public` are of the train split, `tests` of the other one; no image is in two
-    sets, nor a copy of it. The first of `tests` are inverted. `facts`: what was read, by split."""
+    """Images of a source: `train` and `public` from the train split, `tests` from the other one. No
+    image, and no copy of one, is in two sets. The first of `tests` are inverted. `facts` describe
+    what was read, by split."""
 
     train: Part
     tests: Part
@@ -253,10 +253,10 @@ class SourceImages:
 
 
 def read_sources(study: InversionStudy) -> dict[str, SourceImages]:
-    """The images of every source, by its name.
+    """Read the images of every source, by its name.
 
-    Raises ValueError where a source has too few images of a class, or another number of classes,
-    and SourceError as `load_images` does.
+    Raises ValueError if a source has too few images of a class, or another number of classes, and
+    SourceError as `load_images` does.
     """
     found = {}
     for source in study.sources:
@@ -289,8 +289,8 @@ def read_sources(study: InversionStudy) -> dict[str, SourceImages]:
 def _drawn(
     source: InversionSource, found: ImageSet, wanted: tuple[str, int], seed: int, used: set[bytes]
 ) -> Part:
-    """Images in a seeded order that has the classes in turn, each once and none that is `used`;
-    `wanted`: how many, after the name of their setting."""
+    """Draw different images, none of them `used`, in a seeded order in which classes take turns.
+    `wanted`: the name of the setting and the number."""
     what, n = wanted
     classes = np.unique(found.labels)
     if len(classes) != source.n_classes:

@@ -1,6 +1,6 @@
-"""The numbers of an inversion study (the MixCon paper) as its page has them: its figures in words,
-look-ups in the record, and tables, which the figures are drawn from and which are the CSVs beside
-the page (docs/pages.md)."""
+"""The numbers behind the page of an inversion study (MixCon paper): the words of its figures,
+look-ups in the record, and tables. Figures are drawn from the tables, which are also the CSV files
+beside the page (docs/pages.md)."""
 
 from __future__ import annotations
 
@@ -74,12 +74,12 @@ WORDS: dict[str, FigureWords] = {
         ONE_NETWORK,
     ),
 }
-"""By kind of figure, in the order of the page: title, where in the paper, caption, what it does not
-show."""
+"""By kind of figure, in the order of the page: title, place in the paper, caption, and what it does
+not show."""
 
 
 def describe_figures(record: Record) -> list[dict[str, Any]]:
-    """The figures that the record has numbers for, as they stand in inversion.json."""
+    """List the figures for which the record has numbers, as they stand in inversion.json."""
     sources = record["sources"]
     chosen = [cell for source in sources for _k, cell in with_roles(record, source)]
     shown = {
@@ -96,7 +96,7 @@ def describe_figures(record: Record) -> list[dict[str, Any]]:
 
 
 def cells_of(record: Record, source: Record, **where: Any) -> list[Numbered]:
-    """(place in the record, cell) of a source's cells that have these values."""
+    """(index in the record, cell) of a source's cells that have these values."""
     wanted = {"source": source["name"], **where}
     return [
         (k, cell)
@@ -106,19 +106,19 @@ def cells_of(record: Record, source: Record, **where: Any) -> list[Numbered]:
 
 
 def value_of(cell: Record, name: str, attack: str | None = None) -> Record:
-    """The estimate `name` of a cell, or of an attack on it; of nothing if it was not run."""
+    """The estimate `name` of a cell, or of an attack on it; an empty one if it was not run."""
     found = cell if attack is None else cell["attacks"].get(attack) or {}
     return found.get(name) or {"mean": None, "low": None, "high": None, "values": []}
 
 
 def mean_of(cell: Record, name: str, attack: str | None = None) -> float | None:
-    """The mean of that estimate, None if it is not known."""
+    """The mean of that estimate; None if unknown."""
     mean: float | None = value_of(cell, name, attack)["mean"]
     return mean
 
 
 def with_roles(record: Record, source: Record) -> list[Numbered]:
-    """The cells that have a role: vanilla, then the study's setting, then sweet spots."""
+    """The cells with a role: vanilla, then the study's setting, then sweet spots."""
 
     def rank(numbered: Numbered) -> tuple[int, int]:
         first = {"vanilla": 0, "paper": 1}
@@ -141,20 +141,20 @@ def role_titles(record: Record, cell: Record) -> str:
 
 
 def with_role(record: Record, source: Record, role: str) -> Numbered | None:
-    """The first cell of a source that has this role; those of the grid's layer come first."""
+    """The first cell of a source with this role; cells at the grid's layer come first."""
     found = [(k, cell) for k, cell in cells_of(record, source) if role in cell["roles"]]
     return min(found, key=lambda numbered: numbered[1]["cut"] != source["cut"], default=None)
 
 
 def sweet_spot(record: Record, source: Record, attack: str) -> Record | None:
-    """A source's sweet spot under an attack, as the record has it; None if none was sought."""
+    """A source's sweet spot under an attack; None if none was sought."""
     wanted = (source["name"], attack)
     spots = (s for s in record["sweet_spots"] if (s["source"], s["attack"]) == wanted)
     return next(spots, None)
 
 
 def is_spot(spot: Record) -> bool:
-    """True if a cell was found, and it is not the one without a defence."""
+    """True if the sweet spot is a cell with a defence."""
     return spot["cell"] is not None and spot["cell"] != spot["vanilla"]
 
 
@@ -168,13 +168,13 @@ def attacks_in(record: Record, cells: Sequence[Numbered]) -> list[Record]:
 
 
 def grid_of(record: Record, source: Record) -> list[Numbered]:
-    """The cells of MixCon that stand on the axes of a source's grid, at its layer."""
+    """The cells of a source's grid of MixCon settings, at its layer."""
     here = cells_of(record, source, cut=source["cut"], in_grid=True)
     return [found for found in here if found[1]["defence"]["kind"] == "mixcon"]
 
 
 def has_front(record: Record, source: Record, attack: str) -> bool:
-    """True if an attack was run on at least half of the cells that could be on its front."""
+    """True if an attack was run on at least half of the cells that might be on its front."""
     here = cells_of(record, source, cut=source["cut"])
     could = [cell for _k, cell in here if mean_of(cell, "accuracy") is not None]
     n_run = sum(mean_of(cell, "ssim", attack) is not None for cell in could)
@@ -192,9 +192,9 @@ def layer_groups(record: Record, source: Record) -> list[list[Numbered]]:
 
 
 def compared(record: Record, source: Record) -> list[Numbered]:
-    """Vanilla, every UniCon and the MixCon to set beside it; nothing where there is no UniCon.
+    """Vanilla, every UniCon and the MixCon cells to compare with it; empty without UniCon.
 
-    That is MixCon with a role at the same layer, and the cell whose accuracy is nearest UniCon's.
+    The MixCon cells are those with a role at the same layer, and the nearest in accuracy.
     """
     here = cells_of(record, source, cut=source["cut"])
     vanilla, unicon, mixcon = (
@@ -237,8 +237,8 @@ def ends(name: str, found: Record) -> str:
 
 
 def scores_of(cell: Record, attack: str) -> dict[str, str]:
-    """An attack's scores as the paper's tables have them, `0.64 ± 0.11 (0.83)`, their intervals
-    `NAME_ends`, and what unrelated images score."""
+    """An attack's scores as in the paper's tables, `0.64 ± 0.11 (0.83)`, their intervals as
+    `NAME_ends`, and the score of unrelated images."""
     scores = cell["attacks"].get(attack) or {}
     found = {"chance": score(scores.get("chance"))}
     for name in MEASURES:
@@ -251,19 +251,19 @@ def scores_of(cell: Record, attack: str) -> dict[str, str]:
 
 
 def divergence(cell: Record) -> str:
-    """Number of a cell's networks that diverged, in words; nothing if none did."""
+    """How many of a cell's networks diverged, in words; empty if none did."""
     lost, n = cell["diverged"], len(cell["seeds"])
     seeds = "every seed" if lost >= n else f"{lost} of {n} seeds"
     return f"training diverged with {seeds}" if lost else ""
 
 
 def first_seed(cell: Record) -> Record:
-    """A cell's entry for seed 0; empty if it does not have it."""
+    """A cell's entry for seed 0, or an empty one."""
     return next((dict(found) for found in cell["seeds"] if found["seed"] == 0), {"attacks": {}})
 
 
 def _where(record: Record, source: Record, k: int, cell: Record) -> Row:
-    """The columns that say which cell a row is of."""
+    """The columns that identify the cell of a row."""
     return {
         "source": source["name"],
         "cell": k,
@@ -304,7 +304,7 @@ def scores_table(
 
 
 def heatmaps_table(name: str, record: Record) -> Table:
-    """One row per cell of the grids: where it is, and what the heatmaps shade."""
+    """One row per cell of the grids: its position, and the values that the heatmaps shade."""
     rows: list[Row] = []
     for source in record["sources"]:
         grid = grid_of(record, source)
@@ -320,9 +320,9 @@ def heatmaps_table(name: str, record: Record) -> Table:
 
 
 def front(points: Sequence[tuple[float, float]]) -> list[int]:
-    """The places of (accuracy, leakage) that no other beats in both, by accuracy.
+    """Indices of the points (accuracy, leakage) on the Pareto front, by accuracy.
 
-    A point is beaten by one that is at least as good in both and better in one.
+    A point is dominated by one that is at least as good in both values and better in one.
     """
     kept = [
         k
@@ -345,10 +345,8 @@ def _attacked(record: Record, source: Record, cells: Sequence[Numbered], attack:
 
 
 def pareto_table(name: str, record: Record) -> Table:
-    """One row per cell of the grid's layer and attack.
-
-    An attack that was run on less than half of the cells has no front.
-    """
+    """One row per attack and cell at the grid's layer. An attack that was run on less than half of
+    the cells has no front."""
     rows: list[Row] = []
     for source in record["sources"]:
         cells = cells_of(record, source, cut=source["cut"])
@@ -374,7 +372,7 @@ def layers_table(name: str, record: Record) -> Table:
 
 
 def examples_table(name: str, record: Record, pictures: Arrays) -> Table:
-    """One row per picture that an attack made and the page may show: its scores."""
+    """One row per reconstruction that the page may show, with its scores."""
     rows: list[Row] = []
     keys = ("source", "cell", "name", "cut", "letter")
     for source in record["sources"]:
@@ -395,10 +393,10 @@ def examples_table(name: str, record: Record, pictures: Arrays) -> Table:
 
 
 def own_tables(record: Record) -> list[Table]:
-    """The tables that every page has: one row per cell with every number of it but those of single
-    seeds and images; per network with the mean scores of its images; per claim; per sweet spot.
+    """The tables of every page: one row per cell, without the numbers of single seeds and images;
+    per network, with the mean scores of its images; per claim; per sweet spot.
 
-    Raises ValueError for cells of a source, or sweet spots at a cell, that is not there.
+    Raises ValueError for cells of an unknown source, and sweet spots at an unknown cell.
     """
     have, n_cells = [source["name"] for source in record["sources"]], len(record["cells"])
     for k, cell in enumerate(record["cells"]):

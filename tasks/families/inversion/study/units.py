@@ -49,16 +49,16 @@ from tasks.families.inversion.study.settings import Cell, Chain, InversionSource
 from tasks.study.products import NOTHING, Arrays, Folder, Job, hash_of, key_of
 
 OWN_MAPS = {1: 6, 2: 16}
-"""Cuts of LeNet5 whose outputs are the feature maps of PSIM, and how many maps these are."""
+"""Cuts of LeNet5 whose outputs are PSIM's feature maps, and the number of maps."""
 CHANCE = 9
-"""Other images that each picture is compared with, for what unrelated ones score."""
+"""Other images that each picture is compared with, for the score of unrelated ones."""
 PAIRS_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
 class VictimId:
-    """A network: everything that it depends on. `data` is the hash of the images it is trained and
-    tested on, `shape` theirs."""
+    """A network by all that it depends on. `data`: the hash of its training and test images;
+    `shape`: theirs."""
 
     source: InversionSource
     cut: int
@@ -80,11 +80,11 @@ class VictimId:
         return f"{Cell(self.source.name, self.cut, self.defence).name}, seed {self.seed}"
 
     def model(self, cut: int | None = None) -> SplitModel:
-        """The network, cut where it is or elsewhere."""
+        """The network, cut at its own layer or at another."""
         return LeNet5(cut=cut or self.cut).on(self.shape, self.source.n_classes)
 
     def generators(self, n: int, purpose: str) -> list[torch.Generator]:
-        """One per image; the same for every defence."""
+        """One generator per image, the same for every defence."""
         purpose = f"{purpose} {self.seed}"
         return [seeded_generator(self.root_seed, k, purpose) for k in range(n)]
 
@@ -109,7 +109,7 @@ class TrainJob:
     tests: Part
 
     def run(self, progress: Progress = no_progress) -> dict[str, Any]:
-        """Trains the victims that are not there yet, and tests them. Raises StoreFullError."""
+        """Train the victims that are not stored yet, and test them. Raises StoreFullError."""
         folder, started = Folder(Path(self.root)), time.perf_counter()
         missing = [victim for victim in self.victims if folder.product(victim.key) is None]
         if missing:
@@ -150,7 +150,7 @@ class TrainJob:
 
 
 def victim_of(root: str, victim: VictimId, device: str, cut: int | None = None) -> KnownClassifier:
-    """The trained network, cut where it is or elsewhere. Raises ValueError if there is none."""
+    """The trained network, cut at its own layer or at another. Raises ValueError if not stored."""
     found = Folder(Path(root)).product(victim.key)
     if found is None:
         raise ValueError(f"{victim.name} is not there; run the study again")
@@ -173,7 +173,7 @@ def run_attack(
     x: Float[Tensor, "n c h w"],
     drawn: list[torch.Generator],
 ) -> Inverted:
-    """Images of the shape of x whose features are z."""
+    """Recover images of the shape of x from their features z."""
     (method, whitening), (c, h, w) = attack, x.shape[1:]
     more: Any = {"whitening": whitening} if isinstance(method, StrongInversion) else {}
     return method.invert(victim.h, z, shape=(c, h, w), generators=drawn, **more)
@@ -181,11 +181,10 @@ def run_attack(
 
 @dataclass(frozen=True, kw_only=True)
 class InvertJob(Job):
-    """Inversions of one victim by every attack. A victim that diverged sends nothing: there are no
-    arrays of it.
+    """Inversions of one victim by every attack; without arrays if the victim diverged.
 
-    `inverted` are unseen images whose features the attacker has, `tuning` public images with which
-    it tunes. `maps`: the classifier whose features are PSIM's, or another source of them as in
+    `inverted`: unseen images whose features the attacker has. `tuning`: public images with which it
+    tunes. `maps`: the classifier whose features PSIM uses, or another source of feature maps as in
     `tasks.evaluation.perceptual`.
     """
 
@@ -206,7 +205,7 @@ class InvertJob(Job):
         return key_of(["inverted", self.victim.key, data, attacks, maps])
 
     def make(self, progress: Progress) -> tuple[Arrays, dict[str, Any]]:
-        """Arrays and seconds by attack; rate and zeta are those of least error on public images."""
+        """Arrays and seconds by attack, at the rate and zeta of least error on public images."""
         device = torch.device(self.device)
         victim = victim_of(self.root, self.victim, self.device)
         x = pictures(self.inverted, device)
@@ -243,7 +242,7 @@ class InvertJob(Job):
         return arrays, {"seconds": seconds, "rate": descent.lr, "zeta": strong.zeta}
 
     def tuned(self, victim: KnownClassifier) -> tuple[StrongInversion, Whitening]:
-        """Our attack with the zeta of least error on public images, and the spread of their
+        """Our attack with the zeta of least error on public images, and the whitening of their
         features. Every zeta is tried with the attack's first start."""
         public = pictures(self.tuning, self.device)
         whitening, zetas = whiten(victim.sent(public)), sorted(self.zetas)
@@ -263,8 +262,8 @@ def scored(
     x: Float[Tensor, "n c h w"],
     maps: Callable[[Tensor], list[Tensor]],
 ) -> Arrays:
-    """Results of an attack: pictures (uint8), scores (n,), and `chance`, how alike unrelated images
-    are: the mean SSIM of each picture to the next images instead of its own."""
+    """Results of an attack: pictures (uint8), scores (n,), and `chance`, the mean SSIM of each
+    picture to the images after its own."""
     recovered = found.clamp(0, 1)
     alike = similarities(recovered, x, recovered_maps=maps(recovered), original_maps=maps(x))
     assert alike.psim is not None
@@ -294,9 +293,9 @@ def maps_of(job: InvertJob) -> Callable[[Tensor], list[Tensor]]:
 
 @dataclass(frozen=True, kw_only=True)
 class RestoreJob(Job):
-    """Inverts public images, learns from the pairs, and restores what the strong attack gave.
+    """Invert public images, train a restorer on the pairs, and restore the strong attack's results.
 
-    `inverting` is what was tried on the victim, `public` are the images of the pairs.
+    `inverting`: the attacks on the victim. `public`: the images of the pairs.
     """
 
     inverting: InvertJob
@@ -309,7 +308,7 @@ class RestoreJob(Job):
         return key_of(["restored", self.inverting.key, chain, hash_of(self.public.images)])
 
     def make(self, progress: Progress) -> tuple[Arrays, dict[str, Any]]:
-        """Arrays of the restored pictures; raises NonfiniteLossError if the training diverges."""
+        """Arrays of the restored pictures. Raises NonfiniteLossError if the training diverges."""
         started, inverting, device = time.perf_counter(), self.inverting, torch.device(self.device)
         given = self.folder.product(inverting.key)
         if given is None:
@@ -338,8 +337,8 @@ class RestoreJob(Job):
         return named, {"seconds": seconds, "loss": loss}
 
     def _pairs(self, progress: Progress) -> Examples:
-        """Public images and what the strong attack makes of them, in the three channels that
-        restorers have."""
+        """Public images and the strong attack's reconstructions, in the three channels of
+        restorers."""
         inverting, x = self.inverting, pictures(self.public, self.device)
         victim = victim_of(self.root, inverting.victim, self.device)
         attack, drawn = inverting.tuned(victim), inverting.victim.generators(len(x), "pairs")

@@ -1,14 +1,14 @@
-"""Claims of the KKT paper, checked on a study of our own; and questions of ours beside them.
+"""Claims of the KKT paper, and questions of our own beside them, decided by our studies.
 
-A comparison of cells is of good reconstructions per victim. It holds if the difference is above 0,
-its interval of 95 % (a bootstrap over the images of each victim) does not reach 0, and no single
-pair of victims, which share their images and random numbers, says the opposite. It does not hold if
-the whole interval is at 0 or below. Between the two the claim is undecided; where the study lacks
-what it is about, it is not testable. A claim that images come back is undecided, not false, where
-fewer or shorter attacks than the paper's bring none.
+Cells are compared by good reconstructions per victim. A comparison holds if the difference is above
+0, its 95 % interval (a bootstrap over the images of each victim) excludes 0, and no single pair of
+victims, which share images and random numbers, says the opposite. It does not hold if the whole
+interval is at 0 or below. Otherwise the claim is undecided; where the study lacks what the claim is
+about, it is not testable. A claim that images come back is undecided, not false, where fewer or
+shorter attacks than the paper's bring none.
 
-Good, of the KKT paper, is by the window of 3 of its authors' code; the numbers by our window of 11
-stand beside it. The questions about the span attack, which no paper asks, are by the window of 11.
+Claims of the KKT paper count good images by the window of 3 of its authors' code, with the numbers
+by our window of 11 beside them. Questions about the span attack use the window of 11 alone.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from tasks.study.statements import AT_OUR_SIZE, Statement, decided
 
 
 def check_claims(record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Decide every claim about the study of this record; those of the KKT paper by the authors'
-    window, with the numbers by ours beside them where they differ."""
+    """Decide every claim about the study of this record: the KKT paper's by its authors' window,
+    with the numbers by our window beside them where they differ."""
     statements = STATEMENTS.get(str(record["name"]), ())
     by_ours = decided(statements, Results(record))
     if statements is span.STATEMENTS:
@@ -60,7 +60,7 @@ _by_vote = partial(
     check=checks.vote_beats_nearest,
 )
 _takes_attacks = partial(Statement[Results], short_of=Results.short_of)
-"""A claim that fails where too little is spent on the attack."""
+"""A claim that may fail because too little was spent on the attack."""
 _near_the_boundary = partial(
     Statement[Results],
     claim="What comes back lies close to the decision boundary",

@@ -1,6 +1,6 @@
-"""Figures of a study's page in its words: heatmaps, lines, scatter plots and kernels, over cells.
+"""The words of a study's figures: heatmaps, lines, scatter plots and kernels, over cells.
 
-`tasks.families.weights.study.page` draws them. Numbers of figures are the KKT paper's.
+`tasks.families.weights.study.page` draws them. Figures are numbered as in the KKT paper.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ Figure = dict[str, Any]
 
 
 def heatmap(name: str, title: str, caption: str, **given: Any) -> Figure:
-    """A `value` of the cells of a `panel`, and of the cells `also`, over two axes, `x` and `y`."""
+    """Describe a heatmap: a `value` of the cells of a `panel`, and of the cells `also`, over the
+    axes `x` and `y`."""
     shown = {"where": "", "also": (), "cannot": NOT_ALL} | given
     return {"kind": "heatmap", "name": name, "title": title, "caption": caption} | shown
 
 
 def lines(name: str, title: str, caption: str, **given: Any) -> Figure:
-    """A `value` over one axis, a line per value of the axis `series`, `baselines` as levels."""
+    """Describe lines: a `value` over one axis, a line per value of the axis `series`, and
+    `baselines` as horizontal lines."""
     shown = {"where": "", "series": None, "baselines": (), "also": (), "cannot": NOT_ALL} | given
     return {"kind": "lines", "name": name, "title": title, "caption": caption} | shown
 
@@ -39,14 +41,14 @@ def lines(name: str, title: str, caption: str, **given: Any) -> Figure:
 def scatter(
     name: str, title: str, caption: str, where: str, cells: Sequence[int], **given: Any
 ) -> Figure:
-    """SSIM of every image of the cells against its margin (or loss, by `x`)."""
+    """Describe a scatter plot: SSIM of every image of the cells against its margin or loss, `x`."""
     shown = {"where": f"KKT paper, {where}", "x": "margin", "cells": tuple(cells)}
     shown |= {"caption": caption, "cannot": NO_CAUSE}
     return {"kind": "scatter", "name": name, "title": title} | shown | given
 
 
 def kernels_of(study: Study) -> list[int]:
-    """The cells of which kernels are shown."""
+    """Numbers of the cells whose kernels are shown."""
     return [c for f in describe_figures(study) if f["kind"] == "kernels" for c in f["cells"]]
 
 
@@ -56,8 +58,8 @@ def cells_of(study: Study, *panels: str) -> tuple[int, ...]:
 
 
 def describe_figures(study: Study) -> Sequence[Figure]:
-    """The figures of a study as they stand in study.json; of some of its cells, or of another
-    study, what every cell has."""
+    """List the figures of a study as they stand in study.json. A study of one's own, or of some
+    cells alone, has the figure that every cell has."""
     if study.name in FIGURES and not study.only:
         return FIGURES[study.name](study)
     every = range(len(study.cells))
@@ -259,7 +261,7 @@ def large(study: Study) -> Sequence[Figure]:
 
 
 def span(study: Study) -> Sequence[Figure]:
-    """A line per attack over what is a number, a square per attack for the rest."""
+    """A line per attack over numeric axes, a square per attack over the others."""
     base = cells_of(study, "base")
     figures: list[Figure] = []
     for panel, (axis, title) in OF_SPAN.items():
@@ -306,7 +308,7 @@ OF_SPAN = {
     "bias": ("bias", "biases"),
     "weights": ("weights", "what is done to the weights before they are given away"),
 }
-"""The panels of the span study with a figure: the axis, and what it is in words."""
+"""The panels of the span study that have a figure: their axis, and its words."""
 EQUAL_TIME = (
     "Of all training images, by attack; the KKT attack was to have at least as much time. Good "
     "decoys and seconds are in the table of cells."

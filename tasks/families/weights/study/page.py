@@ -1,4 +1,4 @@
-"""The page of a study of the attacks on weights (docs/pages.md): its tables, which are the CSV
+"""The page of a study of the attacks on weights (docs/pages.md): its tables, which are also the CSV
 files beside it, and its figures, each drawn from its table so that the two cannot differ."""
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ VALUES = {
     "n_effective": ("effective number of images", count),
     "attack_seconds": ("seconds of an attack", count),
 }
-"""Numbers of a cell that figures can show: title and format."""
+"""Values of a cell that figures can show: title and format."""
 VICTIM_KEYS = (
     *("train_loss", "train_accuracy", "test_accuracy"),
     *("n_effective", "n_good", "mean_ssim"),
@@ -71,7 +71,7 @@ SCATTER_TITLES = {
 
 
 def known_mean(values: Sequence[float | None]) -> float | None:
-    """The mean of those that are not None; None if all are."""
+    """The mean of the values that are not None; None if all are."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
 
@@ -98,7 +98,7 @@ def measured(cell: Record, value: str) -> tuple[float | None, float | None, floa
 def values_table(
     name: str, cells: Sequence[Record], axes: Sequence[str], value: str, baselines: Sequence[int]
 ) -> Table:
-    """One row per cell of a heatmap or of lines: where it is, its value and the interval."""
+    """One row per cell of a heatmap or of lines: its position, its value and the interval."""
     rows: list[dict[str, Cell]] = []
     for cell in cells:
         found, low, high = measured(cell, value)
@@ -114,7 +114,7 @@ def values_table(
 
 
 def own_tables(record: Record) -> list[Table]:
-    """The tables that every page has: cells, networks, claims, and the pairs that are shown."""
+    """The tables of every page: cells, networks, claims, and the pairs that are shown."""
     cells: list[dict[str, Cell]] = []
     for cell in record["cells"]:
         row: dict[str, Cell] = {key: cell[key] for key in ("number", "name", "panel")}
@@ -152,7 +152,7 @@ def own_tables(record: Record) -> list[Table]:
 
 
 def _text(row: Record, value: str) -> str:
-    """A row of a figure's table in words, as it is read out."""
+    """A row of a figure's table in words, for tooltips and screen readers."""
     found = with_interval(VALUES[value][1], (row[value], row["low"], row["high"]))
     return f"{row['name']}: {found}"
 
@@ -208,9 +208,9 @@ def heat_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
 
 
 def lines_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
-    """A value along an axis, one line per value of the series (KKT paper, figures 5 and 9).
+    """A value along an axis, a line per value of the series (KKT paper, figures 5 and 9).
 
-    Cells without a position on the axis (0 on a logarithmic one) are baselines too.
+    Cells without a position on the axis, such as 0 on a logarithmic one, become baselines.
     """
     value, x, series = figure["value"], figure["x"], figure["series"]
     (title, show), axis, cells = VALUES[value], record["axes"][x], _cells(record, figure)
@@ -232,7 +232,7 @@ def lines_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
     for k, group in enumerate(record["axes"][series]["values"] if series else [None]):
         mine = [r for r in rows if not r["baseline"] and (not series or r[f"at {series}"] == group)]
         points = []
-        for row in mine:  # a text has its place on the axis
+        for row in mine:
             at = axis["values"].index(row[f"at {x}"]) if category else row[f"at {x}"]
             points.append(Estimate(at, row[value], row["low"], row["high"], _text(row, value)))
         points.sort(key=lambda point: point.x)
@@ -277,7 +277,7 @@ def lines_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
 
 
 def scatter_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
-    """SSIM of every training image against its margin or loss, a panel per cell (KKT paper,
+    """SSIM of every training image against its margin or loss, one panel per cell (KKT paper,
     figures 2, 4, 14 and 15)."""
     x, wanted, images = figure["x"], figure["cells"], record["images"]
     place = {number: k for k, number in enumerate(wanted)}
@@ -302,7 +302,7 @@ def scatter_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
 def _scatter(
     record: Record, cell: Record, rows: Table, x: str, *, low: float, small: bool
 ) -> Drawing:
-    """A cell's panel of images; `low`: the lowest SSIM of all panels."""
+    """Draw a cell's panel; `low`: the lowest SSIM of all panels."""
     points = rows.points(x, "ssim")
     decoys = [at for at in rows.columns["decoy_ssim"] if isinstance(at, int | float)]
     note = f"{cell['targets']['n_good']} of {cell['targets']['n']} good"
@@ -325,7 +325,7 @@ def _scatter(
 def kernels_figure(record: Record, pictures: Arrays, figure: Record) -> Figure:
     """First-layer kernels as RGB pictures (KKT paper, figure 16)."""
     strips: list[dict[str, Any]] = []
-    rows: list[dict[str, Cell]] = []  # one per kernel and colour: its values as drawn, row by row
+    rows: list[dict[str, Cell]] = []  # one per kernel and colour, with its pixels row by row
     for wanted in figure["cells"]:
         tiles = list(pictures.get(f"kernels_{wanted:04d}", ()))
         size = " of {} × {}".format(*tiles[0].shape[1:]) if tiles else ""
@@ -345,7 +345,7 @@ def _cells(record: Record, figure: Record) -> list[Record]:
 
 
 def words(record: Record, pictures: Arrays, _tables: Tables) -> dict[str, Any]:
-    """Values that only this page shows."""
+    """Values for this page's template alone."""
     cells = record["cells"]
     n = sum(len(cell["victims"]) for cell in cells)
     trained = plural(n, "network was", "networks were")
@@ -366,11 +366,8 @@ def words(record: Record, pictures: Arrays, _tables: Tables) -> dict[str, Any]:
 
 
 def headline(record: Record) -> dict[str, Any]:
-    """Counts of claims by outcome, the best and the worst cell.
-
-    The best is the one with the largest share of good images, then the highest mean SSIM; the worst
-    is None if there is one cell, or none.
-    """
+    """Counts of claims by outcome, and the best and worst cells, by the share of good images, then
+    by mean SSIM. The worst is None if there are less than two cells."""
 
     def merit(cell: Record) -> tuple[float, float]:
         mean = cell["targets"]["mean_ssim"]
@@ -387,8 +384,8 @@ def headline(record: Record) -> dict[str, Any]:
 
 
 def _pairs(record: Record, cell: Record, pictures: Arrays) -> list[dict[str, Any]]:
-    """A cell's best pairs (original, reconstruction), best first, with their SSIM, if any was kept.
-    Raises ValueError if there are more or fewer pictures than the record says."""
+    """A cell's best pairs (original, reconstruction) with their SSIM, best first; empty if none is
+    stored. Raises ValueError if their number is not the record's."""
     names = [f"cell_{cell['number']:04d}/{kind}" for kind in ("original", "reconstruction")]
     if not all(name in pictures for name in names):
         return []
@@ -407,7 +404,7 @@ def _pairs(record: Record, cell: Record, pictures: Arrays) -> list[dict[str, Any
 
 
 def _spread(values: Sequence[float | None], *, show: Callable[[float | None], str]) -> str:
-    """`0.41 to 0.52` over the networks of a cell; empty if they do not differ as shown."""
+    """Range over the networks of a cell, `0.41 to 0.52`; empty if the shown values are alike."""
     known = [value for value in values if value is not None]
     if len(known) < 2 or show(min(known)) == show(max(known)):
         return ""

@@ -1,10 +1,10 @@
-"""The victims of a study, trained before any is attacked and asked afterwards, and its record.
+"""The victims of a study, trained before any attack and examined afterwards, and its record.
 
-Trained first, they leave a part's seconds to its attack. They are kept where the parts look for
-them (`tasks.campaign.plan`); a worker that cannot read that folder trains a victim again.
-Cells that differ only in what comes after have the same victims. study.json (docs/studies.md) has
-the scores of the evaluation of the study's store (docs/evaluation.md), cell by cell, and what only
-victims can tell: losses, accuracy on unseen images, kernels of a first layer.
+If victims are trained first, the seconds of a part are those of its attack alone. They are stored
+where the parts look for them (`tasks.campaign.plan`); a worker that cannot read that folder trains
+a victim again. Cells that differ only in the attack share their victims. study.json
+(docs/studies.md) has the scores of the study's evaluation (docs/evaluation.md), cell by cell, and
+what is measured on the victims: losses, accuracy on unseen images, kernels of the first layer.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tasks.study.executor import Unit, run_units
 
 DIGITS = 6
 N_SHOWN = 10
-"""Pairs of a cell that are kept as pictures, the best first."""
+"""Pairs of a cell that are stored as pictures, best first."""
 KEPT = ("n", "n_good", "good_fraction", "good_interval", "mean_ssim", "mean_ssim_interval",
         "best_ssim", "n_good_ssim3", "mean_ssim3")  # fmt: skip
 METHOD = "plain"
@@ -69,7 +69,7 @@ def train_victim(job: VictimJob, progress: Progress = no_progress) -> dict[str, 
 
 
 def jobs_of(plan: StudyPlan, dataset: Dataset, device: str) -> list[VictimJob]:
-    """The victims that are still to be attacked, those of many images first."""
+    """Trainings of the victims that are still to be attacked, those with most images first."""
     study, stored = plan.study, {receipt.part for receipt in dataset.receipts}
     missing = {
         part * study.runs_per_part // study.n_attacks
@@ -110,7 +110,7 @@ def train_victims(
 
 @dataclass(frozen=True)
 class Examined:
-    """Answers of a victim about its own images and others; None where there are none."""
+    """Measurements of a victim on its own images and on others; None where there are none."""
 
     loss: Floats
     n_effective: float | None = None
@@ -123,26 +123,26 @@ class Examined:
 def examine(
     plan: StudyPlan, victim: int, *, tests: npt.NDArray[np.int64], device: str, victims: Victims
 ) -> Examined:
-    """Ask a victim, kept or trained again, about its images and `tests`, ids of images that it has
-    not seen; those of classes that it does not know are left out."""
+    """Measure a victim, stored or trained again, on its images and on `tests`, ids of images that
+    it has not seen; tests of classes that it does not know are left out."""
     cell = plan.cell(victim)
     spec = plan.spec(victim * plan.study.n_attacks)
     images = torch.from_numpy(plan.images.images[list(spec.image_ids)])
     known = cell.experiment.train_victim(spec, images, device=torch.device(device), victims=victims)
     if not isinstance(known, KnownVictim) or not isinstance(cell.experiment, KKT):
-        return Examined(np.full(len(images), np.nan))  # a family whose victims are not asked
+        return Examined(np.full(len(images), np.nan))  # victims of other families are not measured
     labels, loss = plan.labels_of(cell), cell.experiment.training.loss
     usable = tests[labels[tests] >= 0]
     others = torch.from_numpy(plan.images.images[usable])
     right = known.is_right(others, torch.from_numpy(labels[usable])) if len(usable) else None
-    # the loss of each image by itself, and the size of its slope in the image's own output
+    # the loss of each single image, and its slope in the output of the image's own class
     phi = known.outputs(images).double()
     classes = torch.tensor(spec.labels, device=phi.device)
     y = classes if loss.kind == "ce" else classes.to(phi.dtype) * 2 - 1
     alone, own = (phi[:, None], y[:, None]), classes if loss.kind == "ce" else classes * 0
     slope = loss.gradient(*alone)[:, 0].gather(1, own[:, None])[:, 0].abs()
     kernels, pictures = known.kernels(), None
-    if kernels is not None:  # each from its smallest to its largest weight, if not RGB as grey
+    if kernels is not None:  # scaled from smallest to largest weight; grey if not RGB
         if kernels.shape[1] != 3:
             kernels = kernels.mean(1, keepdim=True).expand(-1, 3, -1, -1)
         low, high = kernels.amin((1, 2, 3), keepdim=True), kernels.amax((1, 2, 3), keepdim=True)
@@ -159,7 +159,7 @@ def examine(
 
 
 def unseen_images(plan: StudyPlan, dataset: Dataset) -> npt.NDArray[np.int64]:
-    """Up to `n_tests` images that no victim was trained on, the same for all cells."""
+    """Draw up to `n_tests` images that no victim was trained on, the same for all cells."""
     used = np.unique(dataset.column("targets/image_id"))
     rest = np.setdiff1d(np.arange(len(plan.images)), used)
     generator = seeded_generator(plan.study.seed, 0, "tests")
@@ -173,10 +173,10 @@ def describe_study(
     examined: Mapping[int, Examined],
     dataset: Dataset,
 ) -> dict[str, Any]:
-    """The study's cells and images, from the record `scored` of its evaluation.
+    """Describe the study's cells and images, from the record `scored` of its evaluation.
 
-    `images` has columns with an entry per row of the evaluation, whose victims are in the order of
-    cells.
+    The columns of `images` have an entry per row of the evaluation, whose victims are in the order
+    of the cells.
     """
     study, method, targets = plan.study, scored["methods"][METHOD], scored["targets"]
     losses = [loss for v in dict.fromkeys(targets["victim"]) for loss in examined[v].loss.tolist()]
@@ -268,7 +268,7 @@ def _described(
 def _vote(
     scores: Mapping[str, Sequence[float]], rows: npt.NDArray[np.int64], threshold: float
 ) -> dict[str, int | float]:
-    """Good images and the mean, by either window of SSIM."""
+    """Number of good images and mean SSIM, by either window."""
     found: dict[str, int | float] = {}
     for name, of in (("ssim", ""), ("ssim3", "_ssim3")):
         values = np.array(scores[name], np.float64)[rows]
@@ -280,11 +280,11 @@ def _vote(
 
 
 def effective_number(weights: Floats) -> float | None:
-    """(sum c)^2 / sum c^2, how many images share the weights of a network; None if all are 0.
+    """(sum c)^2 / sum c^2: how many images shape a network's weights; None if all c are 0.
 
-    n if all n are alike, 1 if one has it all. The KKT paper calls them margin samples: by equation
-    14 (and without weight decay in the limit, by equation 2) the weights are a sum over images with
-    these c, which are larger the closer an image is to the boundary.
+    It is n if all n images weigh alike, 1 if one has all the weight. The KKT paper counts margin
+    samples: by its equation 14 (without weight decay in the limit, by equation 2) the weights are a
+    sum over images with coefficients c, larger the closer an image is to the boundary.
     """
     square = float(np.square(weights).sum())
     return float(weights.sum()) ** 2 / square if square > 0 else None

@@ -1,7 +1,7 @@
-"""A study's record by cell and victim, and the rules by which claims of the KKT paper are decided.
+"""A study's record by cell and victim, and the rules that decide the claims of the KKT paper.
 
-`claims` has the rules in words. A rule gives our numbers and the verdict; it raises
-NotTestableError where the study lacks what its claim is about.
+`claims` states the rules in words. A rule returns our numbers and its verdict, or raises
+NotTestableError where the study lacks what the claim is about.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from tasks.study.statements import (
 )
 
 MIN_IMAGES = 8
-"""Fewer images of a victim have no rank correlation."""
+"""Least images of a victim for a rank correlation."""
 PAPER_ATTACKS, PAPER_ITERATIONS = 100, 50_000
-"""On each network of the KKT paper."""
+"""The KKT paper's effort on each network."""
 QUARTER = 0.25
-"""A large portion of a training set."""
+"""Share that counts as a large portion of a training set."""
 NEXT_TO_NOTHING = 0.05
-"""A share of images up to which next to nothing came back."""
+"""Share of images up to which next to nothing came back."""
 REGRESSION = ("MSE", "L2.5", "Huber")
 WORDS = {"n_classes": "number of classes", "n_images": "number of images"}
 Cell = Mapping[str, Any]
@@ -41,8 +41,8 @@ Floats = npt.NDArray[np.float64]
 
 
 class Results:
-    """A study's record by cell and victim; SSIM has a `window` of 11 pixels as ours, or of 3 as in
-    the code of the KKT paper's authors."""
+    """A study's record by cell and victim. SSIM has our `window` of 11 pixels, or the window of 3
+    of the KKT paper's code."""
 
     def __init__(self, record: Mapping[str, Any], *, window: Literal[11, 3] = 11) -> None:
         self.record = record
@@ -59,7 +59,7 @@ class Results:
         }
 
     def cells(self, panel: str | None = None, **at: Any) -> list[dict[str, Any]]:
-        """Cells of a panel at some values of the axes, in order.
+        """Cells of a panel at these values of the axes, in order.
 
         Raises NotTestableError if there is none.
         """
@@ -76,8 +76,8 @@ class Results:
     def of(self, cell: Cell, name: str) -> list[Floats]:
         """A column of the images, victim by victim.
 
-        Of a record that has the decoys' scores by another window alone, 0 where no decoy is good;
-        raises NotTestableError where one is.
+        If the record lacks the decoys' scores by this window, they are 0 where no decoy is good;
+        NotTestableError is raised where one is.
         """
         if name in self.values:
             return [self.values[name][self.victim == victim] for victim in cell["victims"]]
@@ -88,7 +88,7 @@ class Results:
         return [np.zeros(cell["n_images"]) for _victim in cell["victims"]]
 
     def short_of(self) -> str | None:
-        """The attacks on a network, if they are fewer or shorter than the KKT paper's."""
+        """Describe the attacks on a network if they are fewer or shorter than the KKT paper's."""
         n = int(self.record["n_attacks"])
         ends = {
             int(max(cell["experiment"]["attack"]["save_at"]))
@@ -110,7 +110,7 @@ class Results:
         return difference(self.good(cell), self.good(than), mean=share)
 
     def beyond_decoys(self, cell: Cell) -> Difference:
-        """Share of good images minus that of good decoys."""
+        """Share of good images minus share of good decoys."""
         return difference(self.good(cell), self.good(cell, "decoy_ssim"), mean=True)
 
     def share(self, cell: Cell) -> float:
@@ -121,7 +121,7 @@ class Results:
         return float(sum(g.sum() for g in self.good(cell)) / len(cell["victims"]))
 
     def rank_correlation(self, cells: Sequence[Cell], one: str, other: str) -> Difference:
-        """Spearman's correlation within victims, averaged over those of all cells."""
+        """Spearman's correlation within victims, averaged over the victims of all cells."""
         rhos = []
         for cell in cells:
             for a, b in zip(self.of(cell, one), self.of(cell, other), strict=True):
@@ -137,7 +137,8 @@ class Results:
 
 
 def difference(one: Sequence[Floats], other: Sequence[Floats], *, mean: bool = False) -> Difference:
-    """Difference of the sums (or means) over images, averaged over victims; resampled."""
+    """Difference of sums (or means) over images, averaged over victims, with a bootstrap interval
+    over the images of each victim."""
     if len(one) != len(other):
         raise NotTestableError("the cells have other numbers of victims")
 
@@ -160,7 +161,7 @@ def difference(one: Sequence[Floats], other: Sequence[Floats], *, mean: bool = F
 
 
 def several(values: Iterable[Any], what: str) -> list[Any]:
-    """The values in order; NotTestableError if there is but one."""
+    """Sort the values; raise NotTestableError if there is only one."""
     found = sorted(values)
     if len(found) < 2:
         raise NotTestableError(f"one {what} only")
@@ -168,14 +169,14 @@ def several(values: Iterable[Any], what: str) -> list[Any]:
 
 
 def _row(r: Results, panel: str, along: str, **at: Any) -> list[dict[str, Any]]:
-    """Cells of a panel in the order of an axis of two values or more."""
+    """Cells of a panel in the order of an axis, which must have two values or more."""
     row = sorted(r.cells(panel, **at), key=lambda cell: int(cell["at"][along]))
     several({cell["at"][along] for cell in row}, WORDS[along])
     return row
 
 
 def _values(cells: Iterable[Cell], axis: str) -> list[Any]:
-    """Values that cells have on an axis, in order of appearance."""
+    """Values of cells on an axis, in order of appearance."""
     return list(dict.fromkeys(cell["at"][axis] for cell in cells))
 
 
@@ -208,7 +209,7 @@ def fixed_number(r: Results) -> Verdict:
 
 
 def _ends_of_fixed(r: Results) -> tuple[Cell, Cell]:
-    """The cells of fewest and of most classes."""
+    """The cells with the fewest and the most classes."""
     cells = sorted(r.cells("fixed"), key=lambda cell: int(cell["at"]["n_classes"]))
     return cells[0], cells[-1]
 
@@ -243,7 +244,7 @@ def _effective(cell: Cell, than: Cell) -> Verdict:
 
 
 def vote_beats_nearest(r: Results) -> Verdict:
-    """Cells were trained on their own images, so they are drawn independently of each other."""
+    """By an interval over cells, which are independent: each was trained on images of its own."""
     cells = [cell for cell in r.cells() if cell["vote"] and cell["targets"]["mean_ssim"]]
     if len(cells) < 2:
         raise NotTestableError("no vote was scored in two cells")
@@ -275,7 +276,7 @@ def regression_reconstructs(r: Results) -> Verdict:
 
 
 def large_portions(r: Results) -> Verdict:
-    """Judged at the largest number of images: of a few, any network gives a large portion."""
+    """Judge by the largest number of images: any network gives a large portion of a few."""
     largest = max(cell["n_images"] for cell in r.cells("grid"))
     cells = [c for loss in REGRESSION for c in r.cells("grid", loss=loss)]
     verdicts = []
@@ -303,14 +304,14 @@ def fewer_images_larger_share(r: Results) -> Verdict:
 
 
 def _decays(r: Results, n_classes: int) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
-    """Cells with weight decay, and those without by their start."""
+    """Cells with weight decay, and cells without it by their start."""
     baselines = r.cells(f"{n_classes} classes, no decay")
     return r.cells(f"{n_classes} classes"), {str(c["at"]["start"]): c for c in baselines}
 
 
 def best_decay(r: Results, cells: Sequence[Cell]) -> tuple[list[Floats], list[str]]:
-    """Good images per victim at the weight decay with most good images on the other victims, which
-    is so chosen without looking at the victim itself; names of the cells."""
+    """Good images per victim, and the cell's name, at the weight decay that gives most good images
+    on the other victims: it is chosen without looking at the victim itself."""
     sums = np.array([[good.sum() for good in r.good(cell)] for cell in cells])
     if sums.shape[1] < 2:
         raise NotTestableError("one victim: the best weight decay cannot be chosen without it")
@@ -331,7 +332,7 @@ def against_start(r: Results, start: str) -> Verdict:
 
 
 def none_without_decay(r: Results) -> Verdict:
-    """Of networks of each number of classes."""
+    """Decide for each number of classes."""
     found = []
     for n_classes in (2, 10):
         cell = _decays(r, n_classes)[1]["standard"]
@@ -413,7 +414,7 @@ def middle_kernels_are_safer(r: Results) -> Verdict:
 
 
 def _together(r: Results, cells: Sequence[Cell]) -> list[Floats]:
-    """Good images of several cells, by the place of the victim."""
+    """Good images of several cells joined, victim by victim."""
     return [np.concatenate(groups) for groups in zip(*(r.good(c) for c in cells), strict=True)]
 
 
@@ -466,7 +467,7 @@ def some_come_back(r: Results) -> Verdict:
 
 
 def minibatches_come_back(r: Results) -> Verdict:
-    """Batches are read from the settings; a full batch is no stochastic gradient."""
+    """Read the batch sizes from the settings; a full batch is no stochastic gradient."""
     found = []
     for cell, settings in zip(r.cells(), r.record["settings"]["cells"], strict=True):
         size = settings["experiment"]["training"]["batch_size"]

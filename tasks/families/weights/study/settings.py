@@ -1,9 +1,9 @@
-"""A study: a grid over an experiment, all of its cells in one store, run like a campaign; its plan,
-and its costs.
+"""Settings, plan and costs of a study: a grid over an experiment, all cells in one store, run like
+a campaign.
 
-Cells differ in nothing but what the grid varies: the s-th victims of all cells have the same images
-(of a smaller training set, the first of the larger one's), start from the same random numbers, and
-so do the a-th attacks on them. So cells are compared image by image.
+Cells differ only in what the grid varies: the s-th victims of all cells have the same images (a
+smaller training set is the first part of the larger one) and the same random numbers, and so have
+the a-th attacks on them. So cells are compared image by image.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from tasks.study.products import Cost, in_full, seconds_of
 Value = int | float | str
 Shape = tuple[int, int, int]
 IMAGES_OF_STUDY = 2
-"""Keeps the random numbers that choose a study's images apart from a campaign's."""
+"""Separates the random numbers that choose a study's images from a campaign's."""
 BYTES_PER_VALUE = {"float16": 2, "float32": 4, "uint8": 1}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Axis(Strict):
-    """Axis of a grid: what varies, in words, and its values in order."""
+    """Axis of a grid: what varies (`title`), and its values in order."""
 
     title: str
     values: tuple[Value, ...]
@@ -53,7 +53,7 @@ class Axis(Strict):
 
 @dataclass(frozen=True, kw_only=True)
 class Cell(Strict):
-    """One point of the grid: where it is, how many images a victim has, and the experiment.
+    """One point of the grid: its position (`at`), the images of a victim, and the experiment.
 
     Cells of one `panel` are shown together. `name` is short: "10 classes, 5 each".
     """
@@ -71,13 +71,12 @@ class Cell(Strict):
 
 @dataclass(frozen=True, kw_only=True)
 class Study(Strict):
-    """Every setting of a study.
+    """Settings of a study.
 
-    `n_victims` per cell, which are its seeds; `n_attacks` on each, of which `runs_per_part` are one
-    part. `n_tests`: images that no victim of the study has seen, on which each is tested. What a
-    cell shares with the others and where its experiment differs is in `cells`. `only`: what the
-    names of its cells have in common, if these are not all of the grid. `train_first`: all victims
-    are trained before the first attack, so that a cell's seconds are those of its attacks.
+    Each cell has `n_victims`, its seeds, and `n_attacks` on each victim, of which `runs_per_part`
+    form a part. `n_tests`: images on which victims are tested, and which none has seen. `only`: the
+    common part of the cells' names, if they are not the whole grid. `train_first`: train all
+    victims before the first attack, so that a cell's seconds are those of its attacks.
     """
 
     name: str
@@ -120,7 +119,7 @@ class Study(Strict):
 
     @property
     def sampling(self) -> Sampling:
-        """Groups of runs as parts; which images they have is the study's own business."""
+        """Groups of runs as parts; the study itself chooses their images."""
         return Sampling(
             images_per_run=max(cell.images_per_run for cell in self.cells),
             phases=(Phase(n_runs=self.n_runs),),
@@ -133,7 +132,7 @@ class Study(Strict):
         return victim // self.n_victims
 
     def manifest(self, images: ImageSet) -> dict[str, Any]:
-        """Settings that the store is made from: all but names, and how it is scored."""
+        """Settings that determine the store: all but names and the evaluation."""
         cells = [
             {"experiment": asdict(cell.experiment), "images_per_run": cell.images_per_run}
             for cell in self.cells
@@ -155,7 +154,7 @@ class Study(Strict):
         return sha256_of(self.manifest(images))
 
     def victims_fingerprint(self, images: ImageSet) -> str:
-        """sha256 of what the v-th victim depends on, which is not how it is attacked."""
+        """sha256 of all that the v-th victim depends on; the attack is not part of it."""
         manifest = self.manifest(images)
         campaign = manifest["campaign"]
         for cell in campaign["cells"]:
@@ -187,7 +186,7 @@ class StudyPlan:
         return self.study.sampling
 
     def part(self, part: int, receipts: Iterable[Receipt]) -> PlannedPart:
-        """The plan of one part, which does not depend on `receipts`."""
+        """Plan one part; it does not depend on `receipts`."""
         del receipts
         first = part * self.study.runs_per_part
         specs = tuple(self.spec(run) for run in range(first, first + self.study.runs_per_part))
@@ -203,7 +202,7 @@ class StudyPlan:
         return self.study.cells[self.study.cell_of(victim)]
 
     def spec(self, run: int) -> RunSpec:
-        """One attack on one victim."""
+        """Describe one attack on one victim."""
         victim, attack = divmod(run, self.study.n_attacks)
         cell, seed = self.cell(victim), victim % self.study.n_victims
         ids = self._image_ids(cell, seed)
@@ -218,12 +217,12 @@ class StudyPlan:
         )
 
     def labels_of(self, cell: Cell) -> npt.NDArray[np.int64]:
-        """Labels of the source's images by the cell's victims, -1 where they know none."""
+        """Labels of the source's images for the cell's victims, -1 where they have none."""
         source = self.images
         return cell.experiment.labels_of(source.labels, source.class_names)[0]
 
     def _image_ids(self, cell: Cell, seed: int) -> npt.NDArray[np.int64]:
-        """(labels, images of each): the first of each label in an order of the seed's."""
+        """(labels, images of each): the first of each label in the seed's order."""
         labels, n_labels = self.labels_of(cell), cell.experiment.n_labels or 1
         n_each = cell.images_per_run // n_labels
         is_binary = isinstance(cell.experiment, KKT) and cell.experiment.n_outputs == 1

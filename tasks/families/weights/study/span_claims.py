@@ -1,9 +1,8 @@
-"""Claims about the span attack: where it works, and where the KKT attack does.
+"""Our own claims about where the span attack works, and where the KKT attack does.
 
-No paper makes them. A point of the grid is two cells, one per attack, whose victims are the same.
-That more than half comes back is decided by the exact interval (Clopper and Pearson) of the share
-over all images of a cell; attacks are compared by good images per victim, as everywhere
-(`tasks.families.weights.study.claims`).
+A point of the grid is two cells, one per attack, on the same victims. Whether more than half of the
+images come back is decided by the exact interval (Clopper and Pearson) of the share over all images
+of a cell; attacks are compared by good images per victim (`tasks.families.weights.study.claims`).
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ SPAN, KKT = "span", "KKT"
 
 
 def points(r: Results, axis: str | None = None) -> list[tuple[Cell, Cell]]:
-    """(span, KKT) of every point, or of those of an axis with the base, in the order of its values.
+    """(span, KKT) of every point, or of the base and the points of one axis, in the axis's order.
 
-    Raises NotTestableError if there is none, or if a point lacks one of the two.
+    Raises NotTestableError if there is no point, or if one lacks an attack.
     """
     cells = r.cells()
     if axis is not None:
@@ -52,24 +51,24 @@ def points(r: Results, axis: str | None = None) -> list[tuple[Cell, Cell]]:
 
 
 def name_of(cell: Cell) -> str:
-    """Name of a cell without its attack."""
+    """A cell's name without its attack."""
     return str(cell["name"]).rpartition("; ")[0]
 
 
 def above_half(r: Results, cell: Cell) -> bool | None:
-    """True if more than half of the images came back good, beyond chance."""
+    """True if more than half of the images came back good beyond chance; None if undecided."""
     good = np.concatenate(r.good(cell))
     return share_above(int(good.sum()), len(good), HALF)
 
 
 def share_text(r: Results, cell: Cell) -> str:
-    """A cell's share and its decoys'."""
+    """A cell's share of good images and of good decoys, in words."""
     decoys = float(np.concatenate(r.good(cell, "decoy_ssim")).mean())
     return f"{r.share(cell):.0%} (decoys {decoys:.1%})"
 
 
 def more_than_half(r: Results, axis: str) -> Verdict:
-    """At every point of an axis; the text names those where it is less."""
+    """Decide for every point of an axis; the text names the points with less than half."""
     cells = {str(span["at"][axis]): span for span, _kkt in points(r, axis)}
     verdicts = {at: above_half(r, cell) for at, cell in cells.items()}
     text = ", ".join(f"{at}: {share_text(r, cell)}" for at, cell in cells.items())
@@ -79,7 +78,7 @@ def more_than_half(r: Results, axis: str) -> Verdict:
 
 
 def few_decoys(r: Results) -> Verdict:
-    """Decoys of all cells together; cells above 3 % are named."""
+    """Decide by the decoys of all cells together; cells above 3 % are named."""
     by_cell = {name_of(c): np.concatenate(r.good(c, "decoy_ssim")) for c, _kkt in points(r)}
     decoys = np.concatenate(list(by_cell.values()))
     n_good, many = int(decoys.sum()), [name for name, d in by_cell.items() if d.mean() > 0.03]
@@ -90,13 +89,14 @@ def few_decoys(r: Results) -> Verdict:
 
 
 def seconds(cell: Cell) -> float:
-    """Seconds of one attack, with the comparison of its pictures with the training images."""
+    """Seconds of one attack, including the comparison of its pictures with the training images."""
     return float(cell["seconds"]) / (len(cell["victims"]) * int(cell["n_attacks"]))
 
 
 def fair(r: Results, *, more_than_half: bool) -> tuple[list[tuple[Cell, Cell]], str]:
-    """The points at which more (or less) than half comes back and the KKT attack had at least the
-    span attack's time, and a note on points with less. Raises NotTestableError without one."""
+    """Points where more (or less) than half comes back and the KKT attack had at least the span
+    attack's time, and a note on the points where it had less. Raises NotTestableError without
+    points."""
     both = [pair for pair in points(r) if above_half(r, pair[0]) is more_than_half]
     if not both:
         half = "more" if more_than_half else "less"
@@ -109,7 +109,7 @@ def fair(r: Results, *, more_than_half: bool) -> tuple[list[tuple[Cell, Cell]], 
 
 
 def beats_kkt(r: Results) -> Verdict:
-    """Points at which more than half comes back."""
+    """Compare the attacks at the points where more than half comes back."""
     both, left_out = fair(r, more_than_half=True)
     ahead = [(name_of(a), r.more_good(a, b)) for a, b in both]
     good, time = ([sum(of(cell) for cell in cells) for cells in zip(*both, strict=True)]
@@ -123,7 +123,7 @@ def beats_kkt(r: Results) -> Verdict:
 
 
 def no_more_from_kkt(r: Results) -> Verdict:
-    """Points at which less than half comes back."""
+    """Compare the attacks at the points where less than half comes back."""
     both, left_out = fair(r, more_than_half=False)
     found = [(name_of(a), r.more_good(b, a)) for a, b in both]
     verdicts = [None if d.holds is None else not d.holds for _name, d in found]
@@ -135,7 +135,7 @@ def no_more_from_kkt(r: Results) -> Verdict:
 
 
 def _start(r: Results, start: str, decay: str = "0", layers: int = 2) -> tuple[Cell, Cell]:
-    """(span, KKT) of a point from a standard start."""
+    """(span, KKT) of the point with a standard start."""
     cells = r.cells(start=start, decay=decay, layers=layers)
     found = {cell["at"]["attack"]: cell for cell in cells}
     if set(found) != {SPAN, KKT}:
@@ -144,7 +144,7 @@ def _start(r: Results, start: str, decay: str = "0", layers: int = 2) -> tuple[C
 
 
 def nothing(r: Results, start: str) -> Verdict:
-    """By the span attack, without weight decay."""
+    """Decide for the span attack without weight decay."""
     cell, _kkt = _start(r, start)
     good = np.concatenate(r.good(cell))
     verdict = share_at_most(int(good.sum()), len(good), NEXT_TO_NOTHING)
@@ -152,7 +152,7 @@ def nothing(r: Results, start: str) -> Verdict:
 
 
 def decay_helps(r: Results, start: str) -> Verdict:
-    """Weight decay against none, from a standard start, by the span attack."""
+    """Compare weight decay with none, for the span attack from a standard start."""
     (plain, _kkt), (decayed, _kkt) = _start(r, start), _start(r, start, decay="0.01")
     d = r.more_good(decayed, plain)
     shares = f"{share_text(r, decayed)} with decay against {share_text(r, plain)} without"
@@ -160,7 +160,7 @@ def decay_helps(r: Results, start: str) -> Verdict:
 
 
 def layers_harder(r: Results, panel: str, attack: str) -> Verdict:
-    """The fewest hidden layers against the most."""
+    """Compare the fewest hidden layers with the most."""
     k = (SPAN, KKT).index(attack)
     if panel == "layers":
         row = [pair[k] for pair in points(r, "layers")]
