@@ -1,4 +1,4 @@
-"""Pairs of a run from its saved candidates: which training image each candidate shows."""
+"""Pairs of a run: which training image each saved candidate shows."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def pairs_of(
     gap: float,
     clipped: float = CLIPPED,
 ) -> Pairs:
-    """The pairs of one run; rows ordered by candidate, then by iteration.
+    """Match the candidates of one run; pairs are ordered by candidate, then by iteration.
 
     A candidate that matches one image with confidence at some iteration is paired with it at all
     saved iterations (image restoration paper, section 2); with keep="all", each is paired with its
-    nearest image. A candidate hardly nearer to its image than `mean` alone is not confident.
-    `saved` are in the victim's input space, `clipped` as in `fit_to_range`. Scores are computed
-    where `saved` is, everything after them on the CPU.
+    nearest image. A candidate hardly nearer to its image than `mean` is not confident. `saved` are
+    in the victim's input space, `clipped` as in `fit_to_range`. Scores are computed on the device
+    of `saved`, the rest on the CPU.
     """
     n_saved, n_candidates = saved.shape[:2]
     truth = targets.to(saved.device).float() / 255
@@ -85,8 +85,9 @@ def own_pairs(
     threshold: float,
     gap: float,
 ) -> Pairs:
-    """Pairs of pictures, in order, each with the one image whose knowledge it was reconstructed
-    from. Confident by its SSIM to that image and to the others of the run (-1 without others)."""
+    """Pair pictures, in order, each with the image whose gradient or features it was reconstructed
+    from. It is confident by its SSIM to that image and to the others of the run (-1 without
+    others)."""
     pictures = x.float()
     truth = targets.to(x.device).float() / 255
     scores = torch.cat([ssim_matrix(rows, truth).cpu() for rows in pictures.split(ROWS)])

@@ -1,4 +1,4 @@
-"""Runs of any attack family: their settings, batches of them, and results."""
+"""Runs of any attack family: settings, batches and results."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 @runtime_checkable
 class Keepable(Protocol):
-    """A trained victim, which can be kept as tensors on the CPU."""
+    """A trained victim, which can be stored as tensors on the CPU."""
 
     def tensors(self) -> dict[str, Tensor]: ...
 
@@ -205,7 +205,7 @@ class FamilyRun(Strict, ABC):
         device: torch.device,
         progress: Progress,
     ) -> list[RunResult]:
-        """Runs that attack one victim, which is cheap to make again here."""
+        """Runs that attack one victim; by default it is made again in each, which is cheap."""
         del victims
         return self.run_stack(specs, images, device, progress)
 
@@ -367,22 +367,22 @@ GROUP = "palimpsest.families"
 
 @dataclass(frozen=True)
 class Family:
-    """The settings of a family's runs, and the bytes of device memory that a run of such settings
-    takes at most, on so many images of shape (c, h, w)."""
+    """The settings class of a family's runs, and a function that bounds the bytes of device memory
+    of a run, by its settings, number of images and their shape (c, h, w)."""
 
     experiment: type[FamilyRun]
     bytes_per_run: Callable[[Any, int, tuple[int, int, int]], int]
 
     @property
     def name(self) -> str:
-        """The tag: the one value that `family` may have."""
+        """The tag: the only value of `family`."""
         (tag,) = typing.get_args(typing.get_type_hints(self.experiment)["family"])
         return str(tag)
 
 
 def registered(*own: Family) -> dict[str, Family]:
-    """Families by name, the first being the one of settings that name none: `own`, then those of
-    installed packages. Raises ValueError if one is no `Family`, or has another's name."""
+    """Families by name: `own`, whose first is the default of settings, then those of installed
+    packages. Raises ValueError if an entry point is no `Family` or repeats a name."""
     families = {family.name: family for family in own}
     for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
         family = point.load()

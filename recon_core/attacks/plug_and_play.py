@@ -2,9 +2,10 @@
 
     min over x, H of ||H x - y||^2 + lambda s_f(x),     H diagonal, of zeros and ones
 
-with H unknown (autoencoder paper, eq. 5): x by plug-and-play ADMM, in which f stands for the
-proximity operator of s_f (algorithm 1), and H pixel by pixel in closed form (eq. 19, 20), in turns.
-Only evaluations of f are needed. Samples form one batch, which each leaves when it ends.
+with H unknown (autoencoder paper, eq. 5), alternately for x, by plug-and-play ADMM in which f
+stands for the proximity operator of s_f (algorithm 1), and for H, pixel by pixel in closed form
+(eq. 19, 20). Only evaluations of f are needed. Samples form one batch, which each leaves when it
+ends.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ class Recovered:
 class Degraded:
     """B degraded images and what is known of their degradation.
 
-    `y` is in [0, 1] but for noise. `mask`: the true H, True where a pixel was kept. `sigma`: the
-    noise's standard deviation. Both None if unknown. `generators`: one per sample, for random
+    `y` is in [0, 1] but for noise. `mask`: the true H, True where a pixel was kept; `sigma`: the
+    noise's standard deviation; both None if unknown. `generators`: one per sample, for random
     starts.
     """
 

@@ -3,12 +3,11 @@
 The network F is preconditioned into a denoiser D (EDM, equation 7), trained on the weighted
 denoising loss (equations 2 and 8, table 1) and sampled by Heun's method (algorithm 1) with the
 state in float64. The condition is the reconstruction in three further input channels, scaled by 1 /
-sigma_data at every noise level, of which the paper says nothing. `target` "residual" is our
-departure, for short trainings: what is diffused is the image minus the condition. A network that
-knows nothing then answers the condition on average, where one that diffuses images has to learn
-first to copy it.
+sigma_data at every noise level, which the paper leaves open. `target` "residual" is our departure
+for short trainings: the diffused picture is the image minus the condition. An untrained network
+then answers the condition on average, whereas one that diffuses images must first learn to copy it.
 
-Where images are known to lie near a plane, sampling can keep to it at every step (`Constraint`).
+If images are known to lie near a plane, sampling can stay near it at every step (`Constraint`).
 """
 
 from __future__ import annotations
@@ -44,14 +43,13 @@ class Constraint:
         P D + (1 - lambda) (D - P D),    lambda = sigma^2 / (sigma^2 + tau^2).
 
     Source: DDNM (Wang et al. 2023, section 3.2) with A = I - P, of which y is known; for tau = 0 it
-    is that, lambda = 1. Derivation: of x = x0 + sigma n and y = A x0 + tau n', with an error of D
-    that is white, of variance r^2 (as in Song et al. 2023, PiGDM), the expected x0 is D - r^2 /
-    (r^2 + tau^2) (A D - y); r = sigma where the prior is wide beside tau. So D stays the denoiser
-    of a distribution, images given y, and any sampler of such may use it. Departure: DDNM+
-    (section 3.3) has lambda = min(1, sigma / tau), up to the step's factor, which leaves room for
-    the noise that its own sampler adds. Heun's adds none and would end tau / e from the plane. Not
-    exact where inside and outside are correlated given x, as DDNM is not: what is inside follows
-    the outside as far as noise shows it, not as far as y tells it.
+    is DDNM itself, lambda = 1. Derivation: for x = x0 + sigma n and y = A x0 + tau n', if the error
+    of D is white with variance r^2 (as in Song et al. 2023, PiGDM), the expected x0 is D - r^2 /
+    (r^2 + tau^2) (A D - y); r = sigma if the prior is wide beside tau. So D remains the denoiser of
+    a distribution, of images given y, and any sampler may use it. Departure: DDNM+ (section 3.3)
+    has lambda = min(1, sigma / tau), up to the step's factor, which leaves room for the noise that
+    its own sampler adds. Heun's adds none and would end tau / e from the plane. Like DDNM this is
+    not exact where the parts in and off the plane are correlated given x.
     """
 
     nearest: Callable[[Tensor], Tensor]
@@ -77,10 +75,10 @@ class Constraint:
 
 @dataclass(frozen=True, kw_only=True)
 class EDM(Strict):
-    """The diffusion restorer. Defaults are EDM's for CIFAR-10, which the paper kept. ln sigma ~
-    N(P_mean, P_std^2) in training; `n_steps` Heun steps from sigma_max to sigma_min with exponent
-    rho when sampling, two network evaluations each but the last. `strength`: the share of the way
-    from a picture to the network's answer that a restoration goes, which a validation can fit."""
+    """The diffusion restorer. Defaults are EDM's for CIFAR-10, which the paper kept. In training
+    ln sigma ~ N(P_mean, P_std^2). Sampling takes `n_steps` Heun steps from sigma_max to sigma_min
+    with exponent rho, of two network evaluations each, the last of one. `strength`: how far a
+    restoration goes from the picture (0) to the network's answer (1), which validation can fit."""
 
     kind: Literal["edm"] = "edm"
     size: UNetSizeName = "paper"
@@ -183,8 +181,8 @@ class EDM(Strict):
     ) -> Float32[Tensor, "s n 3 h w"]:
         """`n_samples` restorations of each picture, for unaugmented targets, around [0, 1].
 
-        They are not clipped: their mean is the expected image, and of clipped ones it would be
-        too bright where that is black.
+        They are not clipped: their mean is the expected image, and the mean of clipped samples
+        would be too bright where that is black.
 
         The noise of image i is drawn from a CPU generator seeded by seeds[i] alone, one sample
         after the other: a restoration depends neither on the rest of the batch nor on n_samples

@@ -22,7 +22,7 @@ from recon_core.matching import fit_to_range
 from recon_core.types import N_AUGMENT
 
 E = TypeVar("E", bound="Examples")
-"""Examples of one kind; beartype knows `Self` of classes alone, and the hook decorates methods."""
+"""Examples of one kind, in place of `Self`, which beartype does not support in single methods."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,7 @@ def make_examples(batch: Mapping[str, NDArray[np.generic]]) -> Examples:
 
 
 _PIECE = 64
-"""Examples that are normalised at a time: what a core's own cache holds, six times faster."""
+"""Examples that are normalised at a time: as many as fit a core's cache, six times faster."""
 
 
 def noise_examples(
@@ -146,11 +146,11 @@ def to_pictures(values: Float[Tensor, "*n c h w"]) -> Float[Tensor, "*n c h w"]:
 
 
 DEGREES_OF_FREEDOM = 3
-"""Of Student's t, from which the weights of the other images come."""
+"""Degrees of freedom of Student's t, from which the other images' weights are drawn."""
 STRENGTH_SPREAD = 0.6
-"""Standard deviation of the logarithm of their norm."""
+"""Standard deviation of the logarithm of these weights' norm."""
 WHITE = 0.06
-"""White noise, relative to the mixture: the start of the attack and of the victim's weights."""
+"""White noise relative to the mixture, for the starts of the attack and of the victim's weights."""
 
 
 def mixture_examples(

@@ -44,8 +44,8 @@ class LossAndNetwork(Protocol):
 
 
 class Ranks:
-    """The processes that train one network together, each on its share of every batch: this one
-    alone. Subclasses join several."""
+    """The processes that train one network together, each on its share of every batch; here this
+    process alone. Subclasses join several."""
 
     rank: int = 0
     size: int = 1
@@ -80,7 +80,7 @@ class Ranks:
 
 
 class NonfiniteLossError(ArithmeticError):
-    """The loss became NaN or infinite, or after it the weights (`what`), in `step`, from 0."""
+    """The loss, or the weights after it (`what`), became NaN or infinite in `step`, from 0."""
 
     def __init__(self, step: int, loss: float, lr: float, *, what: str = "") -> None:
         super().__init__(

@@ -1,4 +1,4 @@
-"""Generic inpainting, for comparison: both methods know the mask and nothing of a victim.
+"""Generic inpainting, for comparison: both methods know the mask, and nothing of a victim.
 
 DDNM (Wang et al. 2023, "Zero-shot image restoration using denoising diffusion null-space model";
 autoencoder paper, section 4) samples a diffusion model whose estimate of the clean image is
@@ -188,7 +188,7 @@ def _normal(like: Tensor, generators: Sequence[torch.Generator]) -> Draw:
 
 
 GREY = 0.5
-"""What biharmonic inpainting makes of an image of which nothing is known."""
+"""Result of biharmonic inpainting for an image without known pixels."""
 
 
 def biharmonic(

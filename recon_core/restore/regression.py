@@ -1,8 +1,8 @@
-"""Restorers that answer with one picture: the loss and the pass that they share, and two networks.
+"""Restorers that answer with one picture: their shared loss and inference, and two networks.
 
-A regression learns the mean of the images that a reconstruction may come from, which is as sharp as
-what is sure. `RegressionUNet` has EDM's network and none of its noise: what a diffusion model of
-the same size and training adds to it is the samples' worth.
+A regression learns the mean of the images that a reconstruction may come from, which is blurred
+where these differ. `RegressionUNet` has EDM's network without noise: what a diffusion model of the
+same size and training adds to it is the value of sampling.
 
 BF-DnCNN (Mohan et al. 2020) is the restorer of the image restoration paper, section 4: DnCNN
 without a single additive constant. With its running statistics it is homogeneous of degree one,
@@ -29,7 +29,7 @@ from recon_core.strict import Count, Share, Strict, Within
 from recon_core.types import Progress, no_progress
 
 MAX_DEPTH = 1000
-"""Most layers that are built; a damaged model card could ask for layers without end."""
+"""Most layers of a network, so that a damaged model card cannot ask for more."""
 BATCH_NORM_EPS = 1e-5
 BATCH_NORM_MOMENTUM = 0.1
 GAMMA_STD = math.sqrt(2 / 9 / 64)
@@ -60,9 +60,9 @@ class Regression(Strict):
     ) -> Tensor:
         """Mean squared error in [-1, 1] units, plus the SSIM term if asked for (scalar).
 
-        Nothing is drawn from `generator`; it is there because every restorer's loss may. With
-        `total`, `batch` is a part of a batch of that many examples and the result its share of the
-        whole batch's loss, but statistics of a normalisation over batches are those of the part.
+        `generator` is unused; other restorers' losses draw from it. With `total`, `batch` is a part
+        of a batch of that many examples and the result its share of the whole batch's loss, except
+        that batch normalisation uses the statistics of the part.
         """
         del generator, first
         output = net(batch.condition.contiguous(memory_format=torch.channels_last))
@@ -114,15 +114,15 @@ class RegressionUNet(Regression):
     resolution: int = 32
 
     def build(self, *, seed: int) -> nn.Module:
-        """A freshly initialised network, on the CPU, which answers what it is given; the same seed
-        gives the same weights."""
+        """A freshly initialised network, on the CPU, which at first answers its input; the same
+        seed gives the same weights."""
         make = partial(UNet, UNET_SIZES[self.size], in_channels=3, out_channels=3, n_labels=0,
                        resolution=self.resolution)  # fmt: skip
         return _Lacking(built(make, seed=seed))
 
 
 class _Lacking(nn.Module):
-    """x + F(x), without a noise level and labels."""
+    """x + F(x), without a noise level or labels."""
 
     def __init__(self, unet: UNet) -> None:
         super().__init__()

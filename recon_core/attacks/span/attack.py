@@ -1,9 +1,9 @@
 """The span attack from rows to candidates: span, features, separation, sign and label.
 
-Images are independent and sparse where mixtures are less so: blind source separation takes apart
-the span of a dense first layer's weights, of an optimiser's state, or of gradients (Kariyappa et
-al. 2023, arXiv 2209.05578), whatever the loss. Training images, less their mean, lie in that span,
-so that restored pictures can be projected on it (`in_span`).
+Images are independent, and sparser than their mixtures, so blind source separation recovers them
+from the span of a dense first layer's weights, of an optimiser's state, or of gradients (Kariyappa
+et al. 2023, arXiv 2209.05578), whatever the loss. Training images, less their mean, lie in that
+span, so restored pictures can be projected on it (`in_span`).
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from recon_core.victims.network import Architecture, Parameters
 __all__ = ["Separated", "SpanAttack", "check_victim", "separate"]
 
 HIDDEN = 0.7
-"""Level of noise of a separator's metric where noise hides directions."""
+"""Noise level of a separator's metric where noise hides directions."""
 
 
 @dataclass(frozen=True)
 class Separated:
-    """The attack's findings in one victim: its span, its sources, minus the sum of their sparsity,
-    and how the search ended. `settled`: it had converged before its iterations were used up."""
+    """Result of the attack on one victim: its span, its sources, minus the sum of their sparsity,
+    and how the search ended. `settled`: it converged before its iterations were used up."""
 
     subspace: Subspace
     sources: Sources
@@ -65,15 +65,14 @@ def separate(
     separator: Separator | None = None,
     progress: Progress = no_progress,
 ) -> list[Separated]:
-    """Findings in the weights of R victims (`parameters`), in order.
+    """Separate the sources of R victims (`parameters`), in order.
 
-    `rows`: what is taken apart of each victim, by default its weights; of another `attack.source`
-    the weights only tell signs and labels. `separator`: one that was learned for such images, by
-    default a shipped one where its shape fits. On a GPU victims that follow each other with equally
-    many directions are separated at once; on a CPU one after the other, so that a result does not
-    depend on what it is batched with. Raises ValueError for a convolution in front, weights that
-    are not finite, rows of another source, with a start that is not to be known or without one that
-    is, or fewer directions than asked for.
+    `rows`: the rows to separate, by default each victim's weights; with another `attack.source` the
+    weights only give signs and labels. `separator`: one learned for such images, by default a
+    shipped one whose shape fits. On a GPU consecutive victims with equally many directions are
+    separated at once; on a CPU one after the other, so that a result does not depend on its batch.
+    Raises ValueError for a convolution in front, weights that are not finite, rows that do not
+    match `attack.source` and `attack.start`, or fewer directions than asked for.
     """
     check_victim(architecture)
     each = [parameters.rows(slice(r, r + 1)) for r in range(len(generators))]
@@ -93,7 +92,7 @@ def separate(
         pictures = span.vectors[:, : architecture.d]
         if by is not None:
             here = by = here or by.to(pictures.device)  # once for all victims
-            # without noise a span tells what channels were divided by
+            # a span without noise shows what channels were divided by
             scales = channel_scales(by, span.vectors) if span.ends_sharply else pictures.new_ones(1)
             pictures = undone(by, span.vectors, scales.to(pictures))
             by = by.at(HIDDEN) if decided.overcomplete > 1 else by.fitted(pictures)
@@ -119,13 +118,13 @@ class _Problem(NamedTuple):
 
     @property
     def ones(self) -> Float[Tensor, " k"] | None:
-        """The last coordinates of directions, if none is hidden by noise and biases tell sizes."""
+        """The last coordinates of directions, if noise hides none and biases show sizes."""
         rows, is_noisy = self.span.vectors, self.attack.overcomplete > 1
         last = rows[:, self.pictures.shape[1] :].mT
         return None if is_noisy or not len(last) or not biases_tell(rows) else last[0]
 
     def alike(self) -> tuple[int, SpanAttack, float, bool]:
-        """What victims that are searched at once have in common."""
+        """What victims must have in common to be searched at once."""
         noise = 0.0 if self.separator is None else self.separator.noise
         return len(self.pictures), self.attack, noise, self.ones is None
 
@@ -144,7 +143,7 @@ def _separate_stack(
         part = share_of(progress, i / n_searches, (i + 1) / n_searches)
 
         def report(n: int, part: Progress = part) -> None:
-            part(n / max(attack.n_iterations, 1.25 * n))  # a fifth is left while it goes on
+            part(n / max(attack.n_iterations, 1.25 * n))  # at most four fifths until it ends
 
         ended = searched(attack, pictures, by, [p.generator for p in stack], report, ones=ones)
         for own, problem, w, sparsity in zip(found, stack, ended.w, ended.sparsity, strict=True):
@@ -162,8 +161,8 @@ def _separate_stack(
 
 @dataclass(frozen=True)
 class InSpan:
-    """Pictures that one network's first layer allows: `mean` (c, h, w), what was subtracted in
-    training, plus anything in the span of `directions` (k, d), orthonormal."""
+    """Pictures that one network's first layer allows: `mean` (c, h, w), which was subtracted in
+    training, plus any vector in the span of the orthonormal `directions` (k, d)."""
 
     directions: Float[Tensor, "k d"]
     mean: Float[Tensor, "c h w"]
@@ -175,7 +174,7 @@ class InSpan:
         return inside.view_as(pictures) + mean
 
     def share(self, pictures: Float[Tensor, "n c h w"]) -> float:
-        """Share of the pictures' energy, less the mean, that lies in the span."""
+        """Share of the energy of pictures less the mean that lies in the span."""
         inside, whole = (x - self.mean for x in (self.nearest(pictures), pictures))
         return float(inside.square().sum() / whole.square().sum().clamp_min(1e-30))
 
@@ -187,12 +186,12 @@ def in_span(
     std: Float[Tensor, " c 1 1"] | None = None,
     attack: SpanAttack | None = None,
 ) -> tuple[InSpan, Subspace]:
-    """The pictures that a network's first layer allows, and the span that says so.
+    """The pictures that a network's first layer allows, and their span.
 
-    `mean` and `std`: what was subtracted from images in training, and what they were then divided
-    by. `attack` says how many directions, by default as a span attack at its defaults counts them.
-    Raises NoSpanError where nothing stands out of the start's noise, ValueError for a start of
-    another shape or more directions than there are.
+    `mean` and `std`: what was subtracted from images in training, and what they were divided by.
+    `attack` sets the number of directions, by default as the span attack counts them. Raises
+    NoSpanError where nothing stands out of the start's noise, ValueError for a start of another
+    shape or more directions than there are.
     """
     attack, shape = attack or SpanAttack(), (mean.shape[0], mean.shape[1], mean.shape[2])
     span = rows.subspace(attack.n_images, attack.surplus)

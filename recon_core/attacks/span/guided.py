@@ -11,16 +11,16 @@ where its diagonal is nothing. Rows of W are orthogonal at first, as images near
 as in Picard-O, with E psi'_i = E psi_i^2, Stein's identity for Gaussian noise. Then W is free
 (`separation.freed`), and at last every source loses what the network finds of others in it.
 
-Images of one person are apart as their sum and difference, too, which no network tells from faces.
-Biases do: the last coordinate is 1 of every image, so a difference has none, and is of another size
-than images beside it. Such sources are turned with others while that costs less. Of 100 faces 68 to
-75 are identified, and 54 to 60 without turns.
+Two images of one person may also separate into their sum and difference, which the network cannot
+tell from faces. Biases can: the last coordinate of every image is 1, so that of a difference is 0,
+or another size than beside it. Such sources are rotated in pairs while that lowers the cost. Of 100
+faces 68 to 75 are identified, 54 to 60 without these turns.
 
-Hundreds of images that are far from orthogonal, as digits are, have many near-optima, each with
-other images right. Of pictures like those it learned from, sources without interference are nearly
-always right (51 of 53 digits), so searches go on while there is more of it than in pictures alone,
-and the cleanest sources of all are kept: of 300 digits, the start known, 214 to 223 are identified
-(56 to 59 of 300 decoys among themselves).
+Hundreds of images that are far from orthogonal, such as digits, have many near-optima, each with
+other images right. For pictures like those that the network learned from, sources without
+interference are nearly always right (51 of 53 digits). So searches go on while there is more
+interference than in single pictures, and the cleanest sources of all are kept: of 300 digits, the
+start known, 214 to 223 are identified (56 to 59 of 300 decoys among themselves).
 """
 
 from __future__ import annotations
@@ -51,24 +51,24 @@ LEAST_SHARE = 1e-3  # of interference, that psi is divided by
 CLEAN_EVERY = 10
 FALLEN, PATIENCE = 0.99, 20
 LOW, SHORT_PATIENCE, HIGH, LONG_PATIENCE = 0.03, 6, 0.1, 60
-"""Rotations end after `PATIENCE` steps in which the sources' interference has not fallen by a
-hundredth; after fewer or more where less than `LOW` or more than `HIGH` of their energy is that."""
+"""Rotations end after `PATIENCE` steps without a fall of the interference by a hundredth; sooner if
+it is less than `LOW` of the sources' energy, later if it is more than `HIGH`."""
 N_FREE = 60  # most likelihood steps
 N_LAST, LAST_SETTLED, RIDGE = 10, 0.98, 1e-4
-"""Most last steps, which end once the interference falls by less than a fiftieth in one, and what
-is added to the squares of sources there."""
+"""Most final steps, the factor by which interference must fall in each of them, and what is added
+to the squares of sources there."""
 N_SEARCHES, LATER, WAITED = 20, (50, 25), 2
-"""Most searches, the rotations and likelihood steps of all but the first, and how many may find no
-further clean source before they end."""
+"""Most searches; the rotations and likelihood steps of all but the first; and how many searches may
+find no further clean source."""
 CLEAN, ALONE = 0.02, 2.0
-"""Share of interference below which a source is clean; and searches end below so many times the
-mean share in pictures alone."""
+"""Share of interference below which a source is clean; and the multiple of the mean share in single
+pictures below which searches end."""
 N_TURNS, PARTNERS, ODD = 5, 8, 3.0
 TURNS = [(math.cos(a), math.sin(a)) for a in (math.pi / 8, math.pi / 4, 3 * math.pi / 8)]
 SIZED, LEAST_GAIN, SMALLEST_ONE = 0.01, 1e-3, 0.05
-"""Rounds of turns, of sources whose size is odder than so many standard deviations with those whose
-energy lies most in the same places; what a size costs beside the share of interference, the least
-gain of a turn, and the least 1 that a source is said to have."""
+"""Rounds of turns; partners of a source, those with most energy in the same places; standard
+deviations from which a source's size is odd. Then the weight of sizes beside interference, the
+least gain of a turn, and the least last coordinate of a source."""
 NEW = 0.1  # share of a source's energy that must lie outside the span of those before it
 
 
@@ -82,9 +82,9 @@ def separated(
     *,
     ones: Float[Tensor, "r k"] | None = None,
 ) -> Descent:
-    """The matrices at which sources of pictures `z`, white in the metric, hold least interference;
-    their sparsity is minus its share. The first search has at most `n_iterations` rotations.
-    `ones`: the last coordinates of `z`, where biases make those of every image 1."""
+    """Find matrices at which the sources of pictures `z`, white in the metric, have the least
+    interference; their sparsity is minus its share. The first search has at most `n_iterations`
+    rotations. `ones`: the last coordinates of `z`, which biases make 1 for every image."""
     k = z.shape[1]
     if ones is not None:
         ones = ones * (k**0.5 / ones.norm(dim=1, keepdim=True).clamp_min(1e-30))
@@ -97,13 +97,13 @@ def separated(
     shares = search.shares(w)
     enough = k * ALONE * max(separator.card.alone, LEAST_SHARE)
     n_clean = (shares < CLEAN).sum(1)
-    # where none is, the network is the limit; shares of pictures with other detail say less
+    # without a clean source the network is the limit, and with other detail shares say less
     waited = torch.where((n_clean > 0) & (not separator.noise), 0, WAITED)
     for number in range(1, N_SEARCHES):
         going = (shares.sum(1) > enough) & (waited < WAITED)
         if not bool(going.any()):
             break
-        limit = CLEAN if number % 2 else -torch.inf  # every other search begins anywhere
+        limit = CLEAN if number % 2 else -torch.inf  # every other search has a random start
         starts = [joined(own[share < limit], g)
                   for own, share, g in zip(w, shares, generators, strict=True)]  # fmt: skip
         new = search.freed(search.rotated(orthogonal(torch.stack(starts)), LATER[0]), LATER[1])
@@ -123,7 +123,7 @@ def separated(
 
 
 def joined(rows: Float[Tensor, "m k"], generator: torch.Generator) -> Float[Tensor, "k k"]:
-    """The rows that are new beside those before them (`NEW`), and random ones outside these."""
+    """The rows that differ enough from those before them (`NEW`), completed by random ones."""
     k = rows.shape[1]
     basis, kept = rows.new_zeros(0, k), [rows[:0]]
     for row in rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-30):
@@ -140,7 +140,7 @@ def joined(rows: Float[Tensor, "m k"], generator: torch.Generator) -> Float[Tens
 
 @dataclass
 class _Search:
-    """One stack of victims: pictures, the same in the metric, and the iterations so far."""
+    """A search on one stack of victims: their pictures, also in the metric, and its iterations."""
 
     separator: Separator
     z: Float[Tensor, "r k d"]
@@ -164,7 +164,7 @@ class _Search:
         return (found * y).mean(2) / y.square().mean(2).clamp_min(1e-30)
 
     def rotated(self, w: Float[Tensor, "r k k"], most: int) -> Float[Tensor, "r k k"]:
-        """W after at most so many rotations, until the interference falls no more."""
+        """W after rotations, at most `most`, until the interference stops falling."""
         (r, k), moved = w.shape[:2], torch.zeros_like(w)
         least, since = w.new_full((r,), torch.inf), w.new_zeros(r)
         for n in range(most):
@@ -187,11 +187,11 @@ class _Search:
         return w
 
     def freed(self, w: Float[Tensor, "r k k"], most: int) -> Float[Tensor, "r k k"]:
-        """W after at most so many likelihood steps."""
+        """W after likelihood steps, at most `most`."""
         return freed(w, self.score, most)[0]
 
     def turned(self, w: Float[Tensor, "r k k"]) -> Float[Tensor, "r k k"]:
-        """W after turns of pairs of sources, with likelihood steps after them, while any helps."""
+        """W after turns of pairs of sources, each round followed by likelihood steps."""
         for _ in range(N_TURNS if self.ones is not None else 0):
             unit = self._unit(w)
             w = torch.stack([self._turned(v, own) for v, own in enumerate(unit)])
@@ -201,8 +201,8 @@ class _Search:
         return w
 
     def _turned(self, v: int, w: Float[Tensor, "k k"]) -> Float[Tensor, "k k"]:
-        """The sources of one victim, with those of odd size and others turned where both together
-        cost less, each in one pair at most."""
+        """The sources of one victim, with sources of odd size turned with others where that lowers
+        the cost of the pair; each source is in one pair at most."""
         energy = nn.functional.normalize((w @ self.seen[v]).square() - 1, dim=1)
         alike = (energy @ energy.mT).fill_diagonal_(-1)
         partners = alike.topk(min(PARTNERS, len(w) - 1), dim=1).indices
@@ -226,7 +226,7 @@ class _Search:
     def _cost(
         self, v: int, w: Float[Tensor, "n k"]
     ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
-        """(cost of sources of one victim, how odd their sizes are in standard deviations)."""
+        """(cost of one victim's sources, oddness of their sizes in standard deviations)."""
         assert self.ones is not None
         own = replace(self, z=self.z[v : v + 1], seen=self.seen[v : v + 1])
         size = (w @ self.seen[v]).square().mean(1).sqrt().clamp_min(1e-30)
@@ -249,7 +249,7 @@ class _Search:
         return y, share, found / share.clamp_min(LEAST_SHARE)[:, :, None]
 
     def cleaned(self, w: Float[Tensor, "r k k"]) -> Float[Tensor, "r k k"]:
-        """W after every source has lost what the network finds of the others in it."""
+        """W after what the network finds of other sources was subtracted from every source."""
         left, eye = w.new_full((len(w),), torch.inf), torch.eye(w.shape[1]).to(w)
         for _ in range(N_LAST):
             w = self._unit(w)

@@ -1,10 +1,10 @@
-"""What a first layer tells of a network's inputs: their order, and what was subtracted from them.
+"""What a first layer shows of a network's inputs: their order, and what was subtracted from them.
 
 Images are (c, h, w) here, in red, green, blue. Keras and numpy flatten height x width x channels,
-OpenCV has blue first. Inputs x_i - m of training lie in the span of the first layer's directions:
-images in another order do not, and neither does their mean, if it was subtracted. Without images,
-directions are smooth pictures in the right order alone, but for transposed images or exchanged
-colours, which no weights show.
+OpenCV has blue first. Training inputs x_i - m lie in the span of the first layer's directions;
+images in another order do not, nor does their mean if it was subtracted. Without images, directions
+are smooth pictures only in the right order, up to transposition and exchanged colours, which no
+weights show.
 
 Normalised inputs are u = (x - s) / t of images x in [0, 1], as torchvision's Normalize has them: s
 is nothing, a constant per channel or a mean image, t a standard deviation per channel. A separator
@@ -35,14 +35,14 @@ PixelOrder = Literal["chw", "hwc", "cwh", "whc", "hcw", "wch"]
 ChannelOrder = Literal["rgb", "bgr"]
 
 T_AT_LEAST, RESIDUAL = 4.0, 0.95
-"""Least Student's t of the paired differences between two of twelve orders, and largest ratio of
-the energies outside the span, by which one fits better. On networks of 40 photographs or digits the
-ratio was .02 to .95 for the right order, .98 and more for images that were never seen."""
+"""An order fits better from this Student's t of paired differences on, and up to this ratio of the
+energies outside the span. On networks of 40 photographs or digits the ratio was .02 to .95 for the
+right order, .98 and more for images that were never seen."""
 SMOOTHER = 0.85
 """Largest ratio of roughnesses by which another order is likelier: .33 to .71 where inputs were
 flattened as hwc, above 1 where not."""
 FEWEST = 4
-"""Least number of images that tell what was subtracted."""
+"""Least images that show what was subtracted."""
 INSIDE, OUTSIDE, ROUNDING = 0.4, 1.1, 1e-4
 """Share of the mean's energy outside the span over that of the images less their mean: up to .36 on
 these networks where it was not subtracted, .69 and more where it was."""
@@ -94,7 +94,7 @@ def shares_in_span(
 def better_order(
     shares: dict[InputOrder, Float[Tensor, " n"]], taken: InputOrder
 ) -> InputOrder | None:
-    """The order that fits images better than the one taken; None if none does for certain."""
+    """The order that fits images clearly better than `taken`; None if there is none."""
     best = max(shares, key=lambda order: float(shares[order].mean()))
     gain = shares[best] - shares[taken]
     if best == taken or len(gain) < 2:
@@ -107,8 +107,8 @@ def better_order(
 def smoother_order(
     directions: Float[Tensor, "k d"], shape: Shape, taken: InputOrder
 ) -> InputOrder | None:
-    """The order in which directions are much smoother pictures than in the one taken, if there is
-    one. Transposed and recoloured pictures are as smooth."""
+    """The order in which directions are much smoother pictures than in `taken`; None if there is
+    none. Transposed and recoloured pictures are as smooth."""
     pictures = {o: o.to_images(directions, shape).unflatten(-1, shape) for o in orders_of(shape)}
     rough = {o: float(roughness(some).mean()) for o, some in pictures.items()}
     best = min(rough, key=lambda o: rough[o])
@@ -125,13 +125,12 @@ def roughness(pictures: Float[Tensor, "k c h w"]) -> Float[Tensor, " k"]:
 def subtracted(
     directions: Float[Tensor, "k d"], images: Float[Tensor, "n c h w"]
 ) -> Float[Tensor, " c"] | Literal["own"] | None:
-    """What was subtracted from a network's training images, as these or others like them tell: a
-    constant per channel, 0 for nothing; "own" for the images' mean or one like it; None where the
-    first layer does not tell.
+    """What was subtracted from a network's training images, judged by these or similar `images`: a
+    constant per channel (0 for nothing), "own" for a mean image, None if the layer does not show.
 
-    `directions` are those of the first layer, over flat images; `images` as the network had them
-    but for the mean, so divided by a standard deviation if that was done. Their mean, less the
-    constant if there was one, lies in the span as much as they do, unless it was subtracted itself.
+    `directions`: of the first layer, over flat images. `images`: as the network had them but for
+    the mean, so divided by a standard deviation if that was done. Their mean, less a constant that
+    was subtracted, lies in the span as much as they do, unless the mean was subtracted itself.
     """
     if len(images) < FEWEST:
         return None
@@ -155,11 +154,11 @@ def subtracted(
 
 NEWTON_STEPS = 30
 GAIN = 0.01
-"""Least share of energy that channels lose where they are scaled: .012 to .2 of 100 images of a
-JPEG copy of CIFAR-10 with the usual divisors, at most .005 of lossless photographs, whose right
-factors are not known to more than 3 %."""
+"""Least share of energy that rescaled channels must lose: .012 to .2 for 100 images of a JPEG copy
+of CIFAR-10 with the usual divisors, at most .005 for lossless photographs, whose right factors this
+finds to 3 % only."""
 SMALLEST = 0.1
-"""Least 1 / t that is told: it is 0 where the mean was subtracted, which tells none."""
+"""Least 1 / t that is believed: it is 0 where the mean was subtracted, which shows none."""
 
 
 def undone(
@@ -176,8 +175,8 @@ def undone(
 
 def channel_scales(separator: Separator, rows: Float[Tensor, "k e"]) -> Float64[Tensor, " c"]:
     """The standard deviations that inputs were divided by per channel, up to a common factor: with
-    product 1. All 1 where others have nearly as much energy (`GAIN`), as in pictures with detail in
-    their colours; of a JPEG copy's, without noise, right to .1 % from 20 images on."""
+    product 1. All are 1 where other factors save hardly any energy (`GAIN`), as in pictures with
+    detailed colours. Of a JPEG copy, without noise, they are right to .1 % from 20 images on."""
     d, shape = len(separator.mean), separator.card.shape
     pictures, bias = rows[:, :d], rows[:, d:]  # differences of images do not depend on s
     pictures = pictures - bias @ (bias.mT @ pictures) / bias.square().sum().clamp_min(1e-30)

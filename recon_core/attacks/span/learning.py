@@ -1,9 +1,9 @@
 """Learning a separator: the metric of public pictures, mixtures of them, and the network.
 
 Mixtures are drawn anew in every step: a target of either sign and hundreds of other pictures, all
-shifted and mirrored, with coefficients from even to such that few are strong, in shares of the
-energy from a hundredth to all but a twenty-fifth. The loss is the mean square of the error over a^2
-b^2, what a Gaussian model of images leaves.
+shifted and mirrored, with coefficients from even to very uneven; the interference has a hundredth
+of the energy up to all but a twenty-fifth. The loss is the mean square of the error over a^2 b^2,
+the error of a Gaussian model of images.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from recon_core.optimisers import MuonAndAdamW
 LOWEST, HIGHEST = 0.1, 5.0  # bounds of b / a, even in its logarithm
 UNEVEN = 1.5  # largest deviation of the logarithm of a coefficient
 FEWEST, MOST = 200, 400  # pictures in a mixture
-SMALLEST = 1e-12  # energy of a constant picture, which is nothing in the metric
+SMALLEST = 1e-12  # least energy: that of a constant picture is 0 in the metric
 RATE, WARM = 2e-3, 50
 LARGEST_BLOCK, RANK = 2048, 512
-"""Cosines up to which a metric has all second moments; of more it has their variances and so many
+"""Most cosines of a metric with all second moments; a larger one has variances and this many
 factors."""
 ASYMMETRY = 0.13
-"""Share of the second moments between cosines of even and odd horizontal order from which on
-mirrored pictures are others: .16 to .17 of digits, .10 of faces of 20 people, .00 of CIFAR-10."""
+"""Share of second moments between cosines of even and odd horizontal order from which mirror images
+look different: .16 to .17 for digits, .10 for faces of 20 people, .00 for CIFAR-10."""
 
 
 def is_mirrored(pictures: Float[Tensor, "n c h w"]) -> bool:
@@ -129,9 +129,9 @@ def learn(
     seed: int = 0,
     report: Callable[[int, float, Separator], None] = lambda _step, _loss, _separator: None,
 ) -> Separator:
-    """A separator of averaged weights after `card.n_steps` steps with a cosine schedule.
+    """Learn a separator of averaged weights in `card.n_steps` steps with a cosine schedule.
 
-    `report` is called after every step with its number, its loss and the separator as it would be.
+    `report` is called after every step with its number, its loss and the separator so far.
     """
     device = mixtures.pictures.device
     net = build_network(card)

@@ -1,4 +1,4 @@
-"""Findings on whether the span attack can work on a network's weights, as fast as an SVD is."""
+"""Check in the time of an SVD whether the span attack can work on a network's weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from recon_core.victims.network import Architecture, Parameters
 from recon_core.victims.preflight import Finding, Level, Outlook, Preflight, broken_weights
 
 FULL = 0.9
-"""Share of the neurons from which on as many directions say nothing about the number of images."""
+"""Share of the neurons from which the number of directions says nothing of the number of images."""
 MANY = 300  # images up to which most came back when measured
 SMALL = 0.3  # share of torch's default standard deviation up to which a start is small
 FEW_LEFT, MOST_LEFT = 0.05, 1.02  # shares of its start between which training leaves a layer

@@ -43,7 +43,7 @@ class SpanRows:
     n_joined: int = 1
 
     def subspace(self, n_directions: int | None = None, surplus: float = 0.0) -> Subspace:
-        """Their span (`subspace_of`). It takes seconds, so the last few are cached."""
+        """The span of the rows (`subspace_of`). It takes seconds, so the last few are cached."""
         options: dict[str, Any] = {"n_directions": n_directions, "surplus": surplus}
         options |= {"n_joined": self.n_joined, "has_start": self.source == "weights"}
         given = [t for t in (self.rows, self.start) if t is not None]
@@ -91,11 +91,10 @@ def state_rows(averages: Sequence[Tensor], weights: Parameters, *, weight_decay:
 
 
 def joined(parts: Sequence[SpanRows]) -> SpanRows:
-    """Rows of one source under each other, so that images of any part are in their span.
+    """Stack rows of one source, so that images of any part are in their span.
 
-    Parts are brought to one size, by powers of two, which round nothing; the same part twice counts
-    once. Raises ValueError for parts of several sources or shapes, of which some have a start and
-    others none, or none at all.
+    Parts are scaled to one size by powers of two, which round nothing; a repeated part counts once.
+    Raises ValueError without parts, or if their sources or shapes differ or only some have a start.
     """
     kinds = {(p.rows.shape, p.source, p.start is None, p.n_joined) for p in parts}
     if len(kinds) != 1:

@@ -1,5 +1,4 @@
-"""Settings of the span attack, and the search for sources: which one, in which view of the
-directions, and from which start."""
+"""Settings of the span attack, and its search for sources: by filters or by a separator."""
 
 from __future__ import annotations
 
@@ -32,18 +31,18 @@ from recon_core.strict import Count, Share, Strict, Within
 class SpanAttack(Strict):
     """Settings of the attack.
 
-    `source`: what is taken apart, the first layer's weights, its optimiser's state, or gradients
-    (`rows`). `start`: whether the weights' start is known and taken off. `n_images`: the number of
-    directions; None counts those that stand out of the noise and takes the share `surplus` more.
-    `sources`: "independent" takes filters' outputs for independent, which bears noise in the span,
-    for at most `n_independent` iterations. "network" follows a network that learned from images of
-    the kind (`separator`), for at most `n_network`, and tells hundreds apart. "auto" is "network"
-    for 32 directions or more of which its card says that it beats filters.
+    `source`: what is separated, the first layer's weights, its optimiser's state, or gradients
+    (`rows`). `start`: whether the weights' start is known and subtracted. `n_images`: the number of
+    directions; None counts those that stand out of the noise and adds the share `surplus`.
+    `sources`: "independent" assumes independent outputs of filters, which tolerates noise in the
+    span, for at most `n_independent` iterations. "network" follows a network that learned from
+    images of the kind (`separator`), for at most `n_network`, and separates hundreds. "auto" is
+    "network" from 32 directions on, where its card says that it beats filters.
     `separator`: the name of a shipped one, "auto" for the one of the images' shape, or
-    "sha256:..." of one that is given beside these settings.
-    `overcomplete`: sources for each direction, 1 where the span ends sharply. Else noise hides
-    directions, and more images come back from a tight frame of sources ("independent") or from so
-    many searches ("network").
+    "sha256:..." of one that is passed beside these settings.
+    `overcomplete`: sources per direction; 1 is used where the span ends sharply. Otherwise noise
+    hides directions, and more images come back from a tight frame of sources ("independent") or
+    from as many searches ("network").
     """
 
     kind: Literal["span"] = "span"
@@ -77,17 +76,17 @@ class SpanAttack(Strict):
 
 
 FEWEST, MOST = 32, 400
-"""Directions from which on a network separates better than filters do, and up to which it is taken
-by "auto" where noise is in them: more are mostly noise."""
+"""Least directions at which a network separates better than filters, and most at which "auto" takes
+it where they are noisy: more are mostly noise."""
 
 
 def separator_for(
     attack: SpanAttack, shape: Shape, given: Separator | None = None
 ) -> Separator | None:
-    """The separator that is given, else the shipped one that is named or that fits the shape.
+    """The separator `given`, else the shipped one that is named or that fits the shape.
 
-    None where no shipped one fits. Raises ValueError for a separator of another shape, an unknown
-    name, and none where `attack.sources` is "network".
+    None if no shipped one fits. Raises ValueError for a separator of another shape, for an unknown
+    name, and if none fits although `attack.sources` is "network".
     """
     if given is None:
         is_named = attack.separator != "auto"
@@ -108,8 +107,8 @@ def sources_for(
     attack: SpanAttack, span: Subspace, shape: Shape, given: Separator | None = None
 ) -> SpanAttack:
     """The attack on one victim's span, with "auto" decided. A span that ends sharply hides no
-    direction, and neither does one without a start whose number of images is known: no more sources
-    than directions. A separator that is asked for is taken whatever its card says."""
+    direction, nor does one without a start whose number of images is known: they need no more
+    sources than directions. A separator that is asked for is taken whatever its card says."""
     is_counted = attack.source != "weights" and attack.n_images is not None
     is_known, sources = span.ends_sharply or is_counted, attack.sources
     if sources == "auto":
@@ -123,8 +122,8 @@ def sources_for(
 def checked(
     attack: SpanAttack, n_directions: int, shape: Shape, given: Separator | None = None
 ) -> Separator | None:
-    """The separator by which pictures are told apart, None for filters (`attack.sources`, "auto"
-    decided). Raises ValueError for pictures that neither fits."""
+    """The separator of an attack with "auto" decided, None for filters. Raises ValueError for
+    pictures that neither fits."""
     if attack.sources == "network":
         return separator_for(attack, shape, given=given)
     check_features(n_directions, shape)
@@ -140,8 +139,8 @@ def searched(
     *,
     ones: Float[Tensor, "r k"] | None = None,
 ) -> Descent:
-    """Every victim's pictures taken apart from a random start, with a separator or else by filters;
-    W is of the pictures themselves, `ones` as in `guided.separated`."""
+    """Separate every victim's pictures from a random start, by a separator or else by filters. W
+    applies to the pictures themselves; `ones` as in `guided.separated`."""
     (k, c), flat = pictures.shape[1:3], pictures.flatten(2)
     if separator is not None:
         whiten = torch.stack([whitening(separator.metric.whitened(some)) for some in flat])

@@ -113,15 +113,15 @@ MOMENTUM, LONGEST = 0.7, 0.5
 FREE_LENGTH, FREE_CURVATURE = 0.3, 1.0
 """Length of a likelihood step, and the least eigenvalue of the Hessian's blocks there."""
 SETTLED, OVER = 0.95, 5
-"""They end once the loss has fallen by less than a twentieth in five of them."""
+"""Likelihood steps end once the loss falls by less than a twentieth in five of them."""
 
 Report = Callable[[int], None]
 """Called with the number of iterations done."""
 
 
 class Scored(NamedTuple):
-    """Sources of energy 1, y = W z, and their score psi, at the scale at which psi_i^T y_i / t = 1;
-    `curve` is E psi'_i. Steps end once `loss`, if there is one, falls no more."""
+    """Sources of energy 1, y = W z, and their score psi, scaled so that psi_i^T y_i / t = 1;
+    `curve` is E psi'_i. Steps end once `loss`, if it is not 0, stops falling."""
 
     w: Float[Tensor, "r k k"]
     y: Float[Tensor, "r k t"]
@@ -132,8 +132,8 @@ class Scored(NamedTuple):
 
 @dataclass(frozen=True)
 class Descent:
-    """W (r, m, k) of sources W z, the sparsity of every source (r, m), the iterations it took, and
-    whether every matrix stopped moving before these were used up."""
+    """W (r, m, k) of sources W z, the sparsity of every source (r, m), the iterations taken, and
+    whether every matrix settled before they were used up."""
 
     w: Float[Tensor, "r m k"]
     sparsity: Float[Tensor, "r m"]
@@ -149,8 +149,8 @@ def independent(
     n_iterations: int,
     report: Report = lambda _n: None,
 ) -> Descent:
-    """Sparse sources of whitened features `z`, in at most `n_iterations`, from `start`: a rotation,
-    or a tight frame of more sources than directions. `n_filters` samples stand at each place,
+    """Find sparse sources of whitened features `z` in at most `n_iterations`, from `start`: a
+    rotation, or a tight frame of more sources than directions. Each place has `n_filters` samples,
     filter after filter."""
     w, is_frame, n, settled = start, start.shape[1] > start.shape[2], 0, False
     wide, free = round(WIDE_SHARE * n_iterations), round(FREED_SHARE * n_iterations)

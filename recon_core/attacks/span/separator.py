@@ -1,16 +1,16 @@
-"""A separator: a network that tells an image from the others mixed into it, learned from public
-pictures of the same kind (`learning`), with the metric in which it sees them.
+"""A separator: a network that tells an image from the other images mixed into it, learned from
+public pictures of the same kind (`learning`), with the metric in which it sees them.
 
-A separated picture is y = a x + b m, an image x (the target) and a mixture m of the other training
+A separated picture is y = a x + b m: an image x (the target) and a mixture m of other training
 images (the interference). Everything here is in the metric of the public pictures' second moments
-C: of vectors C^{-1/2} y, of square d. The network gives the interference, g = E[b m | y], for any a
-and b. What a search makes of that is in `guided`.
+C: vectors are C^{-1/2} y, of squared norm d. The network estimates the interference,
+g = E[b m | y], for any a and b. `guided` has the search that uses it.
 
 What images share does not tell them apart, so pictures are seen less the public mean
-(`Card.centred`) or, where black pixels tell more, as they are; the first layer's biases bring
-inputs there, whatever was subtracted from them (`normalisation`). An unknown start, or rounding, is
-white noise in the pictures, whose variance `Metric.noisy` adds to C; a network that was told its
-level as well found less.
+(`Card.centred`) or, where black pixels are informative, as they are. The first layer's biases allow
+this whatever was subtracted from inputs (`inputs`). An unknown start, or rounding, is white noise
+in the pictures, whose variance `Metric.noisy` adds to C; a network that also saw its level found
+less.
 """
 
 from __future__ import annotations
@@ -39,24 +39,23 @@ SHIPPED = ("cifar", "digits")
 SMALLEST, LARGEST = 16, 64
 """Sides of pictures that separators are made for."""
 STEEPEST = 4.0
-"""Factor from the network's mean of its last channel to the logit of the interference's share."""
+"""Factor from the mean of the network's last channel to the logit of the interference's share."""
 DETAIL = (0.0, 0.03, 0.06, 0.12)
 """Levels of white noise, in shares of the pictures' deviation, that `Separator.fitted` tries."""
 AT_ONCE, AT_ONCE_ON_GPU = 64, 1024
-"""Pictures that the network sees at once."""
+"""Most pictures in one call of the network."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Card(Strict):
-    """Facts of a separator, kept in its file beside its numbers.
+    """Facts of a separator, stored in its file beside its numbers.
 
     `widths` and `patch` are those of a `CompactUNet`; without widths it is a `UNet` of size
-    "small".
-    `centred`: pictures are seen less their mean. `mirrored`, `shifted` (pixels): how pictures were
-    varied. `source`, `n_pictures`, `sha256`: what it learned from. Of held-out pictures, `alone`:
-    the share of interference that it finds in them unmixed, `spread`: the standard deviation of the
-    logarithm of their size in the metric, and `separated`: (number mixed, identified by it,
-    identified by plain filters).
+    "small". `centred`: pictures are seen less their mean. `mirrored`, `shifted` (pixels): how
+    pictures were varied. `source`, `n_pictures`, `sha256`: what it learned from. Measured on
+    held-out pictures: `alone`, the share of interference that it finds in single ones; `spread`,
+    the standard deviation of the logarithm of their size in the metric; and `separated`, rows of
+    (number mixed, identified by it, identified by plain filters).
     """
 
     shape: Shape
@@ -84,7 +83,7 @@ class Card(Strict):
             )
 
     def beats_filters(self, n: int) -> bool:
-        """True if more of n pictures were identified than by plain filters, at the next number."""
+        """True if it identified more pictures than plain filters, at the number nearest to n."""
         nearest = min(self.separated, key=lambda row: abs(row[0] - n), default=(n, 0, 0))
         return nearest[1] > nearest[2]
 
@@ -131,12 +130,12 @@ class Metric:
         if not noise:
             return self
         own = self.own + noise**2 * self.variance
-        if bool((self.own == self.own[:, :1]).all()):  # the axes stay
+        if bool((self.own == self.own[:, :1]).all()):  # the axes stay the same
             return Metric(self.shape, own, self.axes, self.values * self.own[:, :1] / own[:, :1])
         return Metric.of(self.shape, own, self.factors)
 
     def misfit(self, pictures: Float[Tensor, "k d"]) -> float:
-        """Minus twice the Gaussian log-likelihood of the span of pictures, up to a constant."""
+        """Minus twice the Gaussian log-likelihood of the pictures' span, up to a constant."""
         white = self.whitened(pictures).double()
         volume = float(self.own.double().log().sum() + self.values.double().log1p().sum())
         return len(self.own.flatten()) * float((white @ white.mT).logdet()) + len(white) * volume
@@ -181,16 +180,17 @@ class Separator:
     noise: float = 0.0
 
     def at(self, noise: float) -> Separator:
-        """This one, of level 0, for pictures in white noise of that share of their deviation."""
+        """This separator, of level 0, for pictures in white noise of this share of their
+        deviation."""
         return replace(self, noise=noise, metric=self.metric.noisy(noise))
 
     def fitted(self, pictures: Float[Tensor, "k d"]) -> Separator:
-        """The same at the level at which the span of pictures is likeliest: others than those it
-        learned from have detail where these have none, such as a JPEG's."""
+        """The separator at the noise level at which the span of pictures is likeliest: pictures
+        unlike those it learned from have detail where these, such as JPEGs, have none."""
         return min((self.at(level) for level in DETAIL), key=lambda s: s.metric.misfit(pictures))
 
     def to(self, device: torch.device) -> Separator:
-        """The same on a device."""
+        """The separator on a device."""
         if self.mean.device == device:
             return self
         m, network = self.metric, copy.deepcopy(self.network).to(device)
@@ -207,8 +207,8 @@ class Separator:
     def interference(
         self, whitened: Float[Tensor, "n d"], pictures: Float[Tensor, "n d"], *, exact: bool = True
     ) -> Float[Tensor, "n d"]:
-        """The interference in the metric, of pictures of energy 1 there (`whitened`); in bfloat16
-        on a GPU and, unless `exact`, by a large network where the processor has it."""
+        """The interference in the metric, of pictures of energy 1 there (`whitened`); computed in
+        bfloat16 on a GPU and, unless `exact`, by a large network on a CPU that has it."""
         device, found = whitened.device.type, []
         half = self.card.uses_bfloat16(device) and not (exact and device == "cpu")
         n = AT_ONCE_ON_GPU if device == "cuda" else AT_ONCE
@@ -228,11 +228,11 @@ class Separator:
     def answer(
         self, net: nn.Module, whitened: Float[Tensor, "n d"], pictures: Float[Tensor, "n d"]
     ) -> Float[Tensor, "n d"]:
-        """E[b m | y] by a network, which corrects the share b^2 of y by b sqrt(1 - b^2) times its
-        answer: what is left if all it knows is the share b^2, which has a channel of its own."""
+        """E[b m | y] = b^2 y + b sqrt(1 - b^2) times the network's answer. The share b^2, which has
+        an output channel of its own, is all that a Gaussian model of images would use."""
         size = pictures.square().mean(1, keepdim=True).clamp_min(1e-30).rsqrt()
         sign = torch.ones_like(size)
-        if not self.card.centred:  # pictures on black are bright, so one sign is enough
+        if not self.card.centred:  # pictures on black are positive, so one sign is enough
             sign = torch.where(pictures.sum(1, keepdim=True) < 0, -sign, sign)
         whitened = whitened * sign
         both = torch.stack([pictures * (size * sign), whitened], 1)
@@ -248,8 +248,8 @@ METADATA, NETWORK = "palimpsest-separator", "network."
 
 
 def packed(separator: Separator) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """(tensors, metadata) of a safetensors file. What is large is in half precision: networks, and
-    the metric's factors, or of many factors their products, beside the cosines' deviations."""
+    """(tensors, metadata) of a safetensors file. The network and the metric's factors, or, if these
+    are many, their products, are in half precision."""
     metric = separator.metric
     factors = metric.factors.double()
     spread = (metric.own + factors.square().sum(2)).sqrt()
@@ -311,8 +311,9 @@ def _card(read: Any) -> Card:
 
 @cache
 def shipped_separator(name: str) -> Separator:
-    """A separator that comes with the package: "cifar" of a JPEG copy of CIFAR-10's training
-    images, "digits" of MNIST's test images 0 to 7,999. ValueError for another name."""
+    """A separator that comes with the package: "cifar", learned from a JPEG copy of CIFAR-10's
+    training images, or "digits", from MNIST's test images 0 to 7,999. Raises ValueError for another
+    name."""
     from safetensors.torch import load
 
     if name not in SHIPPED:
@@ -320,7 +321,7 @@ def shipped_separator(name: str) -> Separator:
             f"separator={name!r}: the package has {' and '.join(SHIPPED)}; a file of one's own is "
             "for `palimpsest attack weights` and `palimpsest audit`"
         )
-    content = pkgutil.get_data(__name__, f"separator_{name}.safetensors")  # part of the code
+    content = pkgutil.get_data(__name__, f"separator_{name}.safetensors")
     assert content is not None
     return unpacked(load(content), metadata_of(content))
 

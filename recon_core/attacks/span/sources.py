@@ -1,8 +1,8 @@
-"""The sources of a separation as images: sign, scale, label, and how far they can be trusted.
+"""The sources of a separation as images: sign, scale, label, and how far to trust them.
 
-With biases the images are (x, 1), whose last coordinate settles sign and scale, unless their mean
-was subtracted. Otherwise sign and label are those with which an image x explains its column of the
-mixing matrix best, nearly what flowed back to the first layer while x was learned,
+With biases images are (x, 1), whose last coordinate settles sign and scale, unless their mean was
+subtracted. Otherwise sign and label are those with which an image x best explains its column of the
+mixing matrix, which is nearly the gradient at the first layer while x was learned,
 
     M_j = lam y relu'(W x)_j (d phi / d a_1)_j,  lam > 0 (the KKT condition's coefficient).
 """
@@ -22,22 +22,22 @@ from recon_core.attacks.span.subspace import Subspace, mixing_of
 from recon_core.victims.network import Architecture, Parameters, Shape
 
 INPUT_NORM = 0.25
-"""Standard deviation of a pixel of an average image, in the network's inputs."""
+"""Standard deviation of a pixel of an average image, as the network sees it."""
 ALONE = 0.9
-"""Share of the direction (0, 1) in the span from which on biases tell nothing."""
+"""Share of the direction (0, 1) in the span from which biases settle nothing."""
 POOLED, SMALLEST_VARIANCE = 5, 1e-3
-"""Side of the square of frequencies over which variances of images are averaged, and the least
+"""Side of the square of frequencies over which variances of images are averaged; and the least
 variance, in units of the noise's."""
 
 
 @dataclass(frozen=True)
 class Sources:
-    """Sources of one victim in its input space, best trusted first.
+    """Sources of one victim in its input space, most trusted first.
 
-    `x` (m, d) have the likelier sign, and the image's scale where biases tell it, otherwise that of
-    an average image. `label` is -1 or +1, or a class. `trust` in [0, 1]
-    is the mean rank of sparsity and of the source's share of the layer's norm; of more sources than
-    directions, whose shares are not determined, the rank of sparsity.
+    `x` (m, d) have the likelier sign, and the image's scale where biases settle it, otherwise the
+    scale of an average image. `label` is -1 or +1, or a class. `trust` in [0, 1] is the mean rank
+    of sparsity and of the source's share of the layer's norm; with more sources than directions
+    these shares are not determined, and it is the rank of sparsity alone.
     """
 
     x: Float[Tensor, "m d"]
@@ -54,14 +54,14 @@ def sources_of(
     architecture: Architecture,
     parameters: Parameters,
 ) -> Sources:
-    """The sources `w` times the directions of a span, with sign and label, and less noise.
+    """The sources `w` times the directions of a span, denoised, with signs and labels.
 
-    `sparsity` is larger for images; `span` is that of weights or of gradients, perhaps of several
-    first layers, `parameters` are those of this one victim.
+    `sparsity` is larger for images. `span` is that of weights or of gradients, perhaps of several
+    first layers; `parameters` are those of this victim.
     """
     x, last = (w @ span.vectors).tensor_split([architecture.d], 1)
     if not span.ends_sharply or (is_of_weights and not span.start_shares):
-        # the start, or what was added to the weights, is noise in them
+        # the start, or noise added to the weights, is in them
         learned = span.learned[:, : architecture.d]
         x = denoised(x, learned, noise=span.noise, shape=architecture.shape)
     rows = torch.cat([x, last], 1)
@@ -87,7 +87,7 @@ def sources_of(
 
 
 def together(parts: Sequence[Sources]) -> Sources:
-    """The sources of several searches, best trusted first."""
+    """Join the sources of several searches, most trusted first."""
     every = [torch.cat(values) for values in zip(*(vars(p).values() for p in parts), strict=True)]
     order = every[-1].argsort(descending=True, stable=True)
     return Sources(*(values[order] for values in every))
@@ -96,8 +96,8 @@ def together(parts: Sequence[Sources]) -> Sources:
 def biases_tell(rows: Float[Tensor, "k e"]) -> bool:
     """True if the last coordinates, those of biases, settle signs and scales.
 
-    They do not where (0, 1) lies in the span, as where images had their own mean subtracted: any
-    multiple of it can then be added to a source and changes no pixel.
+    They do not if (0, 1) lies in the span, as when images had their own mean subtracted: any
+    multiple of it can then be added to a source without changing a pixel.
     """
     basis = torch.linalg.qr(rows.double().mT).Q
     return float(basis[-1].square().sum()) < ALONE
@@ -109,12 +109,12 @@ def _agreement(
     x: Float[Tensor, "k d"],
     column: Float[Tensor, "h k"],
 ) -> tuple[Float[Tensor, " k"], Int64[Tensor, " k"]]:
-    """(cosine of each column with what flows back of the best label, that label)."""
+    """(cosine of each column with the gradient of the best label's margin, that label)."""
     found = []
     with torch.enable_grad():
         passed = architecture.forward(parameters, x[None].detach().requires_grad_())
         phi, is_binary = passed.output[0], passed.output.shape[2] == 1
-        phi = pad(phi, (0, 1)) if is_binary else phi  # its margin is that of classes phi and 0
+        phi = pad(phi, (0, 1)) if is_binary else phi  # as two classes with outputs phi and 0
         first, second = phi.topk(2).indices.mT[..., None]
         for output in range(phi.shape[1]):
             rival = phi.gather(1, torch.where(first == output, second, first))
@@ -128,12 +128,12 @@ def _agreement(
 def denoised(
     x: Float[Tensor, "k d"], weight: Float[Tensor, "h d"], *, noise: float, shape: Shape
 ) -> Float[Tensor, "k d"]:
-    """Wiener's estimate of sources `x` in `weight`, with noise of standard deviation `noise`;
-    without it `x`.
+    """Wiener's estimate of sources `x` in `weight`, with noise of standard deviation `noise`; `x`
+    itself without noise.
 
-    A start that is not taken off is noise: W = M X + N. Of images whose cosines are independent,
-    with variances v_i C_f, the most likely ones are X_f = (M^T M + sigma^2 / C_f)^{-1} M^T W_f for
-    v_i = 1. C, 1 on the average, is measured on W itself.
+    A start that is not subtracted is noise: W = M X + N. For images with independent cosines of
+    variances v_i C_f, the most likely ones are X_f = (M^T M + sigma^2 / C_f)^{-1} M^T W_f at
+    v_i = 1. C, 1 on average, is measured on W itself.
     """
     if noise <= 0:
         return x

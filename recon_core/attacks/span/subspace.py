@@ -5,14 +5,14 @@ with X (n, d) the images, M (h, n) unknown, and W_0 the start, which weight deca
 known start is taken off, an unknown one is noise. With biases rows are (w, b) and images (x, 1).
 Rules that move every weight at its own rate (Adam, Adadelta) leave the span a little.
 
-In white noise, as of an unknown start, signal are the singular values above the edge that noise as
-strong as the rest exceeds in one case of 200 (Kritchman and Nadler 2009, IEEE Trans. Signal
-Process. 57(10); Johnstone 2001). Rounding is larger in large weights. So a sharp end is looked for
-first: a fall of the values that is large beside the scatter of those behind it. What is left behind
-it is the noise of every neuron and pixel; both are divided by theirs, and the end is looked for
-again. Directions that drown in the rounding of a few neurons then stand out by a factor of ten.
-Averages of gradients in which most neurons are silent need not end sharply, and seem to have no
-noise: signal is then what rounding to single precision cannot be.
+In white noise, as of an unknown start, the signal is the singular values above an edge that noise
+as strong as the rest exceeds in one case of 200 (Kritchman and Nadler 2009, IEEE Trans. Signal
+Process. 57(10); Johnstone 2001). Rounding is not white: it is larger in large weights. So a sharp
+end is sought first: a fall of the values that is large beside the scatter of those behind it. The
+rest behind it measures the noise of every neuron and pixel; both are divided by theirs, and the end
+is sought again. Directions hidden by the rounding of a few neurons then stand out by a factor of
+ten. Averages of gradients in which most neurons are silent need not end sharply, and seem to have
+no noise: signal is then what exceeds the rounding of single precision.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ from torch import Tensor
 
 TRACY_WIDOM = 2.4224  # its quantile .995 for real matrices (beta = 1)
 SCATTERS, TAIL, FALL, LAST = 1.25, 20, 1.5, 2.0
-"""A sharp end's fall is SCATTERS times that of the TAIL values behind it (of half if they are few),
-in logarithms, and at least by a factor FALL exp(LAST / m) before the last m."""
+"""At a sharp end, logarithms fall by SCATTERS times as much as over the TAIL values behind it (over
+half if they are few), and values at least by a factor FALL exp(LAST / m) before the last m."""
 FAR, BEHIND = 1000.0, 3e-5
 """A fall by FAR to the share BEHIND of the largest value is an end whatever stands out behind it,
-as the rounding of a mean that was subtracted in single precision does."""
+such as the rounding of a mean that was subtracted in single precision."""
 CLEAR = 100.0
-"""Fall from half of the directions to behind a sharp end: the noise of a start reaches higher."""
+"""Least fall from the middle direction to the first one behind a sharp end, which the noise of a
+start does not reach."""
 OWN = 1e-4
-"""Share of the mean that directions leave of a neuron or input below which one of them is its own,
-such as the unknown start of a neuron that hardly learned, or of biases, which is larger."""
+"""A neuron or input of which directions leave less than this share of the mean has a direction of
+its own, such as the unknown start of a neuron that hardly learned, or of biases."""
 WHITENINGS = 5
-ROUNDED = 0.2 * torch.finfo(torch.float32).eps  # share of a number to which it is known
+ROUNDED = 0.2 * torch.finfo(torch.float32).eps  # relative rounding error
 QUIETEST, MOVED = 1e-25, 1e-6
 """Least size of a neuron or pixel beside the loudest; least relative change of a trained one."""
 ALIKE = 1e-10  # share of the largest eigenvalue below which sources are the same
@@ -49,16 +50,16 @@ _singular = partial(torch.linalg.svd, full_matrices=False)
 
 
 class NoSpanError(ValueError):
-    """These weights hold nothing to separate, whatever the settings."""
+    """The weights hold nothing to separate, whatever the settings."""
 
 
 @dataclass(frozen=True)
 class Subspace:
     """Orthonormal directions `vectors` of one victim's first layer, strongest first.
 
-    `learned` is W - c W_0, `values` are all its singular values, and `start_shares` the c of all
-    that is joined, none of an unknown start. `n_signal` values stand out of noise of standard
-    deviation `noise`, which ends at `edge`; `ends_sharply`: so far that the span is exact.
+    `learned` is W - c W_0, `values` are all its singular values, and `start_shares` the c of every
+    joined part, empty for an unknown start. `n_signal` values stand out of noise of standard
+    deviation `noise`, which ends at `edge`; if the span `ends_sharply`, it is exact.
     """
 
     vectors: Float[Tensor, "k e"]
@@ -82,9 +83,9 @@ def subspace_of(
 ) -> Subspace:
     """The strongest directions of `rows` less shares of a known start, in the dtype of `rows`.
 
-    Each of `n_joined` equal parts of the rows has a share of its own. `has_start`: an unknown start
-    may be in them, as in weights, and not in gradients. `n_directions`: how many; None takes those
-    that stand out of the noise and, unless the span ends sharply, the share `surplus` of them more.
+    Each of `n_joined` equal parts of the rows has its own share. `has_start`: an unknown start may
+    be in them, as in weights but not in gradients. `n_directions`: how many; None takes those that
+    stand out of the noise and, unless the span ends sharply, the share `surplus` of them more.
     Raises NoSpanError for rows that are not finite, all zero, or noise alone; ValueError for a
     start that does not fit, or more directions than there are.
     """
@@ -93,7 +94,7 @@ def subspace_of(
             f"{n_bad} of {rows.numel():,} first-layer numbers are NaN or infinite; a training that "
             "diverged leaves nothing to separate: give an earlier checkpoint"
         )
-    stored = learned = rows.float().double()  # of more exact numbers the ends are no clearer
+    stored = learned = rows.float().double()  # more digits would not make ends clearer
     shares = tuple[float, ...]()
     if start is not None:
         if start.shape != rows.shape or not bool(start.isfinite().all()):
@@ -136,8 +137,8 @@ def subspace_of(
 def count_signal(
     values: Float64[Tensor, " s"], shape: tuple[int, ...], known: int = 0
 ) -> tuple[int, float, float]:
-    """(how many singular values of an (h, d) matrix are above the noise, at most all but one, or
-    the `known` number; the standard deviation of the noise; its edge)."""
+    """(number of singular values of an (h, d) matrix above the noise, at most all but one, or the
+    `known` number; standard deviation of the noise; its edge)."""
     for k in (known,) if known else range(len(values)):
         p, n = (max(1, size - k) for size in sorted(shape))
         noise = float((values[k:].double().square().sum() / (p * n)).sqrt())
@@ -150,7 +151,7 @@ def count_signal(
 
 
 def mixing_of(rows: Float[Tensor, "k e"], weight: Float[Tensor, "h e"]) -> Float64[Tensor, "h k"]:
-    """M of W = M X by least squares, the same to the bit wherever its arguments lie in memory."""
+    """M of W = M X by least squares, bit for bit the same wherever its arguments lie in memory."""
     norm: Tensor = rows.double().norm(dim=1, keepdim=True).clamp_min(1e-30)
     unit = rows / norm
     inverse: Tensor = torch.linalg.pinv(unit @ unit.mT, hermitian=True, rtol=ALIKE)
@@ -194,8 +195,8 @@ def _sharp_span(
     matrix: Float64[Tensor, "h e"], stored: Float64[Tensor, "h e"], *, has_unknown_start: bool
 ) -> Float64[Tensor, "k e"]:
     """The span's orthonormal directions, strongest first; none without a sharp end. Neurons and
-    pixels are compared at the size of the `stored` weights, to which rounding was in proportion, or
-    else as they are; then each is divided by its own noise, until the end stays."""
+    pixels are divided by the size of the `stored` weights, to which rounding was proportional, or
+    left as they are; then each is divided by its own noise until the end stays the same."""
     moved = [matrix.norm(dim=i) > MOVED * stored.norm(dim=i) for i in (0, 1)]
     counted = min(int(m.sum()) for m in moved)
     for sizes in (_sizes(stored), torch.ones_like(stored)):
@@ -223,8 +224,8 @@ def _sharp_span(
 
 
 def _sharp_end(values: Float64[Tensor, " s"]) -> int | None:
-    """The place at which singular values fall by most beside how those behind it scatter, if that
-    is enough. A fall to nothing is none: noise ends there, of pixels that are alike."""
+    """The index at which singular values fall most, relative to the scatter of those behind it, if
+    that is enough. A fall to 0 does not count: there noise ends if pixels are alike."""
     n = len(values) - 1
     if n < 1:
         return None

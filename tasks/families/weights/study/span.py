@@ -1,9 +1,8 @@
-"""The study of the span attack: rows of networks and what their attackers are given, the plan of
-such a study, and its page as HTML and Markdown.
+"""The study of the span attack over kinds of images, optimisers and what the attacker is given: its
+rows, its plan, and its page as HTML and Markdown.
 
 Every network is trained with torch's own layers and optimisers and saved as people do; the attack
-gets the files. Beside the images stand as many others of the same source, decoys, and the mean
-image.
+gets the files. Decoys, as many other images of the same source, and the mean image are controls.
 """
 
 from __future__ import annotations
@@ -66,13 +65,13 @@ GIVEN: dict[Has, str] = {
     "weights alone": "the weights",
     "gradients": "the weights and the gradient of one batch of all images",
 }
-"""What the attacker has beside the images' shape and the normalisation of inputs."""
+"""What the attacker has, besides the images' shape and the normalisation of inputs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kind(Strict):
-    """Pictures of a `split` of a source, `size` by `size` in 3 or 1 `channels`. The first `skip` of
-    them are left out, such as those that a shipped separator learned from."""
+    """Pictures from a `split` of a source, `size` by `size` in 3 or 1 `channels`, without the first
+    `skip`, such as those that a shipped separator learned from."""
 
     data: str
     size: Annotated[int, Within("[8, inf)")] = 32
@@ -83,8 +82,9 @@ class Kind(Strict):
 
 @dataclass(frozen=True, kw_only=True)
 class Row(Strict):
-    """`n` images of a kind, and a network. `start`: standard deviation of the first layer's start;
-    None for torch's. `divided`: inputs are divided by a standard deviation per channel."""
+    """A network trained on `n` images of a kind. `start`: standard deviation of the first layer's
+    start; None for torch's default. `divided`: inputs are divided by a standard deviation per
+    channel."""
 
     images: str = "cifar10"
     n: Annotated[int, Within("[2, inf)")] = 200
@@ -117,8 +117,9 @@ class Victim(Strict):
 
 @dataclass(frozen=True, kw_only=True)
 class SpanStudy(Strict):
-    """Rows over kinds of images by name. `data`: the user's own pictures, kind "mine", whose rows
-    are left out without it. `n_shown`: pictures of each row on the page."""
+    """Settings of a study: its rows, and kinds of images by name. `data`: the user's own pictures
+    for the rows of kind "mine", which are left out without it. `n_shown`: pictures of each row on
+    the page."""
 
     preset: str
     kinds: dict[str, Kind]
@@ -142,7 +143,7 @@ class SpanStudy(Strict):
 
     @property
     def chosen(self) -> list[Row]:
-        """The rows to run: those that `only` names, and of one's own pictures if they are given."""
+        """The rows to run: those whose names contain `only`; of one's own pictures if given."""
         return [r for r in self.rows if self.only in r.name and (self.data or r.images != "mine")]
 
     def kind(self, row: Row) -> Kind:
@@ -173,7 +174,7 @@ class RowJob(Job):
         return key_of(["span row", asdict(self.row), asdict(self.victim), images])
 
     def make(self, progress: Progress) -> tuple[Arrays, dict[str, Any]]:
-        """Pictures that are shown, and counts of what came back; why, if the attack refuses."""
+        """Pictures to show, and counts of what came back, or why the attack refuses."""
         worker = this_worker()  # whose folder goes even if it is killed
         with TemporaryDirectory(dir=None if worker is None else worker.local_directory) as name:
             folder = Path(name)
@@ -201,7 +202,7 @@ class RowJob(Job):
         }  # fmt: skip
 
     def _train(self, folder: Path, progress: Progress) -> dict[str, Any]:
-        """Saves what the attacker has; what it knows beside the files."""
+        """Train the network, save the attacker's files, and return what else the attacker knows."""
         x, classes = torch.from_numpy(self.images).float() / 255, torch.from_numpy(self.classes)
         facts: dict[str, Any] = {"shape": tuple(x.shape[1:]), "mean": "none"}
         if self.row.divided:
@@ -276,15 +277,15 @@ class RowJob(Job):
 
 
 PROBE = 40
-"""Images of the row that is timed for an estimate."""
+"""Most images of a row that is timed for an estimate."""
 MOST_BYTES = 8_000_000
-"""Pictures of the page, as text."""
+"""Most bytes of the page's pictures, as text."""
 
 
 @dataclass
 class SpanPlan:
-    """The chosen rows as units, and what a store has of all rows. Raises SourceError for a source
-    that cannot be read, ValueError for one with too few pictures, or if no row is chosen."""
+    """The chosen rows as units, and the stored products of all rows. Raises SourceError for a
+    source that cannot be read, ValueError if it has too few pictures, or if no row is chosen."""
 
     study: SpanStudy
     root: str
@@ -342,7 +343,7 @@ class SpanPlan:
         return ()
 
     def standing(self) -> list[tuple[Arrays, dict[str, Any]]]:
-        """Products of all rows that the store has with the study's settings, in the rows' order."""
+        """Stored products of all rows with the study's settings, in the rows' order."""
         found: dict[str, Any] = {}
         for path in sorted(self.folder.place.glob("*.json"), key=lambda path: path.stat().st_mtime):
             if (product := loaded(path.parent, path.stem)) is not None:
@@ -353,8 +354,8 @@ class SpanPlan:
 
 
 def costs_of(plan: SpanPlan, _device: str) -> list[Cost]:
-    """Costs of the missing rows by kind of images, as if time grew with the number of images: that
-    of the rows of this kind that stand, else of a row of few images, which is run."""
+    """Estimate the missing rows by kind of images, in proportion to the number of images: from the
+    stored rows of this kind, else from a row of few images, which is run."""
     costs, standing = [], [facts for _arrays, facts in plan.standing()]
     for kind in plan.images:
         jobs = [job for job in plan.jobs.values() if job.row.images == kind]
@@ -374,7 +375,7 @@ def costs_of(plan: SpanPlan, _device: str) -> list[Cost]:
 
 
 def rows_table(record: Record) -> Table:
-    """All rows: what was attacked, what the attacker had, and what came back beside decoys."""
+    """All rows: what was attacked, what the attacker had, and what came back, beside decoys."""
     return table_of("rows", [row["cells"] for row in record["rows"]])
 
 
@@ -393,7 +394,7 @@ def markdown(record: Record) -> str:
 def words(
     record: Record, pictures: Mapping[str, npt.NDArray[Any]], _tables: Tables
 ) -> dict[str, Any]:
-    """Values that only this page shows."""
+    """Values for this page's template alone."""
     names = [row["name"] for row in record["rows"] if f"{row['name']}/found" in pictures]
     both = [pictures[f"{name}/{side}"] for name in names for side in ("original", "found")]
     in_colour = [np.broadcast_to(p, (len(p), 3, *p.shape[2:])) for p in both]
