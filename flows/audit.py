@@ -252,10 +252,6 @@ class AuditStudy(UnitStudy[Audit, AuditPlan]):
     products = frozenset({"products", JUNIT, CARD, CONTROL_FILE})
     flow = "audit"
 
-    @property
-    def work(self) -> str:
-        return "Audit"
-
     def size(self, made: Audit) -> str:
         kinds = [cell.kind for cell in made.cells]
         n, others = kinds.count("defence"), kinds.count("variant")
@@ -295,9 +291,6 @@ class AuditStudy(UnitStudy[Audit, AuditPlan]):
         cells = plan.study.cells
         refused = [f"Left out: {cells[k].name}: {why}" for k, why in plan.refused.items()]
         return [f"{plan.study.recipe.n_images} images in each network", *refused]
-
-    def planned(self, plan: AuditPlan) -> str:
-        return f"{plan.n_units:,} units"
 
     def describe(self, plan: AuditPlan, ended: Outcome) -> tuple[list[Any], dict[str, Any]]:
         images = [plan.images.pool.content_hash, plan.images.others.content_hash]

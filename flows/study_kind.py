@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
 from flows.naming import unknown_name
-from flows.settings import adapter, changes, replace_setting, set_words, validated
+from flows.settings import adapter, changes, replace_setting, set_words, validated, values_of
 from storage.documents import read_document, understood
 from storage.files import write_json
 from storage.object_store import open_place
@@ -37,8 +37,9 @@ class StudyKind(ABC, Generic[S, P]):
     `paper`: where that asks the question. `presets`: the study by size. `costs`: estimates by part
     on a device, measured on this machine in some seconds. `figures` of the page are of a plan and a
     record, `claims` are decided on one. `parts`: the setting with the parts of which some can be
-    chosen by name; `unit` heads their costs. `products` are in the store beside the record, its
-    pictures and the `page`. `flow` is Prefect's name.
+    chosen by name; `each`: what a setting of every part begins with; `unit` heads their costs.
+    `products` are in the store beside the record, its pictures and the `page`. `flow` is Prefect's
+    name.
     """
 
     name: str
@@ -52,6 +53,7 @@ class StudyKind(ABC, Generic[S, P]):
     page: StudyPage
     settings: ClassVar[Any]
     parts: ClassVar[str]
+    each: ClassVar[str] = ""
     unit: ClassVar[str]
     products: ClassVar[frozenset[str]]
     flow: ClassVar[str]
@@ -59,9 +61,9 @@ class StudyKind(ABC, Generic[S, P]):
     """Costs are upper bounds, each of a unit that one worker does alone."""
 
     @property
-    def work(self) -> str:
-        """Title of the work on a screen."""
-        return f"Study {self.name}"
+    def words(self) -> tuple[str, ...]:
+        """The command, `study width` or `audit`."""
+        return ("audit",) if self.name == "audit" else ("study", self.name)
 
     @property
     def record(self) -> str:
@@ -95,9 +97,9 @@ class StudyKind(ABC, Generic[S, P]):
         del plan
         return []
 
-    @abstractmethod
     def planned(self, plan: P) -> str:
         """What the costs cover, such as `60 units`."""
+        return self.size(plan.study)  # type: ignore[attr-defined]
 
     @abstractmethod
     def make(self, plan: P, store: Path, workers: Workers) -> Any:
@@ -147,12 +149,22 @@ class StudyKind(ABC, Generic[S, P]):
         """A study with single settings replaced, as `named` does."""
         tree = self.to_json(made)
         self.replace(tree, settings)
-        return self.from_json(tree)
+        return cast(S, validated(self.settings, tree))
 
     def replace(self, tree: dict[str, Any], settings: Mapping[str, Any]) -> None:
-        """Sets single settings of a study that is a JSON object."""
+        """Sets single settings of a study that is a JSON object: `EACH.setting` in every part that
+        has it, or `NAME.setting` in the part of that name."""
+        parts = tree[self.parts] if self.each else []
+        by_name = {part["name"]: [part] for part in parts}
         for name, value in settings.items():
-            replace_setting(tree, name, value)
+            first, _, own = name.partition(".")
+            chosen = by_name.get(first, []) if own else []
+            if own and first == self.each:
+                chosen = [part for part in parts if own in dict(values_of(part))] or parts
+            for part in chosen:
+                replace_setting(part, own, value)
+            if not chosen:
+                replace_setting(tree, name, value)
 
     def resolve(
         self,
@@ -174,12 +186,8 @@ class StudyKind(ABC, Generic[S, P]):
                 f"{store} holds study {tree.get('name')!r}, not {self.name!r}; use another --store"
             )
         with understood(path, FIX):
-            kept = self.from_json(tree)
+            kept = cast(S, validated(self.settings, tree))
         return self.changed(kept, settings or {})
-
-    def from_json(self, tree: Mapping[str, Any]) -> S:
-        """The study of a JSON object; ValueError in one line for unknown keys and bad values."""
-        return cast(S, validated(self.settings, tree))
 
     def to_json(self, made: S) -> dict[str, Any]:
         """The study as a JSON object."""
@@ -189,7 +197,7 @@ class StudyKind(ABC, Generic[S, P]):
         """The command that makes this study from nothing."""
         base = self.to_json(self.named(made.preset, only=made.only))
         found = self.differences(base, self.to_json(made))
-        words = ["palimpsest", "study", made.name, "--preset", made.preset]
+        words = ["palimpsest", *self.words, "--preset", made.preset]
         if data := found.pop("data", None):
             words += ["--data", data]
         if made.only:
@@ -229,12 +237,16 @@ class UnitStudy(StudyKind[S, U], Generic[S, U]):
         """Units, of which a later round may depend on the products of those before."""
         yield plan.first_units()
 
+    def planned(self, plan: U) -> str:
+        return f"{plan.n_units:,} units"
+
     def make(self, plan: U, store: Path, workers: Workers) -> Outcome:
         store.mkdir(parents=True, exist_ok=True)
         write_json(store / SETTINGS, self.to_json(plan.study))
         if notice := resume_if_stopped(open_place(str(store))):
             log_notice(notice)
-        return make_products(plan, self.rounds, self.work, workers)
+        title = " ".join(self.words).capitalize()
+        return make_products(plan, self.rounds, title, workers)
 
 
 @task(name="make products")

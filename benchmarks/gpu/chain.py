@@ -223,7 +223,7 @@ def heldout(job: Job, seconds: float) -> dict[str, Any]:
 
 
 def evaluate(job: Job, seconds: float) -> dict[str, Any]:
-    from flows.evaluate import summary_rows
+    from flows.chain import summary_rows
 
     job.palimpsest(seconds, "evaluate", "--store", str(job.store), "--device", job.device)
     record = json.loads((job.store / "evaluation" / "evaluation.json").read_text())

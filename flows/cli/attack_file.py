@@ -1,14 +1,18 @@
-"""The line of every `palimpsest attack` command: reading, chances, attack, outcome.
+"""The line of every `palimpsest attack` command: reading, chances, attack, outcome; and the two
+commands for autoencoders and for split classifiers.
 
-A family adds its own options and fills in a job; its flow's module says what is shown.
+A family adds its own options and fills in a job; its flow's module says what is shown. Exit codes
+as everywhere; 2 also where preflight says that an attack cannot work.
 """
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,7 +20,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from flows.cli.options import Device, out, show_facts, show_rows, start_over
+from flows.cli.options import Device, command, out, show_facts, show_rows, start_over
 
 REFUSED = 2
 SIGNS = {"ok": "[green]ok[/]     ", "warning": "[yellow]warning[/]", "stop": "[red]stop[/]   "}
@@ -209,3 +213,198 @@ def attack(
 def show_table(rows: list[dict[str, str]]) -> None:
     """Rows under their columns; nothing of no rows."""
     show_rows(out, rows, Table(box=None, pad_edge=False, header_style="dim"), left=WORDS)
+
+
+given_app = typer.Typer()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """Facts that a file of weights lacks."""
+
+    arch: Annotated[str | None, "fc:3072-512-512-3072 | unet:16-32-64; else inferred."] = None
+    activation: Annotated[
+        Literal["relu", "leaky_relu", "prelu", "softplus", "gelu", "elu", "silu", "tanh", "sigmoid"]
+        | None,
+        "It cannot be read from weights. [default: leaky_relu]",
+    ] = None
+    leak: Leak = 0.01
+    last: Annotated[Literal["linear", "sigmoid", "tanh"], "What follows the last layer."] = "linear"
+    skips: Annotated[bool | None, "--skips/--no-skips", "Of a U-Net; else inferred."] = None
+    convolutions: Annotated[int | None, "Per level of a U-Net; else inferred."] = None
+
+
+@command(given_app, "autoencoder")
+def attack_autoencoder(
+    *,
+    weights: Annotated[Path, NETWORK_WEIGHTS],
+    target: Out = None,
+    data: Annotated[
+        str | None,
+        "The training images, which are degraded here: photos | folder:PATH | cifar10:PATH | ...",
+    ] = None,
+    split: Annotated[
+        Literal["all", "train", "heldout"] | None,
+        "Of --data; default: all of a folder, else train.",
+    ] = None,
+    control: Annotated[
+        str | None, "Images that it never saw; default: what --data holds out; none for none."
+    ] = None,
+    limit: Annotated[int, "Images of each kind."] = 50,
+    degraded: Annotated[
+        Path | None, "Instead: a folder of degraded pictures, black missing."
+    ] = None,
+    originals: Annotated[Path | None, "Their originals by the same names, to score."] = None,
+    masks: Annotated[
+        str | None, "random,blocks,stripes,text,half,window; default: random,half."
+    ] = None,
+    mask_files: Annotated[
+        list[Path] | None, "--mask", "A picture of a mask, white is known; repeatable."
+    ] = None,
+    noise: Annotated[float, "Standard deviation of the noise, for example 0.02."] = 0.0,
+    methods: Annotated[
+        str, "--method", "noise_aware (ours), unknown, known, iteration."
+    ] = "noise_aware",
+    settings: Annotated[
+        list[str] | None, "--set", "Of the methods: gamma=.5, unknown.n_admm=80; repeatable."
+    ] = None,
+    network: Network,
+    shape: Shape = None,
+    mean: Annotated[str, "Subtracted from images in [0, 1] in training."] = "0",
+    std: Annotated[str, "What they were then divided by."] = "1",
+    batch: Annotated[int | None, "Rows that a program takes at once."] = None,
+    trust: Trust = False,
+    skip_corrupt: SkipPictures = False,
+    seed: int = 0,
+    n_shown: Show = 10,
+    attempt: Attempt,
+) -> None:
+    """Degrade an autoencoder's training images, and see whether it gives them back; resumes.
+
+    Examples: `palimpsest attack autoencoder --weights net.safetensors --data
+    folder:training-images --control folder:others` · `palimpsest attack autoencoder --weights
+    net.pt2 --trust --data cifar10:PATH --masks random,half,window --method noise_aware,unknown`
+    · `palimpsest attack autoencoder --weights net.pt --degraded damaged --originals whole`
+    """
+    from flows.attack_methods import autoencoder_methods
+    from tasks.devices import resolve_device
+    from tasks.families.autoencoder.inputs import AutoencoderJob, prepare_autoencoder
+    from tasks.families.autoencoder.networks import Architecture
+
+    target = target or default_folder(weights)
+    given = tuple(mask_files or ())
+    drawn = ("random", "half") if masks is None and not given else names(masks or "")
+    kinds, changes = names(methods), assignments(settings)
+    if degraded is not None and masks is not None:
+        raise ValueError("--masks degrade the images of --data; pictures in --degraded are already")
+    job = AutoencoderJob(
+        weights=weights, out=target, network=Architecture(**vars(network)),
+        shape=parse_shape(shape), mean=numbers(mean, "--mean"), std=numbers(std, "--std"),
+        batch=batch, trust=trust, data=data, split=split, control=control, limit=limit,
+        degraded=degraded, originals=originals, masks=drawn, mask_files=given, noise=noise,
+        methods=autoencoder_methods(kinds, noise=noise, settings=changes), seed=seed,
+        n_shown=n_shown, skip_corrupt=skip_corrupt,
+    )  # fmt: skip
+    prepared = prepare_autoencoder(job, resolve_device(attempt.device))
+    facts = prepared.victim.facts
+    kind = f"{facts['architecture']} {facts.get('activation', '')}"
+    chosen = autoencoder_methods(kinds, architecture=kind, noise=noise, settings=changes)
+    job = replace(job, methods=chosen)
+    material = prepared.material
+    pictures = {
+        "Degraded images": material.degraded,
+        "Training images": material.train,
+        "Control images": material.control,
+    }
+    if attempt.may_go_on(prepared, pictures):
+        from flows.families.autoencoder import attack as flow
+
+        run = partial(flow.attack_autoencoder, job, device=attempt.device, force=attempt.force)
+        attack(flow, run, target, fresh=attempt.fresh)
+
+
+@command(given_app, "inversion")
+def attack_inversion(
+    *,
+    weights: Annotated[Path, NETWORK_WEIGHTS],
+    target: Out = None,
+    architecture: Annotated[
+        str | None,
+        "torchvision:NAME | lenet5 | split-mlp; none for programs and for files that say "
+        "it themselves.",
+    ] = None,
+    cut: Annotated[str | None, "The module whose output is sent; `list` shows all."] = None,
+    data: Annotated[str | None, "What is attacked: photos | folder:PATH | cifar10:PATH ..."] = None,
+    public: Annotated[
+        str | None, "Other images, that the attacker has: ours tunes on them."
+    ] = None,
+    split: Annotated[
+        Literal["all", "train", "heldout"] | None,
+        "Of --data; default: all of a folder, else heldout.",
+    ] = None,
+    n_classes: Annotated[int | None, "Checked against the file."] = None,
+    size: Annotated[int | None, "Side of the images; default: as they are."] = None,
+    mean: Annotated[str, "Subtracted from images in [0, 1] before the network."] = "0",
+    std: Annotated[str, "What they are then divided by."] = "1",
+    n_images: Annotated[int, "To attack."] = 20,
+    n_public: Annotated[int, "At most, of --public."] = 100,
+    which: Annotated[
+        Literal["paper", "strong", "both"], "--attack", "The MixCon paper's, ours, or both."
+    ] = "both",
+    n_steps: Annotated[int | None, "--steps", "Of each descent; default: 500 and 1000."] = None,
+    settings: Annotated[
+        list[str] | None, "--set", "Of the attacks: sgd.lr=1, strong.zeta=.03; repeatable."
+    ] = None,
+    perceptual: Annotated[str, "What PSIM compares: own | vgg16:PATH of its weights."] = "own",
+    trust: Trust = False,
+    skip_corrupt: SkipPictures = False,
+    seed: int = 0,
+    n_shown: Show = 20,
+    device: Device = "auto",
+    threads: Threads = None,
+    fresh: Fresh = False,
+) -> None:
+    """Cut a classifier, and see whether images come back from what its first half sends.
+
+    Examples: `palimpsest attack inversion --weights net.pt --architecture torchvision:resnet18
+    --cut list` · `palimpsest attack inversion --weights net.pt --architecture
+    torchvision:resnet18 --cut layer1 --data folder:my-images --public folder:others --mean
+    .49,.48,.45 --std .2,.2,.2` · `palimpsest attack inversion --weights net.pt2 --trust --cut
+    features.3 --data cifar10:PATH`
+    """
+    from flows.attack_methods import inversion_methods
+    from tasks.devices import resolve_device
+    from tasks.families.inversion.inputs import InversionJob, prepare_cut
+
+    if cut == "list":
+        from tasks.families.inversion.inputs import image_shape, modules_of
+        from tasks.families.inversion.networks import read_network
+
+        network = read_network(weights, architecture, trust=trust)
+        shape = image_shape(network, size, data)
+        out.print(f"[bold]{escape(str(weights))}[/], images of {'x'.join(map(str, shape))}")
+        rows = [
+            {"--cut": escape(name), "output of one image": "x".join(map(str, sides)),
+             "numbers": f"{math.prod(sides):,}"}
+            for name, sides in modules_of(network, shape)
+        ]  # fmt: skip
+        show_table(rows)
+        return
+    if data is None:
+        raise ValueError("give --data, the images to attack, for example folder:my-images")
+    target = target or default_folder(weights)
+    job = InversionJob(
+        weights=weights, out=target, data=data, cut=cut, architecture=architecture, public=public,
+        split=split, size=size, n_classes=n_classes, mean=numbers(mean, "--mean"),
+        std=numbers(std, "--std"), n_images=n_images, n_public=n_public, attack=which,
+        n_steps=n_steps, settings=assignments(settings), perceptual=perceptual, trust=trust,
+        seed=seed, n_shown=n_shown, skip_corrupt=skip_corrupt,
+    )  # fmt: skip
+    prepared = prepare_cut(job, resolve_device(device))  # refuses before a server is started
+    show_pictures({"Images": prepared.data, "Public images": prepared.public})
+    inversion_methods(which, channels=prepared.shape[0], n_steps=n_steps, settings=job.settings)
+
+    from flows.families.inversion import attack as flow
+
+    run = partial(flow.attack_inversion, job, device=device, threads=threads)
+    attack(flow, run, target, fresh=fresh)

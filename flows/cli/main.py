@@ -17,10 +17,8 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.table import Table
 
-from flows.cli.attack_autoencoder import autoencoder_app
-from flows.cli.attack_inversion import inversion_app
+from flows.cli.attack_file import given_app
 from flows.cli.attack_weights import train_app, weights_app
-from flows.cli.audit import audit_app
 from flows.cli.campaign import campaign_app, top_up_app
 from flows.cli.command import end_if_interrupted, resume_line
 from flows.cli.dataset import dataset_app
@@ -85,7 +83,7 @@ app = typer.Typer(
 app.add_typer(dataset_app, name="dataset")
 app.add_typer(campaign_app, name="campaign")
 attack_app = typer.Typer(no_args_is_help=True, help="Attack a network that is already trained.")
-for family_app in (weights_app, encodings_app, autoencoder_app, inversion_app):
+for family_app in (weights_app, encodings_app, given_app):
     attack_app.add_typer(family_app)
 app.add_typer(attack_app, name="attack")
 app.add_typer(instahide_app, name="instahide")
@@ -95,7 +93,6 @@ compare_app = typer.Typer()
 app.add_typer(compare_app)
 app.add_typer(train_app, name="train")
 app.add_typer(study_app)
-app.add_typer(audit_app)
 
 
 def _say_version(wanted: bool) -> None:
@@ -212,7 +209,7 @@ def train(
     Examples: `palimpsest train --store runs/cifar` · `palimpsest train --store runs/cifar
     --only edm --set restorers.edm.training.n_steps=4000`
     """
-    from flows.train import train as flow
+    from flows.chain import train as flow
 
     recipe = Chosen(preset=preset, settings=settings).recipe(store)
     for name, card in flow(recipe, store, only, device=device).items():
@@ -230,7 +227,7 @@ def evaluate(*, store: Store = DEFAULT_STORE, chosen: Chosen, computed: Computed
     """
     recipe = chosen.recipe(store)
     with images_shown(recipe, "heldout"):
-        from flows.evaluate import evaluate as flow
+        from flows.chain import evaluate as flow
 
         _show_scores(flow(recipe, store, device=computed.device, workers=computed.workers))
 
@@ -254,10 +251,10 @@ def report(
     if run is None:
         if page is not None:
             raise ValueError(f"--out {page} goes with a folder: palimpsest report RUN --out {page}")
-        from flows.report import report_of_job
+        from flows.chain import report as flow
 
         store = store or DEFAULT_STORE
-        made = report_of_job(Chosen(preset=preset, settings=settings).recipe(store), store)
+        made = flow(Chosen(preset=preset, settings=settings).recipe(store), store)
     elif store is not None or preset is not None or settings:
         raise ValueError(
             f"{run} is rebuilt from its folder alone; leave out --store, --preset and --set"
@@ -348,7 +345,7 @@ def _fail(error: Exception | str, code: int) -> NoReturn:
 
 
 def _show_scores(record: dict[str, Any]) -> None:
-    from flows.evaluate import summary_rows
+    from flows.chain import summary_rows
 
     table = Table(title="Scores (good: SSIM above the threshold)", title_justify="left")
     is_narrow = out.width < WIDE_TABLE or bool(record.get("span"))  # names are long then

@@ -43,7 +43,7 @@ def asked_for(command: str, monkeypatch: pytest.MonkeyPatch) -> Audit:
         caught.append(made)
         return {"checks": [], "verdict": {"sentence": ""}}, None
 
-    monkeypatch.setattr("flows.cli.audit.run_kind", run)
+    monkeypatch.setattr("flows.cli.study.run_kind", run)
     first, *words = shlex.split(command)
     assert first == "palimpsest"
     done = CliRunner().invoke(app, [*words, "--store", "nowhere"])

@@ -11,13 +11,10 @@ import pytest
 import torch
 from PIL import Image
 
-from flows.chain import chain
-from flows.evaluate import evaluate, summary_rows
+from flows.chain import chain, curate, evaluate, report, summary_rows, train
 from flows.generate import generate
 from flows.presets import preset
 from flows.recipe import Recipe, one_phase
-from flows.report import report
-from flows.train import curate, train
 from recon_core.attacks.instahide.mixing import InstaHide
 from recon_core.attacks.instahide.natural_fit import Refinement
 from recon_core.attacks.instahide.practical import Practical

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.evaluate import evaluate, summary_rows
+from flows.chain import evaluate, summary_rows
 from flows.settings import resolve
 from storage.errors import StorageError
 from tests.tasks.evaluation.evaluations import N_IMAGES, evaluated_sweep
@@ -25,7 +25,7 @@ def test_restorers_from_elsewhere_are_opened_before_a_victim_is_attacked(
     def never(*_given: object) -> None:
         raise AssertionError("attacked")
 
-    monkeypatch.setattr("flows.evaluate._attacked", never)
+    monkeypatch.setattr("flows.chain._attacked", never)
     absent = {"evaluation.external.mine": str(tmp_path / "absent.onnx")}
     with pytest.raises((ValueError, StorageError), match=r"absent\.onnx"):
         evaluate(resolve("smoke", absent), tmp_path / "store")

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flows.settings import replace_setting, values_of
 from flows.study_kind import UnitStudy
 from recon_core.attacks.autoencoder.many_starts import NoiseAware
 from recon_core.attacks.plug_and_play import Iteration, KnownMask, UnknownMask
@@ -201,15 +200,11 @@ def tiny() -> RecoveryStudy:
 PRESETS: dict[str, Callable[[], RecoveryStudy]] = {"paper": paper, "cpu": cpu, "tiny": tiny}
 
 
-OF_EVERY_VICTIM = "victim."
-"""Settings that begin with this are set in every victim that has them."""
-
-
 class AutoencoderStudy(UnitStudy[RecoveryStudy, RecoveryPlan]):
     """Victims, masks, methods and losses: `RecoveryStudy`."""
 
     settings = RecoveryStudy
-    parts, unit = "victims", "unit"
+    parts, each, unit = "victims", "victim", "unit"
     products = frozenset({"victims", "inpainter", "cells", CONTROL_FILE})
     flow = "study-autoencoder"
     whole_units = True
@@ -225,16 +220,6 @@ class AutoencoderStudy(UnitStudy[RecoveryStudy, RecoveryPlan]):
             noise = replace(noise, victims=left) if left else None
         return replace(made, noise=noise, **changes)
 
-    def replace(self, tree: dict[str, Any], settings: Mapping[str, Any]) -> None:
-        for setting, value in settings.items():
-            own = setting.removeprefix(OF_EVERY_VICTIM)
-            if own == setting:
-                replace_setting(tree, setting, value)
-                continue
-            having = [v for v in tree["victims"] if own in dict(values_of(v))] or tree["victims"]
-            for victim in having:
-                replace_setting(victim, own, value)
-
     def plan(self, made: RecoveryStudy, store: Path, device: str) -> RecoveryPlan:
         return RecoveryPlan(made, Sources.read(made), store, device=device)
 
@@ -244,9 +229,6 @@ class AutoencoderStudy(UnitStudy[RecoveryStudy, RecoveryPlan]):
             for splits in plan.sources.sets.values()
             for images in splits.values()
         ]
-
-    def planned(self, plan: RecoveryPlan) -> str:
-        return f"{plan.n_units} units"
 
     def describe(self, plan: RecoveryPlan, ended: Outcome) -> tuple[list[Any], dict[str, Any]]:
         hashes = {

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flows.settings import changes, replace_setting, values_of
+from flows.settings import changes
 from flows.study_kind import UnitStudy
 from recon_core.attacks.inversion.feature_matching import SVHN, GradientInversion
 from recon_core.attacks.inversion.strong_inversion import StrongInversion
@@ -162,15 +162,11 @@ def tiny() -> InversionStudy:
 PRESETS: dict[str, Callable[[], InversionStudy]] = {"paper": paper, "cpu": cpu, "tiny": tiny}
 
 
-OF_EVERY_SOURCE = "source"
-"""Settings that begin with this are set in every source; with a source's name, in that one."""
-
-
 class SplitStudy(UnitStudy[InversionStudy, InversionPlan]):
     """Images, networks, defences and attackers: `InversionStudy`."""
 
     settings = InversionStudy
-    parts, unit = "sources", "what"
+    parts, each, unit = "sources", "source", "what"
     products = frozenset({"victims", "products", CONTROL_FILE})
     flow = "study-inversion"
 
@@ -179,40 +175,18 @@ class SplitStudy(UnitStudy[InversionStudy, InversionPlan]):
 
     def replace(self, tree: dict[str, Any], settings: Mapping[str, Any]) -> None:
         """`data` is that of the only source, or of the last."""
-        by_name = {source["name"]: source for source in tree["sources"]}
-        for setting, value in settings.items():
-            first, _dot, rest = setting.partition(".")
-            if setting == "data":
-                if not by_name:
-                    raise ValueError("the study has no source to take data; leave --data out")
-                tree["sources"][-1]["data"] = value
-            elif first == OF_EVERY_SOURCE and rest:
-                for source in tree["sources"]:
-                    replace_setting(source, rest, value)
-            elif first in by_name and rest:
-                replace_setting(by_name[first], rest, value)
-            else:
-                replace_setting(tree, setting, value)
+        last = f"sources.{len(tree['sources']) - 1}.data"
+        super().replace(tree, {last if n == "data" else n: v for n, v in settings.items()})
 
     def differences(self, base: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
-        found = {}
-        own = {source["name"]: dict(values_of(source)) for source in base.pop("sources")}
-        for source in (sources := tree.pop("sources")):
-            for name, value in values_of(source):
-                if own[source["name"]].get(name, ...) != value:
-                    found[f"{source['name']}.{name}"] = value
-        found |= changes(base, tree)
-        data = found.pop(f"{sources[-1]['name']}.data", None) if sources else None
-        return found | ({} if data is None else {"data": data})
+        last = f"sources.{len(tree['sources']) - 1}.data"
+        return {"data" if n == last else n: v for n, v in changes(base, tree).items()}
 
     def plan(self, made: InversionStudy, store: Path, device: str) -> InversionPlan:
         return InversionPlan(made, read_sources(made), store, device=device)
 
     def facts(self, plan: InversionPlan) -> list[tuple[str, Mapping[str, str]]]:
         return [fact for images in plan.images.values() for fact in images.facts.items()]
-
-    def planned(self, plan: InversionPlan) -> str:
-        return f"{len(plan.study.cells)} cells"
 
     def rounds(self, plan: InversionPlan) -> Iterator[list[Unit]]:
         """The grid by its seeds; the sweet spots by the others; the restorers."""

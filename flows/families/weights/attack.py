@@ -31,8 +31,8 @@ SCHEMA, VERSION = "palimpsest-attack", 1
 do_attacks = task(name="attack")(run_attacks)
 
 
-@flow(name="attack-kkt", flow_run_name="{job.weights}")
-def attack_kkt(job: WeightsJob, device: Device = "auto", force: bool = False) -> dict[str, Any]:
+@flow(name="attack-weights", flow_run_name="{job.weights}")
+def attack_weights(job: WeightsJob, device: Device = "auto", force: bool = False) -> dict[str, Any]:
     """Reconstruct training images from given weights; the record that attack.json holds.
 
     1. Read the network and what is known beside it. 2. Ask whether an attack can work. 3. Attack.
@@ -44,22 +44,6 @@ def attack_kkt(job: WeightsJob, device: Device = "auto", force: bool = False) ->
         device: Where to compute: `auto`, `cpu` or `cuda`.
         force: Attack even if preflight says that it cannot work.
     """
-    return _attack(job, device, force=force)
-
-
-@flow(name="attack-weights", flow_run_name="{job.weights}")
-def attack_weights(job: WeightsJob, device: Device = "auto", force: bool = False) -> dict[str, Any]:
-    """Take the first layer of given weights apart; in the same steps, with the same record.
-
-    Args:
-        job: The file of weights, the folder of results, and what is known of the network.
-        device: Where to compute: `auto`, `cpu` or `cuda`.
-        force: Attack even if preflight says that it cannot work.
-    """
-    return _attack(job, device, force=force)
-
-
-def _attack(job: WeightsJob, device: Device, *, force: bool) -> dict[str, Any]:
     prepared = prepare_weights(job)
     check_chances(prepared, job.out, force=force)
     ends_early = prepared.method == "span"  # once nothing falls any more
@@ -78,6 +62,9 @@ def _attack(job: WeightsJob, device: Device, *, force: bool) -> dict[str, Any]:
     leave(job.out, record, page, sheet=sheet)
     publish_table("attacks", summary_rows(record), "Every attack on the given weights")
     return record
+
+
+attack_kkt = attack_weights.renamed(name="attack-kkt")
 
 
 def record_of_attack(

@@ -92,9 +92,6 @@ class AttackerStudy(UnitStudy[SpanStudy, SpanPlan]):
     def facts(self, plan: SpanPlan) -> list[tuple[str, Mapping[str, str]]]:
         return [(name, images.facts) for name, images in plan.images.items()]
 
-    def planned(self, plan: SpanPlan) -> str:
-        return self.size(plan.study)
-
     def describe(self, plan: SpanPlan, ended: Outcome) -> tuple[list[Any], dict[str, Any]]:
         hashes = {name: images.content_hash for name, images in plan.images.items()}
         rows = [facts for _arrays, facts in plan.standing()]

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from flows.evaluate import score_methods
+from flows.chain import score_methods
 from flows.families.weights import grids, span_grid
 from flows.generate import make_pairs
-from flows.settings import adapter, replace_setting, replace_settings, validated
+from flows.settings import adapter, replace_settings, validated
 from flows.study_kind import Claims, StudyKind
 from storage.errors import StorageError
 from storage.files import write_file, write_json
@@ -87,9 +87,7 @@ class GridStudy(StudyKind[Study, StudyPlan]):
             return dict(cells.dump_python(validated(Cell, cell), mode="json"))
 
         tree["cells"] = [replace_settings(cell, of_cells, completed) for cell in tree["cells"]]
-        for setting, value in settings.items():
-            if setting not in of_cells:
-                replace_setting(tree, setting, value)
+        super().replace(tree, {name: v for name, v in settings.items() if name not in of_cells})
 
     def differences(self, base: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
         """One of all cells stands once."""
@@ -115,9 +113,6 @@ class GridStudy(StudyKind[Study, StudyPlan]):
 
     def facts(self, plan: StudyPlan) -> list[tuple[str, Mapping[str, str]]]:
         return [(plan.study.split, plan.images.facts)]
-
-    def planned(self, plan: StudyPlan) -> str:
-        return self.size(plan.study)
 
     def make(self, plan: StudyPlan, store: Path, workers: Workers) -> Scored:
         """Raises StorageError where parts are quarantined."""

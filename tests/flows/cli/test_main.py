@@ -118,7 +118,7 @@ def test_bad_usage_ends_with_2_and_says_the_fix(
 STARTED = {
     "demo": ("flows.chain.chain", "--store"),
     "generate": ("flows.generate.generate", "--store"),
-    "evaluate": ("flows.evaluate.evaluate", "--store"),
+    "evaluate": ("flows.chain.evaluate", "--store"),
     "top-up --coverage 0.5": ("flows.top_up.top_up", "--store"),
     "study width": ("flows.study.run_study", "--store"),
     "study autoencoder --preset tiny": ("flows.study.run_study", "--store"),

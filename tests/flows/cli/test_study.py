@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from flows.cli.main import app
 from flows.families.weights.study import GRID_NAMES
+from flows.settings import validated
 from flows.study import STUDIES, kind_of, study
 from tasks.families.weights.study.figure_specs import describe_figures, kernels_of
 
@@ -99,9 +100,9 @@ def test_every_study_is_listed_with_its_sizes() -> None:
         (["autoencoder", "--preset", "tiny", "--only", "fc3"],
          rf"fc3-leaky_relu .*7 units: at most about {TIME} of work on cpu, {TIME} on 1 workers"),
         (["inversion", "--preset", "tiny"],
-         rf"digits 14 {TIME} {TIME} {TIME} .*6 cells: about {TIME} of work on cpu, {TIME} on 1 w"),
+         rf"digits 14 {TIME} {TIME} {TIME} .*\d+ units: about {TIME} of work on cpu, {TIME} on 1"),
         (["span", "--preset", "tiny", "--only", "gradients"],
-         rf"photographs 1 {TIME} .*1 row: about {TIME} of work on cpu, {TIME} on 1 workers"),
+         rf"photographs 1 {TIME} .*\d+ units: about {TIME} of work on cpu, {TIME} on 1 workers"),
     ],
 )  # fmt: skip
 def test_a_dry_run_says_what_it_would_take_and_makes_nothing(
@@ -184,7 +185,8 @@ def test_settings_survive_json(name: str) -> None:
     for preset in STUDIES[name].presets:
         made = study(name, preset)
         assert STUDIES[name].changed(made, {}) == made
-        assert STUDIES[name].from_json(json.loads(json.dumps(STUDIES[name].to_json(made)))) == made
+        tree = json.loads(json.dumps(STUDIES[name].to_json(made)))
+        assert validated(STUDIES[name].settings, tree) == made
 
 
 @pytest.mark.parametrize(
@@ -200,9 +202,9 @@ def test_settings_survive_json(name: str) -> None:
         ("autoencoder", "", {"victims.1.gamma": 0.25}, " --set victims.1.gamma=0.25"),
         ("autoencoder", "", {"noise": None}, " --set noise=null"),
         ("inversion", "", {"chain": "null"}, " --set chain=null"),
-        ("inversion", "", {"digits.eps": 1e-4}, " --set digits.eps=0.0001"),
+        ("inversion", "", {"digits.eps": 1e-4}, " --set sources.0.eps=0.0001"),
         ("span", "mine", {"kinds.mine.size": 24}, " --only mine --set kinds.mine.size=24"),
-        ("inversion", "", {"source.lams": "0.5,1"}, " --set 'digits.lams=[0.5, 1.0]'"),
+        ("inversion", "", {"source.lams": "0.5,1"}, " --set 'sources.0.lams=[0.5, 1.0]'"),
     ],
 )  # fmt: skip
 def test_the_command_of_a_study_makes_it_again(
