@@ -126,26 +126,19 @@ def buzaglo2023_regression() -> KKT:
     )
 
 
-EXPERIMENTS: dict[str, Callable[[], KKT]] = {
-    "haim2022": haim2022,
-    "buzaglo2023-multiclass": buzaglo2023_multiclass,
-    "buzaglo2023-regression": buzaglo2023_regression,
-    "restoration-generate": restoration_generate,
-    "restoration-evaluate": restoration_evaluate,
-}
+class Published(NamedTuple):
+    """An experiment, the images of each victim, and how often it is attacked, each time with other
+    settings."""
 
-
-class Runs(NamedTuple):
-    """Images of each victim, and how often it is attacked, each time with other settings."""
-
+    experiment: Callable[[], KKT]
     n_images: int
     n_attacks: int = 1
 
 
-RUNS = {
-    "haim2022": Runs(500, 100),
-    "buzaglo2023-multiclass": Runs(500, 100),
-    "buzaglo2023-regression": Runs(300, 100),
-    "restoration-generate": Runs(300),
-    "restoration-evaluate": Runs(500, 303),
+EXPERIMENTS = {
+    "haim2022": Published(haim2022, 500, 100),
+    "buzaglo2023-multiclass": Published(buzaglo2023_multiclass, 500, 100),
+    "buzaglo2023-regression": Published(buzaglo2023_regression, 300, 100),
+    "restoration-generate": Published(restoration_generate, 300),
+    "restoration-evaluate": Published(restoration_evaluate, 500, 303),
 }

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from flows.naming import unknown_name
-from flows.papers import EXPERIMENTS, RUNS, gradient_descent
+from flows.papers import EXPERIMENTS, gradient_descent, restoration_evaluate
 from flows.recipe import Recipe, RestorerPlan, one_phase
 from recon_core.attacks.autoencoder.many_starts import NoiseAware
 from recon_core.attacks.instahide.mixing import InstaHide
@@ -113,24 +113,21 @@ def half_hour_restorers(
     }
 
 
-def kkt(
-    width: int, n_images: int, *, epochs: int, save_at: tuple[int, ...], augment_p: float = 0.12
-) -> KKT:
+def kkt(width: int, n_images: int, *, epochs: int, save_at: tuple[int, ...]) -> KKT:
     """The generation run of the image restoration paper at another size, with twice as many
     candidates as images."""
     return KKT(
-        augment_p=augment_p,
         victim=Network(widths=(width, width)),
         training=VictimTraining(epochs=epochs),
         attack=KKTAttack(n_candidates=2 * n_images, save_at=save_at),
     )
 
 
-def sweep(n_attacks: int, *, images: int, per_part: int, n_victims: int = 1) -> Sampling:
-    """Uniform victims of `images` images, each attacked `n_attacks` times."""
+def sweep(n_attacks: int, *, images: int, per_part: int) -> Sampling:
+    """One victim of `images` images, attacked `n_attacks` times."""
     return Sampling(
         images_per_run=images,
-        phases=(Phase(n_runs=n_victims * n_attacks),),
+        phases=(Phase(n_runs=n_attacks),),
         runs_per_part=per_part,
         attacks_per_victim=n_attacks,
     )
@@ -229,9 +226,7 @@ def restoration() -> Recipe:
     paper: dict[str, Restorer] = {"bf_dncnn": BFDnCNN(), "edm": EDM()}
     return Recipe(
         data="cifar10:cifar-10-batches-py",
-        experiment=EXPERIMENTS["restoration-generate"](),
-        sampling=Sampling(),
-        heldout_experiment=EXPERIMENTS["restoration-evaluate"](),
+        heldout_experiment=restoration_evaluate(),
         heldout=sweep(303, images=500, per_part=3),
         near_duplicates=NEAR_DUPLICATE,
         restorers={
@@ -246,7 +241,7 @@ def restoration() -> Recipe:
 def restoration_small() -> Recipe:
     """Every step of `restoration` in a night on one GPU: 600 runs, smaller restorers, and a victim
     of 500 images that is attacked 30 times, in float32 where the paper has float64."""
-    evaluated = EXPERIMENTS["restoration-evaluate"]()
+    evaluated = restoration_evaluate()
     return replace(
         restoration(),
         sampling=Sampling(phases=(Phase(n_runs=400), Phase(sampler="least_seen", n_runs=200))),
@@ -270,7 +265,7 @@ def restoration_cpu() -> Recipe:
     is trained and attacked in float32, where the paper has float64. Attacks have a twentieth of the
     paper's iterations, which lam reaches only at higher rates.
     """
-    evaluated = EXPERIMENTS["restoration-evaluate"]()
+    evaluated = restoration_evaluate()
     assert isinstance(evaluated.attack, KKTAttack)
     return replace(
         cifar_hundred(),
@@ -350,7 +345,7 @@ def span_paper() -> Recipe:
     in it: hours each on two cores, where the paper's Adadelta takes days. Restorers learn and are
     evaluated as in `span-hundred`.
     """
-    evaluated = EXPERIMENTS["restoration-evaluate"]()
+    evaluated = restoration_evaluate()
     experiment = replace(
         evaluated,
         training=replace(evaluated.training, epochs=200_000, span="auto"),
@@ -374,13 +369,13 @@ def paper_experiment(name: str) -> Recipe:
 
     Days on a CPU: it is for a GPU, and a base for `--set` at smaller sizes.
     """
-    n_images, n_attacks = RUNS[name]
+    experiment, n_images, n_attacks = EXPERIMENTS[name]
     per_part = next(n for n in (4, 3, 1) if n_attacks % n == 0)
     runs = sweep(n_attacks, images=n_images, per_part=per_part)
     return Recipe(
         name=name,
         data="cifar10:cifar-10-batches-py",
-        experiment=EXPERIMENTS[name](),
+        experiment=experiment(),
         sampling=runs,
         heldout=runs,
     )

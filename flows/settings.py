@@ -11,7 +11,6 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -107,7 +106,7 @@ def validated(kind: Any, tree: Mapping[str, Any]) -> Any:
     try:
         return adapter(kind).validate_python(tree)
     except ValidationError as error:
-        raise ValueError(explained(error)) from error
+        raise ValueError(explained(error, tree)) from error
 
 
 def read_recipe(workspace: Workspace) -> Recipe | None:
@@ -242,38 +241,23 @@ def values_of(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-_TAGGED = (
-    *("experiment", "heldout_experiment", "restorer"),
-    *("attack", "victim", "defence", "scheme"),
-)
-"""Settings of several kinds: pydantic names the kind behind them, which is no part of the name."""
+def explained(error: ValidationError, tree: Any) -> str:
+    """Errors of pydantic in one line: our own messages as they are, others with name and value.
 
-
-@cache
-def _tags() -> frozenset[str]:
-    """Every kind of settings that there is, published families' too."""
-
-    def tags_in(schema: Any) -> Iterator[str]:
-        inside = schema.values() if isinstance(schema, dict) else schema
-        if isinstance(schema, dict) and schema.get("type") == "tagged-union":
-            yield from schema["choices"]
-        for part in inside if isinstance(schema, dict | list | tuple) else ():
-            yield from tags_in(part)
-
-    return frozenset(tags_in(adapter(Recipe).core_schema))
-
-
-def explained(error: ValidationError) -> str:
-    """Errors of pydantic in one line: our own messages as they are, others with name and value."""
+    A name has what the tree has, and so no kind, which pydantic puts behind settings of several.
+    """
     lines = []
     for one in error.errors():
-        path = ["", *(str(part) for part in one["loc"])]
-        is_further = path[1:2] == ["further_attacks"]
-        name = ".".join(
-            part
-            for before, part in pairwise(path)
-            if part not in _tags() or not (before in _TAGGED or (is_further and before.isdigit()))
-        )
+        node: Any = tree
+        names: list[str] = []
+        for part in one["loc"]:
+            is_item = isinstance(node, list | tuple) and isinstance(part, int)
+            if is_item or (isinstance(node, Mapping) and part in node):
+                node = node[part]
+                names.append(str(part))
+        if one["type"] == "missing":
+            names.append(str(one["loc"][-1]))
+        name = ".".join(names)
         message = str(one["msg"]).removeprefix("Value error, ")
         if one["type"] == "value_error":
             lines.append(f"{name}: {message}" if name else message)

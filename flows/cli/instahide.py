@@ -51,6 +51,7 @@ def encode(
     instahide encode --data gaussian --scheme theory --k-pub 2 --m 1000 --out normal`
     """
     from tasks.families.instahide.encode import GAUSSIAN, EncodeJob
+    from tasks.families.instahide.encode import encode as made
 
     chosen = _scheme(
         scheme,
@@ -64,11 +65,8 @@ def encode(
     )  # fmt: skip
     if data != GAUSSIAN:
         show_images(out, "train", job.images.facts)
-    from flows.families.instahide import attack as flow
-
-    facts = flow.encode_instahide(job)
     made_of = f"{n_private} private and {n_public} public images"
-    say(out, f"{facts['m']:,} encodings of {made_of}: {target.absolute()}")
+    say(out, f"{made(job)['m']:,} encodings of {made_of}: {target.absolute()}")
     say(out, f"Next: palimpsest attack instahide {target}")
 
 
@@ -92,16 +90,22 @@ def similarity(
     `palimpsest attack instahide challenge --no-public --similarity similarity.st`
     """
     from recon_core.attacks.instahide.mixing import InstaHide
-    from tasks.families.instahide.encode import SimilarityJob
+    from tasks.devices import resolve_device, use_threads
+    from tasks.families.instahide.encode import SimilarityJob, train_similarity
+    from tasks.progress import stage_progress
 
     job = SimilarityJob(
         data=data, out=target, scheme=InstaHide(k_pub=k_pub, largest=largest), size=size,
         n_steps=n_steps, seed=seed, skip_corrupt=skip_corrupt,
     )  # fmt: skip
     show_images(out, "train", job.images.facts)
-    from flows.families.instahide import attack as flow
-
-    about = flow.train_instahide_similarity(job, device=device, threads=threads)
+    use_threads(threads)
+    total = job.how.training.n_steps
+    with stage_progress("Training", "step") as advance:
+        about = train_similarity(
+            job, device=resolve_device(device),
+            progress=lambda share: advance(round(share * total), total),
+        )  # fmt: skip
     learned = f"{about['n_steps']:,} steps on {about['n_images']:,} images"
     say(out, f"Trained for {learned}: {target.absolute()}")
 

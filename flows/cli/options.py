@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
+import logging
 import shutil
-from collections.abc import Callable, Collection, Iterator
+import sys
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 import typer
+from rich.console import Console, OverflowMethod
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
 
 from flows.naming import PRESET_HELP
-from storage.errors import StorageError
+from storage.errors import StorageError, shown
 from storage.files import write_file
 from storage.pairs.layout import STORE_FILE
 from tasks.workspace import Workspace
@@ -22,19 +29,6 @@ from tasks.workspace import Workspace
 if TYPE_CHECKING:
     from flows.recipe import Recipe
     from tasks.cluster.workers import Workers
-
-
-import json
-import logging
-import sys
-from collections.abc import Container, Mapping, Sequence
-
-from rich.console import Console, OverflowMethod
-from rich.markup import escape
-from rich.table import Table
-from rich.text import Text
-
-from storage.errors import shown
 
 
 class Screen(Console):

@@ -10,7 +10,6 @@ from tasks.artifacts import publish_table
 from tasks.attack_file.report import leave, page_context
 from tasks.devices import Device, resolve_device, use_threads
 from tasks.families.instahide.attack import METHODS, attack_all
-from tasks.families.instahide.encode import EncodeJob, SimilarityJob, encode, train_similarity
 from tasks.families.instahide.inputs import (
     LEVELS,
     NORMAL,
@@ -37,27 +36,6 @@ ENTRIES = frozenset(
 """What an attack leaves in its folder."""
 FILES = ("report.html", "reconstructions.png", "statuses.csv", RECORD)
 SCHEMA, VERSION = "palimpsest-attack-instahide", 1
-
-
-@flow(name="encode-instahide", flow_run_name="{job.out}")
-def encode_instahide(job: EncodeJob) -> dict[str, Any]:
-    """Make a challenge; its facts."""
-    return encode(job)
-
-
-@flow(name="train-similarity", flow_run_name="{job.out}")
-def train_instahide_similarity(
-    job: SimilarityJob, device: Device = "auto", threads: int | None = None
-) -> dict[str, Any]:
-    """Train the network that tells which encodings share an image; what it is."""
-    use_threads(threads)
-    with stage_progress("Training", "step") as advance:
-        n_steps = job.how.training.n_steps
-        return train_similarity(
-            job,
-            device=resolve_device(device),
-            progress=lambda share: advance(round(share * n_steps), n_steps),
-        )
 
 
 attack = task(name="attack-encodings")(attack_all)

@@ -60,11 +60,12 @@ def attack_plan(
         attack = KKTAttack(save_at=(500, 1000, 2000, 4000), search=search)
         plan = AttackPlan(attack=attack, n_attacks=6)
     else:
-        from flows.papers import EXPERIMENTS, RUNS
+        from flows.papers import EXPERIMENTS
 
         if preset not in EXPERIMENTS:
             raise ValueError(unknown_name("attack preset", preset, (DEFAULT_PRESET, *EXPERIMENTS)))
-        plan = AttackPlan(attack=EXPERIMENTS[preset]().attack, n_attacks=RUNS[preset].n_attacks)
+        published = EXPERIMENTS[preset]
+        plan = AttackPlan(attack=published.experiment().attack, n_attacks=published.n_attacks)
     assert isinstance(plan.attack, KKTAttack)
     attack = plan.attack
     fits = (attack.condition == "multiclass") == (n_outputs > 1)

@@ -15,7 +15,7 @@ from torch import nn
 
 from flows.families.weights.attack import attack_kkt
 from flows.families.weights.attack_plan import attack_plan, planned
-from flows.papers import EXPERIMENTS, RUNS
+from flows.papers import EXPERIMENTS
 from tasks.families.weights import attack as attack_module
 from tasks.families.weights.attack import WeightsJob
 from tests.tasks.families.weights.attack_victims import N_IMAGES, VictimFiles, make_victim
@@ -146,10 +146,10 @@ def test_plans_fit_the_network() -> None:
     assert (several.attack.condition, several.attack.n_candidates) == ("multiclass", 100)
     assert attack_plan(n_outputs=10, n_images=3).attack.n_candidates == 20
     assert attack_plan(n_outputs=1, condition="regression").attack.condition == "regression"
-    for name in EXPERIMENTS:
+    for name, published in EXPERIMENTS.items():
         found = attack_plan(name, n_outputs=1 if "multiclass" not in name else 10)
-        assert found.attack == replace(EXPERIMENTS[name]().attack, ncc_stop_above=None)
-        assert found.n_attacks == RUNS[name].n_attacks
+        assert found.attack == replace(published.experiment().attack, ncc_stop_above=None)
+        assert found.n_attacks == published.n_attacks
     assert attack_plan("buzaglo2023-multiclass", n_outputs=1).attack.condition == "binary"
     assert attack_plan("haim2022", n_outputs=10).attack.condition == "multiclass"
     changed = attack_plan(
