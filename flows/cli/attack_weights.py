@@ -13,28 +13,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from flows.cli.attack_file import (
-    Attempt,
-    Beside,
-    NetworkFacts,
-    Out,
-    Show,
-    SkipPictures,
-    assignments,
-    attack,
-    default_folder,
-    parse_shape,
-)
-from flows.cli.options import (
-    Device,
-    SeparatorFile,
-    SkipFiles,
-    command,
-    on_this_machine,
-    out,
-    say,
-    show_facts,
-)
+from flows.cli import attack_file
+from flows.cli import options as cli
 
 weights_app = typer.Typer()
 Weights = Annotated[Path, "safetensors, or a state dict of torch.save."]
@@ -50,18 +30,18 @@ class Known:
         None
     )
     decoys: Annotated[str | None, "folder:PATH of images it never saw."] = None
-    skip_corrupt: SkipPictures = False
+    skip_corrupt: attack_file.SkipPictures = False
     seed: int = 0
     dtype: Literal["float32", "float64"] = "float32"
-    n_shown: Show = 40
+    n_shown: attack_file.Show = 40
 
 
-@command(weights_app, "weights")
+@cli.command(weights_app, "weights")
 def attack_weights(
     *,
     weights: Weights,
-    target: Out = None,
-    beside: Beside,
+    target: attack_file.Out = None,
+    beside: attack_file.Beside,
     source: Annotated[
         Literal["auto", "weights", "state", "gradients"],
         "What is taken apart; default: gradients if given, else what shows most images.",
@@ -70,8 +50,8 @@ def attack_weights(
         Literal["auto", "span", "kkt"],
         "span: takes the first layer apart, in seconds; kkt: minutes to hours.",
     ] = "auto",
-    separator: SeparatorFile = None,
-    network: NetworkFacts,
+    separator: cli.SeparatorFile = None,
+    network: attack_file.NetworkFacts,
     n_attacks: Attacks = None,
     n_images: Annotated[
         int | None, "--n-images-guess", "Training images; default: counted in the first layer."
@@ -80,7 +60,7 @@ def attack_weights(
         list[str] | None, "--set", "name=value, e.g. attack.n_independent=400; repeatable."
     ] = None,
     known: Known,
-    attempt: Attempt,
+    attempt: attack_file.Attempt,
 ) -> None:
     """Reconstruct training images from a file of weights, by the attack that can work; resumes.
 
@@ -92,22 +72,24 @@ def attack_weights(
     from recon_core.attacks.span.search import SpanAttack
 
     span = SpanAttack(start="unknown" if beside.initial is None else "known")
-    changed = assignments(settings) | ({} if separator is None else {SEPARATOR: separator})
+    changed = attack_file.assignments(settings) | (
+        {} if separator is None else {SEPARATOR: separator}
+    )
     job = _job(weights, target, network, known, **beside.files(), attack=span)
     chosen, prepared, why = prepared_by(
         job, method, source=source, n_attacks=n_attacks, n_images=n_images, settings=changed
     )
     if why:
-        out.print(f"Method: {why}", markup=False)
+        cli.out.print(f"Method: {why}", markup=False)
     _attack(chosen, prepared, attempt)
 
 
-@command(weights_app, "kkt")
+@cli.command(weights_app, "kkt")
 def attack_kkt(
     *,
     weights: Weights,
-    target: Out = None,
-    network: NetworkFacts,
+    target: attack_file.Out = None,
+    network: attack_file.NetworkFacts,
     condition: Annotated[
         Literal["binary", "multiclass", "regression"] | None, "Default: by the number of outputs."
     ] = None,
@@ -121,7 +103,7 @@ def attack_kkt(
         list[str] | None, "--set", "name=value, e.g. attack.alpha=50; repeatable."
     ] = None,
     known: Known,
-    attempt: Attempt,
+    attempt: attack_file.Attempt,
 ) -> None:
     """Reconstruct training images by the KKT search alone, with all its settings; resumes.
 
@@ -135,21 +117,25 @@ def attack_kkt(
     job = planned(
         _job(weights, target, network, known), preset=preset, condition=condition,
         n_attacks=n_attacks, n_images=n_images, n_iterations=n_iterations,
-        settings=assignments(settings),
+        settings=attack_file.assignments(settings),
     )  # fmt: skip
     _attack(job, prepare_weights(job), attempt)
 
 
 def _job(
-    weights: Path, target: Path | None, network: NetworkFacts, known: Known, **attack: Any
+    weights: Path,
+    target: Path | None,
+    network: attack_file.NetworkFacts,
+    known: Known,
+    **attack: Any,
 ) -> Any:
     from tasks.families.weights.attack import WeightsJob
 
     facts = {**network.converted(), **vars(known), **attack}
-    return WeightsJob(weights=weights, out=target or default_folder(weights), **facts)
+    return WeightsJob(weights=weights, out=target or attack_file.default_folder(weights), **facts)
 
 
-def _attack(job: Any, prepared: Any, attempt: Attempt) -> None:
+def _attack(job: Any, prepared: Any, attempt: attack_file.Attempt) -> None:
     """Shows what was read and what its chances are, and attacks if that is asked for."""
     from tasks.devices import resolve_device
 
@@ -160,13 +146,13 @@ def _attack(job: Any, prepared: Any, attempt: Attempt) -> None:
 
         search = flow.attack_kkt if prepared.method == "kkt" else flow.attack_weights
         run = partial(search, job, device=attempt.device, force=attempt.force)
-        attack(flow, run, job.out, fresh=attempt.fresh)
+        attack_file.attack(flow, run, job.out, fresh=attempt.fresh)
 
 
 train_app = typer.Typer()
 
 
-@command(train_app, "separator")
+@cli.command(train_app, "separator")
 def train_separator(
     *,
     data: Annotated[str, "folder:PATH of public pictures, or another source; some are held out."],
@@ -184,8 +170,8 @@ def train_separator(
     shifted: Annotated[int | None, "By so many pixels; default: 2 of few pictures."] = None,
     floor: Annotated[float | None, "Least variance of a direction, as a share of the mean."] = None,
     seed: int = 0,
-    skip_corrupt: SkipFiles = False,
-    device: Device = "auto",
+    skip_corrupt: cli.SkipFiles = False,
+    device: cli.Device = "auto",
 ) -> None:
     """Learn a separator for the span attack from public pictures like those that are attacked.
 
@@ -201,8 +187,8 @@ def train_separator(
     from tasks.families.weights.separators import train_separator as learn
     from tasks.progress import stage_progress
 
-    on_this_machine(target, "--out", "give a file of this machine")
-    sides = parse_shape(shape)
+    cli.on_this_machine(target, "--out", "give a file of this machine")
+    sides = attack_file.parse_shape(shape)
     assert sides is not None
     job = SeparatorJob(
         data=data, shape=sides, minutes=minutes, n_steps=n_steps, large=large, floor=floor,
@@ -210,11 +196,11 @@ def train_separator(
     )  # fmt: skip
     with stage_progress("Learn separator", "step") as advance:
         card = learn(job, target, device=resolve_device(device), advance=advance)
-    show_facts(out, str(target), {
+    cli.show_facts(cli.out, str(target), {
         "learned from": f"{card.n_pictures:,} pictures ({card.source})",
         "mirror images": "learned" if card.mirrored else "not learned",
         "steps": f"{card.n_steps:,}",
         **{f"of {n} held-out pictures": f"{ours} identified, {theirs} by plain filters"
            for n, ours, theirs in card.separated},
     })  # fmt: skip
-    say(out, str(target.absolute()))
+    cli.say(cli.out, str(target.absolute()))

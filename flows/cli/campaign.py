@@ -18,24 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.cli.options import (
-    DEFAULT_STORE,
-    FAILED,
-    Chosen,
-    Computed,
-    Json,
-    Split,
-    Store,
-    Stored,
-    command,
-    err,
-    images_shown,
-    out,
-    print_json,
-    say,
-    show_facts,
-    write_as_asked,
-)
+from flows.cli import options as cli
 from flows.naming import counted, listed
 from storage.object_store import Place, open_place
 from storage.pairs.dataset import Dataset
@@ -59,10 +42,10 @@ campaign_app = typer.Typer(
 top_up_app = typer.Typer()
 
 
-@command(campaign_app, "status")
+@cli.command(campaign_app, "status")
 def campaign_status(
-    stored: Stored,
-    as_json: Json = False,
+    stored: cli.Stored,
+    as_json: cli.Json = False,
     plot: Annotated[str | None, "Also draw coverage against runs, as a PNG."] = None,
 ) -> None:
     """Runs, pairs, coverage, rates and what is left, from the store alone; also while it runs.
@@ -96,10 +79,10 @@ def campaign_status(
             "complete": status.is_complete,
             "pairs_per_worker_hour": round(status.n_pairs / hours, 1) if hours else None,
         }
-        print_json(out, facts | values)
+        cli.print_json(cli.out, facts | values)
     else:
         is_quiet = _is_quiet(status, receipts)
-        show_facts(out, status.location, status_facts(status, is_quiet=is_quiet))
+        cli.show_facts(cli.out, status.location, status_facts(status, is_quiet=is_quiet))
         title = "Phases: confident pairs, and images that have one"
         table = Table("sampler", title=title, title_justify="left")
         for name in ("runs", "confident", "per run", "images", "new"):
@@ -107,7 +90,7 @@ def campaign_status(
         for phase in status.phases:
             table.add_row(*phase.texts())
         if status.phases:
-            out.print(table)
+            cli.out.print(table)
         curve = phases_curve(status, receipts)
         if len(curve.n_runs) > 1:
             for name, series, form in (
@@ -115,17 +98,19 @@ def campaign_status(
                 ("images covered", curve.n_covered, "{:,.0f}"),
             ):
                 low, high = form.format(min(series)), form.format(max(series))
-                say(out, f"  {name:25}{sparkline(series)}  {low} to {high}")
+                cli.say(cli.out, f"  {name:25}{sparkline(series)}  {low} to {high}")
         for line in status_notes(status, is_quiet=is_quiet):
-            say(err, line)
+            cli.say(cli.err, line)
     if plot is not None:
-        write_as_asked(Path(plot), coverage_picture(status, receipts, status.location), "--plot")
+        cli.write_as_asked(
+            Path(plot), coverage_picture(status, receipts, status.location), "--plot"
+        )
         if not as_json:
-            out.print(str(Path(plot).absolute()), style="bold", markup=False, soft_wrap=True)
+            cli.out.print(str(Path(plot).absolute()), style="bold", markup=False, soft_wrap=True)
 
 
-@command(campaign_app, "pause")
-def campaign_pause(stored: Stored) -> None:
+@cli.command(campaign_app, "pause")
+def campaign_pause(stored: cli.Stored) -> None:
     """Start no new parts; those that run are finished and kept.
 
     Example: `palimpsest campaign pause --store runs/cifar`
@@ -139,8 +124,8 @@ def campaign_pause(stored: Stored) -> None:
     )
 
 
-@command(campaign_app, "resume")
-def campaign_resume(stored: Stored) -> None:
+@cli.command(campaign_app, "resume")
+def campaign_resume(stored: cli.Stored) -> None:
     """Let a paused or cancelled campaign go on.
 
     Example: `palimpsest campaign resume --store runs/cifar`
@@ -153,8 +138,8 @@ def campaign_resume(stored: Stored) -> None:
     )
 
 
-@command(campaign_app, "cancel")
-def campaign_cancel(stored: Stored) -> None:
+@cli.command(campaign_app, "cancel")
+def campaign_cancel(stored: cli.Stored) -> None:
     """Stop at once; parts that are being computed are lost, everything stored is kept.
 
     Example: `palimpsest campaign cancel --store runs/cifar`
@@ -167,9 +152,9 @@ def campaign_cancel(stored: Stored) -> None:
     )
 
 
-@command(campaign_app, "retry")
+@cli.command(campaign_app, "retry")
 def campaign_retry(
-    stored: Stored,
+    stored: cli.Stored,
     parts: Annotated[list[int] | None, "--part", "Only this part; repeatable."] = None,
 ) -> None:
     """Take parts out of quarantine; the next generate command tries them again.
@@ -189,12 +174,12 @@ def campaign_retry(
     clear_quarantine(place, chosen)
     if chosen:
         parts_text = f"part{'s' * (len(chosen) > 1)} {', '.join(map(str, chosen))}"
-        say(out, f"the next generate command tries again: {parts_text}")
+        cli.say(cli.out, f"the next generate command tries again: {parts_text}")
     else:
-        say(out, "nothing is in quarantine")
+        cli.say(cli.out, "nothing is in quarantine")
 
 
-@command(top_up_app, "top-up")
+@cli.command(top_up_app, "top-up")
 def top_up(
     *,
     coverage: Annotated[float, "Fraction of the split's images that are to have a confident pair."],
@@ -203,10 +188,10 @@ def top_up(
     ] = None,
     step: Annotated[int, "Runs that are added at a time; 0: one round."] = 0,
     stall_rounds: Annotated[int, "So many rounds without a new image end it."] = 5,
-    store: Store = DEFAULT_STORE,
-    split: Split = "train",
-    chosen: Chosen,
-    computed: Computed,
+    store: cli.Store = cli.DEFAULT_STORE,
+    split: cli.Split = "train",
+    chosen: cli.Chosen,
+    computed: cli.Computed,
 ) -> None:
     """Generate what is planned, then more until enough images are covered; resumes.
 
@@ -215,7 +200,7 @@ def top_up(
     0.5`
     """
     recipe = chosen.recipe(store)
-    with images_shown(recipe, split):
+    with cli.images_shown(recipe, split):
         from flows.top_up import DONE
         from flows.top_up import top_up as flow
 
@@ -230,25 +215,25 @@ def top_up(
             workers=computed.workers,
         )
     why = facts.pop("why")
-    show_facts(out, f"Coverage ({split})", facts)
+    cli.show_facts(cli.out, f"Coverage ({split})", facts)
     if facts["ending"] in DONE:
-        say(out, why)
+        cli.say(cli.out, why)
         return
-    say(err, why)
-    raise typer.Exit(FAILED)
+    cli.say(cli.err, why)
+    raise typer.Exit(cli.FAILED)
 
 
-def _place(stored: Stored) -> Place:
+def _place(stored: cli.Stored) -> Place:
     """The place of the store; StorageError if there is none."""
     place = open_place(stored.location)
     read_store_file(place)
     return place
 
 
-def _ask(stored: Stored, state: State, said: str) -> None:
+def _ask(stored: cli.Stored, state: State, said: str) -> None:
     place = _place(stored)
     write_control(place, state)
-    say(out, f"{place} {said}")
+    cli.say(cli.out, f"{place} {said}")
 
 
 def status_facts(status: CampaignStatus, *, is_quiet: bool) -> dict[str, Any]:

@@ -17,34 +17,13 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.table import Table
 
+from flows.cli import options as cli
 from flows.cli.attack_file import given_app
 from flows.cli.attack_weights import train_app, weights_app
 from flows.cli.campaign import campaign_app, top_up_app
 from flows.cli.command import end_if_interrupted, resume_line
 from flows.cli.dataset import dataset_app
 from flows.cli.instahide import encodings_app, instahide_app
-from flows.cli.options import (
-    DEFAULT_STORE,
-    FAILED,
-    Chosen,
-    Computed,
-    Device,
-    FreshStore,
-    Preset,
-    Settings,
-    Split,
-    Store,
-    command,
-    err,
-    fact_text,
-    images_shown,
-    out,
-    say,
-    show_facts,
-    show_notices,
-    show_rows,
-    start_over,
-)
 from flows.cli.restore import restore_app
 from flows.cli.study import study_app
 from flows.failures import expected_line
@@ -97,7 +76,7 @@ app.add_typer(study_app)
 
 def _say_version(wanted: bool) -> None:
     if wanted:
-        out.print(f"palimpsest {__version__}", highlight=False)
+        cli.out.print(f"palimpsest {__version__}", highlight=False)
         raise typer.Exit
 
 
@@ -113,9 +92,13 @@ def palimpsest(
     """Measure what trained networks remember of their training images."""
 
 
-@command(app, "demo")
+@cli.command(app, "demo")
 def demo(
-    *, store: Store = DEFAULT_STORE, chosen: Chosen, computed: Computed, fresh: FreshStore = False
+    *,
+    store: cli.Store = cli.DEFAULT_STORE,
+    chosen: cli.Chosen,
+    computed: cli.Computed,
+    fresh: cli.FreshStore = False,
 ) -> None:
     """Run every stage from images to a report; finished stages are not repeated.
 
@@ -133,24 +116,24 @@ def demo(
             f"--fresh would leave the pairs of {store} at {elsewhere}; remove the stores there "
             "and the folder yourself, or use another --store"
         )
-    out.print(f"[bold]palimpsest[/]  {recipe.name} on {recipe.data}, store {store}")
-    with images_shown(recipe, "train", "heldout"):
+    cli.out.print(f"[bold]palimpsest[/]  {recipe.name} on {recipe.data}, store {store}")
+    with cli.images_shown(recipe, "train", "heldout"):
         if fresh:
             check_chain(recipe, workers)
-            start_over(store, WORKSPACE_ENTRIES, option="--store")
+            cli.start_over(store, WORKSPACE_ENTRIES, option="--store")
         products = chain(recipe, store, workers=workers)
-    show_facts(out, "Pairs", products["pairs"])
+    cli.show_facts(cli.out, "Pairs", products["pairs"])
     _show_scores(products["evaluation"])
-    out.print(f"Report: [bold]{Path(products['report']).absolute()}[/]")
+    cli.out.print(f"Report: [bold]{Path(products['report']).absolute()}[/]")
 
 
-@command(app, "generate")
+@cli.command(app, "generate")
 def generate(
     *,
-    store: Store = DEFAULT_STORE,
-    split: Split = "train",
-    chosen: Chosen,
-    computed: Computed,
+    store: cli.Store = cli.DEFAULT_STORE,
+    split: cli.Split = "train",
+    chosen: cli.Chosen,
+    computed: cli.Computed,
     batch: Annotated[
         str | None, "Runs per part: a number, or auto: what the GPU has room for."
     ] = None,
@@ -161,7 +144,7 @@ def generate(
     runs/cifar` · `palimpsest generate --split heldout --store runs/cifar`
     """
     recipe = chosen.recipe(store)
-    with images_shown(recipe, split):
+    with cli.images_shown(recipe, split):
         from flows.generate import generate as flow
         from tasks.cluster.batching import batched
 
@@ -173,12 +156,15 @@ def generate(
             sampling = batched(campaign, batch, shape=shape, workers=workers, store=pairs)
             recipe = recipe.with_sampling(split, sampling)
         facts = flow(recipe, store, split, workers=workers)
-    show_facts(out, f"Pairs ({split})", facts)
+    cli.show_facts(cli.out, f"Pairs ({split})", facts)
 
 
-@command(app, "curate")
+@cli.command(app, "curate")
 def curate(
-    *, store: Store = DEFAULT_STORE, preset: Preset = None, settings: Settings = None
+    *,
+    store: cli.Store = cli.DEFAULT_STORE,
+    preset: cli.Preset = None,
+    settings: cli.Settings = None,
 ) -> None:
     """Balance the pairs over the images, for the restorers' training.
 
@@ -188,21 +174,21 @@ def curate(
     from storage.files import write_json
     from tasks.dataset.curate import curate_pairs
 
-    recipe = Chosen(preset=preset, settings=settings).recipe(store)
+    recipe = cli.Chosen(preset=preset, settings=settings).recipe(store)
     workspace = Workspace(store, recipe.pairs_at)
     facts = curate_pairs(recipe.curation, workspace)
     write_json(workspace.recipe, to_json(recipe))
-    show_facts(out, "Curation", facts)
+    cli.show_facts(cli.out, "Curation", facts)
 
 
-@command(train_app, None)
+@cli.command(train_app, None)
 def train(
     *,
-    store: Store = DEFAULT_STORE,
+    store: cli.Store = cli.DEFAULT_STORE,
     only: Annotated[str | None, "One restorer of the recipe."] = None,
-    preset: Preset = None,
-    settings: Settings = None,
-    device: Device = "auto",
+    preset: cli.Preset = None,
+    settings: cli.Settings = None,
+    device: cli.Device = "auto",
 ) -> None:
     """Train the restorers on the pairs; resumes what was interrupted.
 
@@ -211,14 +197,16 @@ def train(
     """
     from flows.chain import train as flow
 
-    recipe = Chosen(preset=preset, settings=settings).recipe(store)
+    recipe = cli.Chosen(preset=preset, settings=settings).recipe(store)
     for name, card in flow(recipe, store, only, device=device).items():
         single = {k: v for k, v in card.items() if isinstance(v, int | float | str)}
-        show_facts(out, f"Restorer {name}", single)
+        cli.show_facts(cli.out, f"Restorer {name}", single)
 
 
-@command(app, "evaluate")
-def evaluate(*, store: Store = DEFAULT_STORE, chosen: Chosen, computed: Computed) -> None:
+@cli.command(app, "evaluate")
+def evaluate(
+    *, store: cli.Store = cli.DEFAULT_STORE, chosen: cli.Chosen, computed: cli.Computed
+) -> None:
     """Attack the held-out victims, if that is not done, and score every method on their images and
     on decoys; resumes what was interrupted.
 
@@ -226,22 +214,22 @@ def evaluate(*, store: Store = DEFAULT_STORE, chosen: Chosen, computed: Computed
     `palimpsest evaluate --preset restoration-cpu --data folder:cifar10 --store runs/sweep`
     """
     recipe = chosen.recipe(store)
-    with images_shown(recipe, "heldout"):
+    with cli.images_shown(recipe, "heldout"):
         from flows.chain import evaluate as flow
 
         _show_scores(flow(recipe, store, device=computed.device, workers=computed.workers))
 
 
-@command(app, "report")
+@cli.command(app, "report")
 def report(
     run: Annotated[
         Path | None,
         typer.Argument(help="Rebuild from this folder alone: a job's, or its evaluation's."),
     ] = None,
-    store: Annotated[Path | None, f"The job's folder; default: {DEFAULT_STORE}."] = None,
+    store: Annotated[Path | None, f"The job's folder; default: {cli.DEFAULT_STORE}."] = None,
     page: Annotated[Path | None, "--out", "With RUN: the page, by default in its folder."] = None,
-    preset: Preset = None,
-    settings: Settings = None,
+    preset: cli.Preset = None,
+    settings: cli.Settings = None,
 ) -> None:
     """Rebuild the HTML report from a finished evaluation.
 
@@ -253,8 +241,8 @@ def report(
             raise ValueError(f"--out {page} goes with a folder: palimpsest report RUN --out {page}")
         from flows.chain import report as flow
 
-        store = store or DEFAULT_STORE
-        made = flow(Chosen(preset=preset, settings=settings).recipe(store), store)
+        store = store or cli.DEFAULT_STORE
+        made = flow(cli.Chosen(preset=preset, settings=settings).recipe(store), store)
     elif store is not None or preset is not None or settings:
         raise ValueError(
             f"{run} is rebuilt from its folder alone; leave out --store, --preset and --set"
@@ -263,10 +251,10 @@ def report(
         from tasks.report.page import rebuild_report
 
         made = rebuild_report(run, page)
-    out.print(f"Report: [bold]{Path(made).absolute()}[/]")
+    cli.out.print(f"Report: [bold]{Path(made).absolute()}[/]")
 
 
-@command(compare_app, "compare")
+@cli.command(compare_app, "compare")
 def compare(
     runs: Annotated[
         list[Path],
@@ -286,11 +274,11 @@ def compare(
     comparison, written = compare_runs(runs, page)
     if rows := difference_rows(comparison):
         table = Table(title="Difference from the first run, targets", title_justify="left")
-        show_rows(out, rows, table)
+        cli.show_rows(cli.out, rows, table)
     else:
-        out.print("The runs have no method in common.")
+        cli.out.print("The runs have no method in common.")
     for path in written.values():
-        say(out, str(path.absolute()))
+        cli.say(cli.out, str(path.absolute()))
 
 
 def main() -> NoReturn:
@@ -303,7 +291,7 @@ def main() -> NoReturn:
         for name, value in QUIET_PREFECT.items():
             os.environ.setdefault(name, value)
         logging.getLogger("distributed").setLevel(logging.CRITICAL)
-        show_notices()
+        cli.show_notices()
         _refuse_other_bytes(sys.argv[1:])
         code = app(standalone_mode=False)
     except BaseException as error:
@@ -316,15 +304,15 @@ def main() -> NoReturn:
             context = getattr(error, "ctx", None)
             known = getattr(getattr(context, "command", None), "commands", None)
             if context is not None and known and "No such command" in str(error):
-                say(err, f"Commands of {context.command_path}: {', '.join(known)}")
+                cli.say(cli.err, f"Commands of {context.command_path}: {', '.join(known)}")
             sys.exit(BAD_USAGE)
         line = expected_line(error) if isinstance(error, Exception) else None
         if line is None:
             raise
-        _fail(line, FAILED)
+        _fail(line, cli.FAILED)
     if code == INTERRUPTED:
         end_if_interrupted()
-        err.print(resume_line(), markup=False, highlight=False, soft_wrap=True)
+        cli.err.print(resume_line(), markup=False, highlight=False, soft_wrap=True)
     sys.exit(code if isinstance(code, int) else DONE)
 
 
@@ -340,7 +328,7 @@ def _refuse_other_bytes(words: list[str]) -> None:
 
 def _fail(error: Exception | str, code: int) -> NoReturn:
     said = shown(str(error)) if isinstance(error, StorageError) else str(error)  # one line
-    err.print(f"error: {said}", style="red", markup=False, soft_wrap=True)
+    cli.err.print(f"error: {said}", style="red", markup=False, soft_wrap=True)
     sys.exit(code)
 
 
@@ -348,13 +336,13 @@ def _show_scores(record: dict[str, Any]) -> None:
     from flows.chain import summary_rows
 
     table = Table(title="Scores (good: SSIM above the threshold)", title_justify="left")
-    is_narrow = out.width < WIDE_TABLE or bool(record.get("span"))  # names are long then
+    is_narrow = cli.out.width < WIDE_TABLE or bool(record.get("span"))  # names are long then
     left_out = ("HaarPSI",) if is_narrow else ()
     rows = [
-        {name: fact_text(v) for name, v in row.items() if not name.startswith(left_out)}
+        {name: cli.fact_text(v) for name, v in row.items() if not name.startswith(left_out)}
         for row in summary_rows(record)
     ]
-    show_rows(out, rows, table)
+    cli.show_rows(cli.out, rows, table)
 
 
 if __name__ == "__main__":

@@ -11,19 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from flows.cli import options as cli
 from flows.cli.attack_file import Beside, numbers
-from flows.cli.options import (
-    Device,
-    SkipFiles,
-    Split,
-    command,
-    err,
-    on_this_machine,
-    out,
-    say,
-    show_facts,
-    store_location,
-)
 
 if TYPE_CHECKING:
     from tasks.restoring.restore import Span
@@ -60,7 +49,7 @@ class InSpan(Beside):
     ] = None
 
 
-@command(restore_app, "restore")
+@cli.command(restore_app, "restore")
 def restore(
     *,
     weights: Annotated[str, "A trained restorer's folder | nlm | tv | wavelet | FILE.onnx"],
@@ -70,7 +59,7 @@ def restore(
         "Folder of pictures, or of an attack's; or a job's folder, a store's, s3://bucket/prefix.",
     ],
     target: Annotated[Path, "--out", "Folder of what comes out."],
-    split: Split = "train",
+    split: cli.Split = "train",
     n_samples: Annotated[int, "--samples", "Per picture, of a generative restorer (EDM)."] = 20,
     keep_samples: Annotated[bool, "Write every sample, too."] = False,
     limit: Annotated[int | None, "Only so many pictures, the first ones."] = None,
@@ -79,14 +68,14 @@ def restore(
         "Resize the centre of each picture to 32 x 32 pixels (32), or to height x width "
         "(24x32); default: as they are.",
     ] = None,
-    skip_corrupt: SkipFiles = False,
+    skip_corrupt: cli.SkipFiles = False,
     seed: Annotated[int, "Another one, other samples."] = 0,
     batch_size: Annotated[
         int, "--batch", "(Sample, picture) pairs at once; changes no result."
     ] = 256,
     onnx_range: Annotated[Literal["0..1", "-1..1"], "Of an ONNX file's pictures."] = "0..1",
     in_span: InSpan,
-    device: Device = "auto",
+    device: cli.Device = "auto",
     fresh: Annotated[bool, "Replace an earlier restoration in --out."] = False,
 ) -> None:
     """Restore pictures, with a map of how sure each pixel is; resumes what was interrupted.
@@ -104,16 +93,16 @@ def restore(
     config = Restoration(
         n_samples=n_samples, seed=seed, keep_samples=keep_samples, batch_size=batch_size
     )
-    on_this_machine(target, "--out", "give a folder of this machine, and upload it afterwards")
-    at, sides = store_location(source, split), None if size is None else parse_size(size)
+    cli.on_this_machine(target, "--out", "give a folder of this machine, and upload it afterwards")
+    at, sides = cli.store_location(source, split), None if size is None else parse_size(size)
     inputs = open_inputs(at, limit=limit, size=sides, skip_corrupt=skip_corrupt)
     span = _span_of(in_span)
     allowed = None if span is None else open_span(span, inputs)
     restorer = open_restorer(weights, device=device, onnx_range=onnx_range, span=allowed)
     reading = check_restoration(restorer, inputs, target, config, fresh=fresh)
-    show_facts(out, str(at), facts_of(len(inputs), (), reading))
+    cli.show_facts(cli.out, str(at), facts_of(len(inputs), (), reading))
     if allowed is not None and not allowed.exact:
-        say(err, f"{in_span.span}: {BLURRED}")
+        cli.say(cli.err, f"{in_span.span}: {BLURRED}")
     from flows import restore as flow  # Prefect, after all that may be refused
 
     record = flow.restore(
@@ -129,8 +118,8 @@ def restore(
         device=device,
         span=span,
     )
-    show_facts(out, str(target.absolute()), flow.summary(record))
-    say(out, str((target / SHEET).absolute()))
+    cli.show_facts(cli.out, str(target.absolute()), flow.summary(record))
+    cli.say(cli.out, str((target / SHEET).absolute()))
 
 
 def _span_of(given: InSpan) -> Span | None:

@@ -13,20 +13,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from flows.cli import options as cli
 from flows.cli.attack_file import NetworkFacts
-from flows.cli.options import (
-    Computed,
-    Data,
-    FreshStore,
-    SeparatorFile,
-    SkipFiles,
-    command,
-    out,
-    show_images,
-    show_rows,
-    size_text,
-    start_over,
-)
 
 if TYPE_CHECKING:
     from flows.study_kind import StudyKind
@@ -35,7 +23,7 @@ study_app = typer.Typer()
 ABOVE_LIMIT = 3
 
 
-@command(study_app, "study")
+@cli.command(study_app, "study")
 def study(
     name: Annotated[str, typer.Argument(help="Which; `list` shows all of them.")],
     *,
@@ -44,11 +32,11 @@ def study(
         "The size; default: that of the store, else cpu. tiny: autoencoder, inversion "
         "and span only, a trial.",
     ] = None,
-    data: Data = None,
+    data: cli.Data = None,
     store: Annotated[
         Path | None, "--store", "--out", "Default: palimpsest-runs/study-NAME."
     ] = None,
-    skip_corrupt: SkipFiles = False,
+    skip_corrupt: cli.SkipFiles = False,
     settings: Annotated[
         list[str] | None,
         "--set",
@@ -56,9 +44,9 @@ def study(
         "source.* in every source of `inversion`. Repeatable.",
     ] = None,
     only: Annotated[str, "Just the parts (cells, rows, sources, ...) whose name has this."] = "",
-    computed: Computed,
+    computed: cli.Computed,
     dry_run: Annotated[bool, "Only say what it would take."] = False,
-    fresh: FreshStore = False,
+    fresh: cli.FreshStore = False,
 ) -> None:
     """Attack every victim of a grid, score what comes back, and check the paper's claims.
 
@@ -79,8 +67,8 @@ def study(
     if name == "list":
         for kind in STUDIES.values():
             sizes = (f"{preset}: {kind.size(make())}" for preset, make in kind.presets.items())
-            out.print(f"[bold]{kind.name}[/]  {kind.question}")
-            out.print(f"    {kind.paper}; {'; '.join(sizes)}", style="dim")
+            cli.out.print(f"[bold]{kind.name}[/]  {kind.question}")
+            cli.out.print(f"    {kind.paper}; {'; '.join(sizes)}", style="dim")
         return
     store = store or Path(f"palimpsest-runs/study-{name}")
     chosen: dict[str, Any] = {} if data is None else {"data": data}
@@ -100,10 +88,10 @@ def study(
         kind, made, store, preset, chosen, only=only, computed=computed, fresh=fresh
     )
     for row in claim_rows(record):
-        out.print(f"[bold]{row['here']}[/]: {escape(row['claim'])}", soft_wrap=True)
-        out.print(f"    {escape(row['ours'])}", style="dim", soft_wrap=True)
+        cli.out.print(f"[bold]{row['here']}[/]: {escape(row['claim'])}", soft_wrap=True)
+        cli.out.print(f"    {escape(row['ours'])}", style="dim", soft_wrap=True)
     page = store / f"{kind.page.name}.html"
-    out.print(f"Page: [bold]{escape(str(page.absolute()))}[/]", soft_wrap=True)
+    cli.out.print(f"Page: [bold]{escape(str(page.absolute()))}[/]", soft_wrap=True)
     if failure is not None:
         raise failure
 
@@ -116,7 +104,7 @@ def run_kind(
     chosen: dict[str, Any],
     *,
     only: str,
-    computed: Computed,
+    computed: cli.Computed,
     fresh: bool,
     option: str = "--store",
 ) -> tuple[dict[str, Any], Exception | None]:
@@ -131,15 +119,15 @@ def run_kind(
         check_workers(workers)
     plan = kind.plan(made, store, device_of(workers))
     if fresh:
-        start_over(store, kind.entries, option=option)
-    out.print(
+        cli.start_over(store, kind.entries, option=option)
+    cli.out.print(
         f"[bold]palimpsest {' '.join(kind.words)}[/]  {made.preset}, {kind.size(made)}, "
         f"{f'on {escape(made.data)}, ' if made.data else ''}store {escape(str(store))}"
     )
     for split, facts in kind.facts(plan):
-        show_images(out, split, facts)
+        cli.show_images(cli.out, split, facts)
     for note in kind.notes(plan):
-        out.print(note, style="dim", markup=False, soft_wrap=True)
+        cli.out.print(note, style="dim", markup=False, soft_wrap=True)
     try:
         flow = run_study.renamed(name=kind.flow)
         flow(kind.name, store, preset, chosen, only=only, workers=workers)
@@ -150,7 +138,7 @@ def run_kind(
     return record, failure
 
 
-def show_costs(kind: StudyKind[Any, Any], made: Any, store: Path, computed: Computed) -> None:
+def show_costs(kind: StudyKind[Any, Any], made: Any, store: Path, computed: cli.Computed) -> None:
     """Every part with its estimates, and the sums."""
     from tasks.campaign.state import age_text
     from tasks.devices import resolve_device, usable_cores
@@ -158,25 +146,25 @@ def show_costs(kind: StudyKind[Any, Any], made: Any, store: Path, computed: Comp
     where = resolve_device(computed.device)
     plan = kind.plan(made, store, where)
     for split, facts in kind.facts(plan):
-        show_images(out, split, facts)
+        cli.show_images(cli.out, split, facts)
     costs = kind.costs(plan, where)
     rows: list[dict[str, Any]] = []
     for cost in costs:
         seconds = {name: age_text(s) for name, s in cost.seconds_of.items()}
-        memory = {} if cost.memory_bytes is None else {"memory": size_text(cost.memory_bytes)}
-        disk = {"disk": size_text(cost.disk_bytes)}
+        memory = {} if cost.memory_bytes is None else {"memory": cli.size_text(cost.memory_bytes)}
+        disk = {"disk": cli.size_text(cost.disk_bytes)}
         rows.append({kind.unit: cost.name, **cost.counts, **seconds, **memory, **disk})
     _show_table(rows, numbers=True)
     work, disk_bytes = (sum(getattr(c, of) for c in costs) for of in ("seconds", "disk_bytes"))
     n = computed.n_workers or (1 if where != "cpu" else usable_cores())
     longest = max(cost.seconds for cost in costs) if kind.whole_units else 0.0
     memory_bytes = max(cost.memory_bytes or 0 for cost in costs)
-    memory_text = f"{size_text(memory_bytes)} of memory per worker at most, "
-    out.print(
+    memory_text = f"{cli.size_text(memory_bytes)} of memory per worker at most, "
+    cli.out.print(
         f"{kind.planned(plan)}: {'at most ' if kind.whole_units else ''}about "
         f"{age_text(work)} of work on {where}, "
         f"{age_text(max(longest, work / n))} on {n} workers; "
-        f"{memory_text if memory_bytes else ''}{size_text(disk_bytes)} of disk. "
+        f"{memory_text if memory_bytes else ''}{cli.size_text(disk_bytes)} of disk. "
         "Speed was measured on this machine just now."
     )
 
@@ -186,7 +174,7 @@ def _show_table(rows: list[dict[str, Any]], *, numbers: bool = False) -> None:
     texts = [{name: escape(str(value)) for name, value in row.items()} for row in rows]
     left = list(rows[0])[: 1 if numbers else None] if rows else ()
     table = Table(box=None, pad_edge=False)
-    show_rows(out, texts, table, left=left, overflow="fold")
+    cli.show_rows(cli.out, texts, table, left=left, overflow="fold")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,10 +198,10 @@ class GivenNetwork(NetworkFacts):
         return given_settings(data, **given)
 
 
-@command(study_app, "audit")
+@cli.command(study_app, "audit")
 def audit(
     *,
-    data: Data = None,
+    data: cli.Data = None,
     recipe: Annotated[
         Path | None, "YAML or JSON of what is trained and how; default: the preset's."
     ] = None,
@@ -231,15 +219,15 @@ def audit(
         list[str] | None,
         "Exit code 3 above a limit, e.g. good>0.05@fpr=0.01; repeatable.",
     ] = None,
-    separator: SeparatorFile = None,
+    separator: cli.SeparatorFile = None,
     only: Annotated[str, "Just the defences whose name contains this."] = "",
-    skip_corrupt: SkipFiles = False,
+    skip_corrupt: cli.SkipFiles = False,
     settings: Annotated[
         list[str] | None, "--set", "name=value, e.g. recipe.training.epochs=1000; repeatable."
     ] = None,
-    computed: Computed,
+    computed: cli.Computed,
     dry_run: Annotated[bool, "Only say what it would take."] = False,
-    fresh: FreshStore = False,
+    fresh: cli.FreshStore = False,
 ) -> None:
     """Train networks under a grid of defences, attack them, and say what leaks and what that costs.
 
@@ -285,14 +273,14 @@ def audit(
     record, failure = run_kind(
         AUDIT, made, store, size, chosen, only=only, computed=computed, fresh=fresh, option="--out"
     )
-    out.print(record["verdict"]["sentence"], markup=False, highlight=False)
+    cli.out.print(record["verdict"]["sentence"], markup=False, highlight=False)
     for name in (f"{AUDIT.page.name}.html", AUDIT.record, JUNIT, CARD):
         path = escape(str((store / name).absolute()))
-        out.print(f"Page: [bold]{path}[/]" if name.endswith(".html") else path, soft_wrap=True)
+        cli.out.print(f"Page: [bold]{path}[/]" if name.endswith(".html") else path, soft_wrap=True)
     if isinstance(failure, UnitsFailedError):
         raise failure
     for check in record["checks"]:
-        out.print(
+        cli.out.print(
             f"[bold]{check['outcome']}[/]: {escape(check['condition'])} is "
             f"{check['value']:.3f} by {check['attack']}",
             soft_wrap=True,
