@@ -13,7 +13,7 @@ from collections.abc import Callable, Container
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from flows.generate import generate_part
 from flows.recipe import Recipe
 from flows.settings import resolve
 from recon_core.sampling import Sampling
+from recon_core.strict import Count, Natural, Strict, Within
 from storage.object_store import Place, open_place
 from storage.pairs.dataset import Dataset, is_store
 from storage.sources.load import Split
@@ -111,24 +112,13 @@ def top_up(
 
 
 @dataclass(frozen=True, kw_only=True)
-class StopRule:
+class StopRule(Strict):
     """The coverage, or number of runs, at which enough is done: the numbers of `top_up`."""
 
-    coverage: float
+    coverage: Annotated[float, Within("(0, 1]", fix="0.85 is a fraction of the images")]
     n_runs_at_most: int
-    step: int
-    stall_rounds: int
-
-    def __post_init__(self) -> None:
-        if not 0 < self.coverage <= 1:
-            raise ValueError(
-                f"coverage={self.coverage} is no fraction of the images; give a number above 0 and "
-                "up to 1, for example 0.85"
-            )
-        if self.step < 0:
-            raise ValueError(f"step={self.step} must be 0 (one round) or a number of runs")
-        if self.stall_rounds < 1:
-            raise ValueError(f"stall_rounds={self.stall_rounds} must be at least 1")
+    step: Natural
+    stall_rounds: Count
 
     def check(self, sampling: Sampling) -> None:
         """ValueError if a campaign of this sampling cannot grow under this rule."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from flows.study_kind import UnitStudy
 from recon_core.attacks.autoencoder.many_starts import NoiseAware
-from recon_core.attacks.plug_and_play import Iteration, KnownMask, UnknownMask
+from recon_core.attacks.plug_and_play import Iteration, UnknownMask
 from recon_core.restore.edm import EDM
 from recon_core.restore.fit import Training
 from recon_core.restore.inpaint import DDNM
@@ -185,7 +185,6 @@ def tiny() -> RecoveryStudy:
         methods=Methods(
             iteration=Iteration(n_iterations=50),
             unknown=UnknownMask(n_admm=10, n_alternations=5),
-            known=KnownMask(),
             noise_aware=NoiseAware(fills=(0.5, 0.1), gammas=(0.5,), n_steps=20),
             ddnm=DDNM(n_steps=4),
         ),

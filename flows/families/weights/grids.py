@@ -32,8 +32,8 @@ CIFAR100 = "cifar100:cifar-100-python"
 class Size:
     """Settings that tell the studies at one size from those at another.
 
-    `rate`: of the victims' training with one output, `rate_classes` with one per class. `search`
-    and `search_conv`, for dense and for convolutional victims: None leaves those of `flows.papers`.
+    `rate`: of the victims' training with one output. `search` and `search_conv`, for dense and for
+    convolutional victims: None leaves those of `flows.papers`.
     """
 
     preset: str
@@ -42,7 +42,6 @@ class Size:
     epochs: int
     epochs_conv: int
     rate: float
-    rate_classes: float
     save_at: tuple[int, ...]
     search: Search | None
     search_conv: Search | None
@@ -58,7 +57,6 @@ PAPER = Size(
     epochs=MILLION,
     epochs_conv=MILLION,
     rate=0.01,
-    rate_classes=0.5,
     save_at=(10_000, 50_000),
     search=None,
     search_conv=None,
@@ -75,7 +73,6 @@ CPU = Size(
     epochs=30_000,
     epochs_conv=6_000,
     rate=0.05,
-    rate_classes=0.5,
     save_at=(1000,),
     search=Search(lr=(0.05, 0.6), lam_lr=(0.1, 0.6)),
     search_conv=Search(lr=(0.001, 0.01), lam_lr=(0.003, 0.03), lam_min=None),
@@ -326,7 +323,7 @@ def _experiment(
             base.training,
             loss=base.training.loss if is_multiclass else loss or Loss(),
             epochs=size.epochs if conv is None else size.epochs_conv,
-            optimiser=gradient_descent(size.rate_classes if is_multiclass else size.rate),
+            optimiser=base.training.optimiser if is_multiclass else gradient_descent(size.rate),
             weight_decay=decay,
             span="auto" if conv is None else False,
         ),
