@@ -1,12 +1,15 @@
 """Recipes round-trip, every name can be set, and wrong names and values are explained."""
 
+import functools
 import itertools
 import json
 import re
 import shlex
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -18,7 +21,6 @@ from recon_core.attacks.instahide.mixing import InstaHide, Mixing
 from recon_core.attacks.kkt.objective import KKTAttack
 from recon_core.attacks.span.attack import SpanAttack
 from recon_core.experiments import (
-    KKT,
     AutoencoderRecovery,
     InstaHideRecovery,
     Inversion,
@@ -63,107 +65,86 @@ def test_a_setting_changes_what_it_names_and_nothing_else(name, value, found) ->
     assert sum(before[key] != after[key] for key in before) == 1
 
 
-def test_a_defence_is_chosen_by_its_kind_and_taken_back() -> None:
-    split = resolve("demo", {"experiment.family": "inversion", "experiment.n_classes": "4"})
-    assert split.experiment == Inversion(n_classes=4)
-    chosen = {"experiment.defence.kind": "mixcon", "experiment.defence.beta": "1e-6"}
-    defended = resolve(split, chosen)
-    assert defended.experiment == Inversion(n_classes=4, defence=MixCon(beta=1e-6))
-    assert typed_again(defended, "demo") == defended
-    other = resolve(defended, {"experiment.defence.kind": "unicon"})
-    assert other.experiment == Inversion(n_classes=4, defence=UniCon())
-    assert resolve(defended, {"experiment.defence": "null"}) == split
-    with pytest.raises(ValueError, match=r"kind must be one of mixcon, unicon"):
-        resolve(split, {"experiment.defence.kind": "magic"})
+SPLIT = {"experiment.family": "inversion", "experiment.n_classes": "4"}
+DEFENDED = SPLIT | {"experiment.defence.kind": "mixcon", "experiment.defence.beta": "1e-6"}
+SPAN = {"experiment.attack.kind": "span", "experiment.attack.n_network": "3"}
+SEARCH = {"experiment.attack.kind": "kkt", "experiment.attack.save_at": "50,1400",
+          "curation.min_iteration": "50", "evaluation.restore_iterations": "[50,1400]"}  # fmt: skip
+THEORY = {"experiment.scheme.kind": "theory", "experiment.n_encodings": "240",
+          "experiment.scheme.k_pub": "1"}  # fmt: skip
 
 
-def test_an_attack_on_weights_is_chosen_by_its_kind_and_asks_for_no_iteration_of_another() -> None:
-    before = preset("cifar-hundred")
-    assert isinstance(before.experiment, KKT)
-    assert before.curation.min_iteration > 0
-    span = resolve(before, {"experiment.attack.kind": "span", "experiment.attack.n_network": "3"})
-    assert span == replace(
-        before,
-        experiment=replace(before.experiment, attack=SpanAttack(n_network=3)),
-        curation=replace(before.curation, min_iteration=0),
-        evaluation=replace(before.evaluation, restore_iterations="last"),
-    )
-    assert typed_again(span, "cifar-hundred") == span
-    search = {
-        "experiment.attack.kind": "kkt",
-        "experiment.attack.save_at": "50,1400",
-        "curation.min_iteration": "50",
-        "evaluation.restore_iterations": "[50,1400]",
-    }
-    chosen = resolve(span, search)
-    assert isinstance(chosen.experiment, KKT)
-    assert chosen.experiment.attack == KKTAttack(save_at=(50, 1400))
-    assert (chosen.curation.min_iteration, chosen.evaluation.restore_iterations) == (50, (50, 1400))
-    back = resolve(span, {"experiment.attack.kind": "kkt"}).experiment
-    assert back == replace(before.experiment, attack=KKTAttack())
-    classes = resolve("buzaglo2023-multiclass", {"experiment.attack.kind": "span"})
-    search = resolve(classes, {"experiment.attack.kind": "kkt"}).experiment
-    assert search.attack == KKTAttack(condition="multiclass")
-
-
-def test_a_kind_of_victim_and_a_family_are_chosen_with_their_defaults() -> None:
-    chosen = {"experiment.victim.channels": "8,16", "experiment.victim.kind": "unet"}
-    switched = resolve("autoencoder-demo", chosen)
-    assert switched.experiment.victim == UNet(channels=(8, 16))
-    assert typed_again(switched, "autoencoder-demo") == switched
-    family = resolve("demo", {"experiment.family": "autoencoder", "experiment.sigma": "0.02"})
-    assert family.experiment == AutoencoderRecovery(sigma=0.02)
-    assert family.further_attacks == ()
-    assert resolve("demo", {"experiment.attack.kind": "span"}).further_attacks == ()
+@pytest.mark.parametrize(
+    ("name", "settings", "expected"),
+    [
+        ("demo", [SPLIT], lambda _: Inversion(n_classes=4)),
+        ("demo", [DEFENDED], lambda _: Inversion(n_classes=4, defence=MixCon(beta=1e-6))),
+        ("demo", [DEFENDED, {"experiment.defence.kind": "unicon"}],
+         lambda _: Inversion(n_classes=4, defence=UniCon())),
+        ("demo", [DEFENDED, {"experiment.defence": "null"}], lambda _: Inversion(n_classes=4)),
+        ("cifar-hundred", [SPAN], lambda old: replace(old, attack=SpanAttack(n_network=3))),
+        ("cifar-hundred", [SPAN, SEARCH],
+         lambda old: replace(old, attack=KKTAttack(save_at=(50, 1400)))),
+        ("cifar-hundred", [SPAN, {"experiment.attack.kind": "kkt"}],
+         lambda old: replace(old, attack=KKTAttack())),
+        ("buzaglo2023-multiclass",
+         [{"experiment.attack.kind": "span"}, {"experiment.attack.kind": "kkt"}],
+         lambda old: replace(old, attack=KKTAttack(condition="multiclass"))),
+        ("autoencoder-demo",
+         [{"experiment.victim.channels": "8,16", "experiment.victim.kind": "unet"}],
+         lambda old: replace(old, victim=UNet(channels=(8, 16)))),
+        ("demo", [{"experiment.family": "autoencoder", "experiment.sigma": "0.02"}],
+         lambda _: AutoencoderRecovery(sigma=0.02)),
+        ("demo", [{"experiment.family": "instahide", "experiment.scheme.n_epochs": "9"}],
+         lambda _: InstaHideRecovery(scheme=InstaHide(k_pub=2, n_epochs=9))),
+        ("instahide-small", [THEORY],
+         lambda old: replace(old, scheme=Mixing(k_pub=1), n_encodings=240)),
+        ("instahide-small",
+         [THEORY, {"experiment.scheme.kind": "instahide", "experiment.n_encodings": "0"}],
+         lambda old: replace(old, scheme=InstaHide())),
+    ],
+)  # fmt: skip
+def test_a_kind_is_chosen_with_its_defaults_and_survives_the_command(
+    name: str, settings: list[dict[str, str]], expected: Callable[[Any], Any]
+) -> None:
+    recipe = functools.reduce(resolve, settings, preset(name))
+    assert recipe.experiment == expected(preset(name).experiment)
+    assert typed_again(recipe, name) == recipe
 
 
 def test_iterations_are_those_of_the_victims_that_they_are_asked_of() -> None:
+    before = preset("cifar-hundred")
+    assert before.curation.min_iteration > 0
+    span = resolve(before, SPAN)
+    assert (span.curation.min_iteration, span.evaluation.restore_iterations) == (0, "last")
+    search = resolve(span, SEARCH)
+    assert (search.curation.min_iteration, search.evaluation.restore_iterations) == (50, (50, 1400))
     before = preset("restoration-cpu")
     learned = resolve(before, {"experiment.attack.kind": "span"})
-    assert learned.evaluation == before.evaluation
-    assert learned.curation.min_iteration == 0
+    assert (learned.evaluation, learned.curation.min_iteration) == (before.evaluation, 0)
     judged = resolve(before, {"heldout_experiment.attack.kind": "span"})
     assert judged.evaluation.restore_iterations == "last"
     assert judged.curation == before.curation
 
 
 def test_further_attacks_are_named_by_their_kinds_and_survive_the_command() -> None:
-    smoke = preset("smoke")
-    assert smoke.further_attacks == ()
+    smoke, demo = preset("smoke"), preset("demo")
     recipe = resolve("smoke", {"further_attacks": "span"})
     assert recipe.further_attacks == (SpanAttack(),)
     more = resolve(recipe, {"further_attacks.0.n_network": "3"})
     assert more.further_attacks == (SpanAttack(n_network=3),)
     assert typed_again(more, "smoke") == more
     assert resolve(more, {"further_attacks": "[]"}) == smoke
+    assert demo.further_attacks
+    assert resolve(demo, {"experiment.attack.kind": "span"}).further_attacks == ()
+    assert resolve(demo, {"experiment.family": "autoencoder"}).further_attacks == ()
     own, further = smoke.campaign("heldout"), more.further_campaigns()
-    assert isinstance(own.experiment, KKT)
-    assert further == {
-        attack.kind: replace(own, experiment=replace(own.experiment, attack=attack))
-        for attack in more.further_attacks
-    }
-
-
-def test_an_experiment_s_own_attack_or_another_family_s_is_no_further_one() -> None:
-    own = replace(preset("demo"), further_attacks=())
+    attack = SpanAttack(n_network=3)
+    assert further == {"span": replace(own, experiment=replace(own.experiment, attack=attack))}
     with pytest.raises(ValueError, match="has the experiment's own attack, 'kkt'; leave it out"):
-        replace(own, further_attacks=(own.campaign("heldout").experiment.attack,))
+        replace(smoke, further_attacks=(own.experiment.attack,))
     with pytest.raises(ValueError, match="set further_attacks to"):
         replace(preset("instahide-small"), further_attacks=(SpanAttack(),))
-
-
-def test_a_scheme_is_chosen_with_the_number_of_its_encodings() -> None:
-    mixed = {"experiment.family": "instahide", "experiment.scheme.n_epochs": "9"}
-    assert resolve("demo", mixed).experiment == InstaHideRecovery(
-        scheme=InstaHide(k_pub=2, n_epochs=9)
-    )
-    small = preset("instahide-small")
-    theory = {"experiment.scheme.kind": "theory", "experiment.n_encodings": "240"}
-    chosen = resolve(small, theory | {"experiment.scheme.k_pub": "1"})
-    assert chosen.experiment == replace(small.experiment, scheme=Mixing(k_pub=1), n_encodings=240)
-    assert typed_again(chosen, "instahide-small") == chosen
-    back = {"experiment.scheme.kind": "instahide", "experiment.n_encodings": "0"}
-    assert resolve(chosen, back).experiment.scheme == InstaHide()
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,12 @@
-"""`palimpsest attack weights`: which attack is chosen, its page, resuming, and every refusal."""
+"""`palimpsest attack weights` and `attack kkt`: which attack is chosen, its page, resuming, and
+every refusal."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +15,29 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from flows.families.weights.attack import attack_weights
-from flows.families.weights.attack_plan import planned
+from flows.families.weights.attack import ENTRIES, attack_kkt, attack_weights
+from flows.families.weights.attack_plan import attack_plan, planned
+from flows.papers import EXPERIMENTS
 from recon_core.victims.network import Conv, Network
 from storage.sources.pictures import read_picture
 from tasks.families.weights import attack as attack_module
 from tasks.families.weights.attack import WeightsJob
-from tests.flows.cli.test_attack_kkt import FILES
-from tests.tasks.families.weights.attack_victims import SIDE, VictimFiles, make_spanned
+from tests.tasks.families.weights.attack_victims import (
+    N_IMAGES,
+    SIDE,
+    VictimFiles,
+    make_spanned,
+    make_victim,
+)
 from tests.tasks.pages import FIRST_SCREEN, Page
 
-N_IMAGES = 8
+N_SPANNED = 8
+QUICK = ["--n-images-guess", N_IMAGES, "--iterations", 200, "--attacks", 3]
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> VictimFiles:
+    return make_victim(tmp_path_factory.mktemp("victim"))
 
 
 @pytest.fixture(scope="module")
@@ -33,65 +49,83 @@ def initial(files: VictimFiles) -> Path:
     return files.torch_file.parent / "initial.safetensors"
 
 
-def words(files: VictimFiles, out: Path, *more: str) -> list[str]:
-    return ["attack", "weights", "--weights", str(files.safetensors_file), "--out", str(out),
-            "--device", "cpu", *more]  # fmt: skip
+def words(command: str, files: VictimFiles, out: Path, *more: object) -> list[object]:
+    quick = QUICK if command == "kkt" else []
+    return ["attack", command, "--weights", files.safetensors_file, "--out", out, "--device", "cpu",
+            *quick, *more]  # fmt: skip
+
+
+def known(files: VictimFiles) -> list[str]:
+    return ["--data", f"folder:{files.images}", "--decoys", f"folder:{files.decoys}"]
+
+
+def text_of(shown: str) -> str:
+    """Words of a screen, wherever its lines end."""
+    return " ".join(shown.split())
+
+
+def record_of(out: Path) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((out / "attack.json").read_bytes())
+    return record
 
 
 def never(*_given: Any, **_settings: Any) -> None:
     raise AssertionError("attacked again")
 
 
+@pytest.mark.parametrize(("command", "part"), [("kkt", "reconstruct"), ("weights", "separate")])
 def test_from_weights_to_a_page(
-    palimpsest, monkeypatch, tmp_path: Path, files: VictimFiles, prefect_server
+    palimpsest, monkeypatch, tmp_path: Path, command, part, searched, files, prefect_server
+) -> None:
+    out, victim = tmp_path / "out", searched if command == "kkt" else files
+    n_images = N_IMAGES if command == "kkt" else N_SPANNED
+    start = words(command, victim, out)
+    shown = text_of(palimpsest.done(*start, *known(victim)))
+    assert "An attack can work." in shown
+    assert {entry.name for entry in out.iterdir()} == ENTRIES
+    record = record_of(out)
+    n_good, n_decoys = (record["scores"][which]["n_good"] for which in ("images", "decoys"))
+    assert f"Good matches: {n_good} of {n_images} images, {n_decoys} of " in shown
+    assert n_good >= n_images - 1
+    assert n_decoys <= 1
+    assert json.loads((out / "preflight.json").read_bytes())["outlook"] == "good"
+    if command == "kkt":
+        assert "mlp:432-32-32-1" in shown
+        attack = record["settings"]["attack"]
+        assert (attack["n_candidates"], attack["save_at"]) == (2 * N_IMAGES, [25, 50, 100, 200])
+        assert len(record["attacks"]) == 3
+    else:
+        assert "Method: span. An attack can work." in shown
+        assert record["method"] == record["settings"]["attack"]["kind"] == "span"
+        assert record["spectrum"]["n_above"] == 7  # there is one direction less than images
+        assert min(record["ranking"]["found"]["n_found"]) >= n_images - 2
+        trust = [r["agreement"] for r in record["ranking"]["pictures"]]
+        assert trust == sorted(trust, reverse=True)
+        arrays = safetensors.torch.load_file(out / "reconstructions.safetensors")
+        assert arrays["trust"].tolist() == pytest.approx(trust, abs=1e-5)
+    page = Page(out / "report.html")
+    page.check()
+    assert page.n_first_words < FIRST_SCREEN
+
+    # The same command again attacks nothing; other settings are refused; --fresh starts over.
+    monkeypatch.setattr(attack_module, part, never)
+    palimpsest.done(*start)
+    assert record_of(out)["scores"] == {"images": None, "decoys": None, "compared": None}
+    monkeypatch.undo()
+    assert "seed is 0 there, 1 here" in palimpsest.refused(*start, "--seed", 1)
+    palimpsest.done(*start, "--seed", 1, "--fresh", "--attacks", 1)
+
+
+def test_the_start_gives_one_direction_more(
+    palimpsest, tmp_path: Path, files: VictimFiles, prefect_server
 ) -> None:
     out = tmp_path / "out"
-    known = ["--data", f"folder:{files.images}", "--decoys", f"folder:{files.decoys}"]
-    shown = " ".join(palimpsest.done(*words(files, out, *known)).split())
-    assert "Method: span. An attack can work." in shown
-    assert "7 directions above the noise" in shown
-    assert {entry.name for entry in out.iterdir()} == FILES
-    record = json.loads((out / "attack.json").read_bytes())
-    n_good, n_decoys = (record["scores"][which]["n_good"] for which in ("images", "decoys"))
-    assert f"Good matches: {n_good} of 8 images, {n_decoys} of 8 decoys." in shown
-    assert n_good >= N_IMAGES - 1
-    assert n_decoys <= 1
-    assert record["method"] == record["settings"]["attack"]["kind"] == "span"
-    assert record["spectrum"]["n_above"] == 7
-    assert len(record["spectrum"]["values"]) == 40
-    n_found = record["ranking"]["found"]["n_found"]
-    assert min(n_found) >= N_IMAGES - 2  # there is one direction less than images
-    assert record["ranking"]["found"]["n_false"] <= 1
-    [attack] = record["attacks"]
-    assert (attack["ending"], attack["residual"]) == ("ok", None)
-    trust = [r["agreement"] for r in record["ranking"]["pictures"]]
-    assert trust == sorted(trust, reverse=True)
-    assert {r["label"] for r in record["ranking"]["pictures"]} == {-1, 1}
-    arrays = safetensors.torch.load_file(out / "reconstructions.safetensors")
-    assert arrays["trust"].tolist() == pytest.approx(trust, abs=1e-5)
-    shown_page = Page(out / "report.html")
-    shown_page.check()
-    assert shown_page.n_first_words < FIRST_SCREEN
-
-    # The same command again separates nothing; other settings are refused; --fresh starts over.
-    monkeypatch.setattr(attack_module, "separate", never)
-    assert f"{len(trust)} pictures were taken out of the first layer" in palimpsest.done(
-        *words(files, out)
-    )
-    assert json.loads((out / "attack.json").read_bytes())["ranking"]["found"] is None
-    monkeypatch.undo()
-    assert "attack.surplus is 0.2 there, 0.3 here" in palimpsest.refused(
-        *words(files, out, "--set", "attack.surplus=0.3")
-    )
-    assert "use another --out, or --fresh" in palimpsest.refused(
-        *words(files, out, "--initial", str(initial(files)))
-    )
-    more = ["--initial", str(initial(files)), "--n-images-guess", "9", "--fresh", *known]
-    palimpsest.done(*words(files, out, *more))
-    record = json.loads((out / "attack.json").read_bytes())
+    more = ["--initial", initial(files), "--n-images-guess", 9, *known(files)]
+    palimpsest.done(*words("weights", files, out, *more))
+    record = record_of(out)
     assert record["preflight"]["numbers"]["start_share"] == pytest.approx(1, abs=0.02)
     assert record["preflight"]["numbers"]["directions_taken"] == 9
-    assert record["scores"]["images"]["n_good"] >= N_IMAGES - 1
+    assert record["scores"]["images"]["n_good"] >= N_SPANNED - 1
 
 
 def checkpoint(files: VictimFiles, path: Path) -> nn.Module:
@@ -113,39 +147,27 @@ def checkpoint(files: VictimFiles, path: Path) -> nn.Module:
 def test_a_checkpoint_gives_back_by_its_optimisers_state_what_its_weights_hide(
     palimpsest, tmp_path: Path, files: VictimFiles, prefect_server
 ) -> None:
-    net = checkpoint(files, tmp_path / "last.pt")
-    known = ["--data", f"folder:{files.images}", "--decoys", f"folder:{files.decoys}",
-             "--mean", "0.5", "--device", "cpu"]  # fmt: skip
-    given = ["attack", "weights", "--weights", str(tmp_path / "last.pt"), *known]
-    shown = " ".join(palimpsest.done(*given, "--out", str(tmp_path / "out")).split())
+    last, alone = tmp_path / "last.pt", tmp_path / "net.pt"
+    torch.save(checkpoint(files, last).state_dict(), alone)
+    given = ["attack", "weights", *known(files), "--mean", 0.5, "--device", "cpu", "--weights"]
+    shown = text_of(palimpsest.done(*given, last, "--out", tmp_path / "out"))
     assert "8 directions that end sharply (exp_avg in" in shown
-    assert "Not used: the weights," in shown
-    assert shown.count("publish weights alone, without the optimiser's state") == 2
-    record = json.loads((tmp_path / "out" / "attack.json").read_bytes())
+    record = record_of(tmp_path / "out")
     assert record["source"]["used"] == record["settings"]["attack"]["source"] == "state"
-    assert record["source"]["directions"]["state"] == {"n": N_IMAGES, "ends_sharply": True}
-    assert record["scores"]["images"]["n_good"] >= N_IMAGES - 1
+    assert record["source"]["directions"]["state"] == {"n": N_SPANNED, "ends_sharply": True}
+    assert record["scores"]["images"]["n_good"] >= N_SPANNED - 1
     page = Page(tmp_path / "out" / "report.html")
     page.check()
+    assert "publish weights alone" in shown
     assert "publish weights alone" in page.prose
 
-    alone = ["--source", "weights", "--preflight", "--force"]
-    shown = " ".join(palimpsest.done(*given, "--out", str(tmp_path / "b"), *alone).split())
-    assert "taken apart: the weights, " in shown
-    torch.save(net.state_dict(), tmp_path / "net.pt")
-    given[3] = str(tmp_path / "net.pt")
-    refused = " ".join(palimpsest.refused(*given, "--source", "state").split())
-    assert "--source state: " in refused
+    asked = ["--source", "weights", "--preflight", "--force", "--out", tmp_path / "b"]
+    assert "taken apart: the weights, " in text_of(palimpsest.done(*given, last, *asked))
+    refused = text_of(palimpsest.refused(*given, alone, "--source", "state"))
     assert "comes without; give a checkpoint that holds one" in refused
-    beside = ["--optimizer", str(tmp_path / "last.pt"), "--preflight"]
-    shown = " ".join(palimpsest.done(*given, *beside).split())
-    assert "8 directions that end sharply" in shown
-    assert "publish" not in shown
-
-
-def span_job(files: VictimFiles, out: Path) -> WeightsJob:
-    job = WeightsJob(weights=files.torch_file, out=out)
-    return planned(job, method="span", n_attacks=2)
+    beside = text_of(palimpsest.done(*given, alone, "--optimizer", last, "--preflight"))
+    assert "8 directions that end sharply" in beside
+    assert "publish" not in beside
 
 
 def test_an_interrupted_command_does_what_is_left(
@@ -153,8 +175,12 @@ def test_an_interrupted_command_does_what_is_left(
 ) -> None:
     """Two attacks; the second is stopped, and the next call does that one alone, to the bit."""
     torch.set_num_threads(1)
-    job = span_job(files, tmp_path / "whole")
-    whole = attack_weights(job, device="cpu")
+
+    def job(name: str) -> WeightsJob:
+        weights = WeightsJob(weights=files.torch_file, out=tmp_path / name)
+        return planned(weights, method="span", n_attacks=2)
+
+    whole = attack_weights(job("whole"), device="cpu")
     assert whole["ranking"]["n_attacks_compared"] == 2
     assert max(r["n_attacks"] for r in whole["ranking"]["pictures"]) == 2
     separate, n_calls = attack_module.separate, []
@@ -166,56 +192,133 @@ def test_an_interrupted_command_does_what_is_left(
         return separate(*given, **settings)
 
     monkeypatch.setattr(attack_module, "separate", stopped)
-    job = span_job(files, tmp_path / "broken")
     with pytest.raises(KeyboardInterrupt):
-        attack_weights(job, device="cpu")
+        attack_weights(job("broken"), device="cpu")
     assert not (tmp_path / "broken" / "attack.json").exists()
-    again = attack_weights(job, device="cpu")
+    again = attack_weights(job("broken"), device="cpu")
     assert len(n_calls) == 3
     assert again["ranking"] == whole["ranking"]
 
 
-def test_a_convolution_is_left_to_the_other_attack(
-    palimpsest, tmp_path: Path, files: VictimFiles
-) -> None:
+def test_a_convolution_is_left_to_the_other_attack(palimpsest, tmp_path: Path) -> None:
     architecture = Network(widths=(20,), conv=Conv(kernel=3, channels=4)).on((3, SIDE, SIDE))
     weights = architecture.initial([torch.Generator().manual_seed(0)], dtype=torch.float32)
     state = architecture.to_state_dict(weights)
     safetensors.torch.save_file(state, tmp_path / "conv.safetensors")
-    given = ["attack", "weights", "--weights", str(tmp_path / "conv.safetensors"), "--device",
-             "cpu", "--preflight", "--out", str(tmp_path / "out")]  # fmt: skip
-    shown = " ".join(palimpsest(*given)[1].split())
+    given = ["attack", "weights", "--weights", tmp_path / "conv.safetensors", "--device", "cpu",
+             "--preflight", "--out", tmp_path / "out"]  # fmt: skip
+    shown = text_of(palimpsest(*given)[1])
     assert "Method: kkt, since span cannot work here: a convolution: the first layer is" in shown
-    assert "balance of the layers" in shown
     code, shown, _err = palimpsest(*given, "--method", "span")
     assert code == 2
-    shown = " ".join(shown.split())
-    assert "An attack cannot work here: a convolution." in shown
-    assert "use --method kkt" in shown
+    assert "An attack cannot work here: a convolution." in text_of(shown)
+    assert "use --method kkt" in text_of(shown)
+
+
+def test_what_cannot_work_ends_with_2_and_the_reason_unless_forced(
+    palimpsest, tmp_path: Path, prefect_server
+) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(432, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 1))
+    weights, out = tmp_path / "norm.pt", tmp_path / "out"
+    torch.save(net.state_dict(), weights)
+    start = ["attack", "kkt", "--weights", weights, "--device", "cpu", "--out", out, *QUICK,
+             "--set", "attack.save_at=3"]  # fmt: skip
+    code, shown, _err = palimpsest(*start)
+    assert code == 2
+    assert "An attack cannot work here: normalisation layers" in text_of(shown)
+    assert not out.exists()
+    job = planned(WeightsJob(weights=weights, out=out), n_iterations=3)
+    with pytest.raises(ValueError, match=r"normalisation layers.*--force"):
+        attack_kkt(job, device="cpu")  # a deployment refuses, too, and leaves the reasons
+    assert json.loads((out / "preflight.json").read_bytes())["outlook"] == "none"
+    palimpsest.done(*start, "--force")
+    assert (out / "report.html").is_file()
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("command", "more", "said"),
     [
-        (["--initial", "absent.pt"], "absent.pt does not exist"),
-        (["--method", "kkt", "--initial", "START"], "are of the span attack"),
-        (
-            ["--initial", "OTHER"],
-            "0.weight (40, 300); expected the first layer's 0.weight (40, 432)",
-        ),
-        (["--set", "attack.alpha=3"], "attack.alpha"),
-        (["--set", "attack.surplus=3"], "surplus=3.0 is outside"),
-        (["--set", "attack.start=known"], "needs the weights before training: --initial"),
-        (["--set", "n_attacks=many"], "n_attacks='many'"),
-        (["--decoys", "folder:absent"], "give --data"),
+        ("kkt", "--weights absent.pt", "absent.pt does not exist"),
+        ("kkt", "--arch mlp:432-64-1", "--arch says mlp:432-64-1"),
+        ("kkt", "--arch resnet", "mlp:3072-1000-1000-1"),
+        ("kkt", "--shape 3x12", "--shape 3x12 is not of the form CxHxW"),
+        ("kkt", "--condition multiclass", "multiclass"),
+        ("kkt", "--preset haim2023", "did you mean 'haim2022'"),
+        ("kkt", "--set attack.alhpa=3", "attack.alpha"),
+        ("kkt", "--set attack.alpha=-3", "alpha=-3"),
+        ("kkt", "--set victim.widths=3", "only the attack has settings"),
+        ("kkt", "--iterations 0", "--iterations 0"),
+        ("kkt", "--data folder:absent", "absent is not a folder"),
+        ("kkt", "--decoys folder:absent", "give --data"),
+        ("kkt", "--mean 0.1,0.2", "2 numbers for 3 channels"),
+        ("weights", "--initial absent.pt", "absent.pt does not exist"),
+        ("weights", "--method kkt --initial {start}", "are of the span attack"),
+        ("weights", "--initial {other}", "expected the first layer's 0.weight (40, 432)"),
+        ("weights", "--set attack.alpha=3", "attack.alpha"),
+        ("weights", "--set attack.surplus=3", "surplus=3.0 is outside"),
+        ("weights", "--set attack.start=known", "needs the weights before training: --initial"),
+        ("weights", "--set n_attacks=many", "n_attacks='many'"),
+        ("weights", "--decoys folder:absent", "give --data"),
     ],
 )
 def test_bad_usage_ends_with_2_and_says_the_fix(
-    palimpsest, tmp_path: Path, files: VictimFiles, more: list[str], said: str
+    palimpsest, tmp_path: Path, searched, files, command: str, more: str, said: str
 ) -> None:
     other = tmp_path / "other.safetensors"
     safetensors.torch.save_file({"0.weight": torch.ones(40, 300)}, other)
-    named = {"START": str(initial(files)), "OTHER": str(other)}
-    given = words(files, tmp_path / "out", *[named.get(word, word) for word in more])
-    assert said in " ".join(palimpsest.refused(*given).split())
+    given = more.format(start=initial(files), other=other).split()
+    victim = searched if command == "kkt" else files
+    assert said in text_of(palimpsest.refused(*words(command, victim, tmp_path / "out", *given)))
     assert not (tmp_path / "out").exists()
+
+
+class Bomb:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return (Path.write_text, (self.path, "executed"))
+
+
+def test_a_pickle_bomb_does_not_go_off(palimpsest, tmp_path: Path) -> None:
+    torch.save({"0.weight": torch.ones(4, 12), "x": Bomb(tmp_path / "crater")}, tmp_path / "b.pt")
+    refused = palimpsest.refused("attack", "kkt", "--weights", tmp_path / "b.pt")
+    assert "pickled objects" in refused
+    assert not (tmp_path / "crater").exists()
+
+
+def test_plans_fit_the_network() -> None:
+    plain = attack_plan(n_outputs=1)
+    assert (plain.n_attacks, plain.attack.condition) == (6, "binary")
+    assert plain.attack.search is not None
+    several = attack_plan(n_outputs=10, n_images=50)
+    assert (several.attack.condition, several.attack.n_candidates) == ("multiclass", 100)
+    assert attack_plan(n_outputs=10, n_images=3).attack.n_candidates == 20
+    assert attack_plan(n_outputs=1, condition="regression").attack.condition == "regression"
+    for name, published in EXPERIMENTS.items():
+        found = attack_plan(name, n_outputs=1 if "multiclass" not in name else 10)
+        assert found.attack == replace(published.experiment().attack, ncc_stop_above=None)
+        assert found.n_attacks == published.n_attacks
+    assert attack_plan("buzaglo2023-multiclass", n_outputs=1).attack.condition == "binary"
+    assert attack_plan("haim2022", n_outputs=10).attack.condition == "multiclass"
+    changed = attack_plan(
+        "haim2022", n_outputs=1, n_attacks=4,
+        settings={"attack.search.alpha": "5,50", "n_attacks": "7"},
+    )  # fmt: skip
+    assert (changed.attack.search.alpha, changed.n_attacks) == ((5, 50), 7)
+    assert attack_plan(n_outputs=1, settings={"experiment.attack.alpha": "3"}).attack.alpha == 3
+    assert attack_plan(n_outputs=1, n_iterations=1).attack.save_at == (1,)
+
+
+def test_preflight_loads_neither_prefect_nor_a_cluster() -> None:
+    """They and what scipy has of statistics took half of the time of a preflight."""
+    modules = "flows.families.weights.attack_plan, flows.attack_methods"
+    for used in ("weights.preflight", "autoencoder.inputs", "inversion.inputs", "instahide.inputs"):
+        modules += f", tasks.families.{used}"
+    heavy = {"prefect", "distributed", "scipy.optimize", "scipy.stats", "matplotlib", "torchvision"}
+    code = f"import sys, {modules}; print(*({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
