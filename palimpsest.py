@@ -178,7 +178,7 @@ def attack(
     search = flow.attack_kkt if prepared.method == "kkt" else flow.attack_weights
     record = search(chosen, device=device)
     said = " ".join([f"Method: {why}" if why else "", *flow.screen_lines(record)]).strip()
-    page, sheet = folder / flow.FILES[0], folder / flow.FILES[1]
+    page, sheet = folder / "report.html", folder / "reconstructions.png"
     return Found(folder, record, said, flow.summary_rows(record), page, sheet)
 
 

@@ -26,6 +26,17 @@ REFUSED = 2
 SIGNS = {"ok": "[green]ok[/]     ", "warning": "[yellow]warning[/]", "stop": "[red]stop[/]   "}
 WORDS = ("mask", "method", "attack", "--cut")
 """Columns of words, not of numbers."""
+SHOWN = (
+    *("report.html", "reconstructions.png", "recoveries.png", "statuses.csv"),
+    *("attack.json", "inversion.json", "instahide.json"),
+)
+ENTRIES = frozenset(
+    {
+        *(*SHOWN, "cache", "preflight.json", "images", "images.npy"),
+        *("reconstructions.safetensors", "recoveries.safetensors"),
+    }
+)
+"""Files that attacks write, and those of them that the screen names."""
 
 Out = Annotated[
     Path | None,
@@ -188,13 +199,12 @@ def attack(
 ) -> dict[str, Any]:
     """Attacks, after --fresh has deleted earlier results, and shows the outcome; the record.
 
-    `module`: a family's module of flows, which has the names that it writes into a folder
-    (`ENTRIES`), the files that are shown (`FILES`), and the rows and lines of an outcome.
+    `module`: a family's module of flows, which has the rows and lines of an outcome.
     """
     from tasks.attack_file.report import COMMAND
 
     if fresh:
-        start_over(folder, module.ENTRIES, option="--out")
+        start_over(folder, ENTRIES, option="--out")
     words = [word for word in sys.argv[1:] if word != "--fresh"]
     token = COMMAND.set(shlex.join(["palimpsest", *words]))
     try:
@@ -204,7 +214,7 @@ def attack(
     show_table(module.screen_rows(record))
     for line in module.screen_lines(record):
         out.print(line, markup=False)
-    for path in (folder / name for name in module.FILES):
+    for path in (folder / name for name in SHOWN):
         if path.exists():
             out.print(f"  {path.absolute()}", markup=False, soft_wrap=True)
     return record

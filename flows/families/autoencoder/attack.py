@@ -26,14 +26,6 @@ from tasks.families.autoencoder.inputs import (
 from tasks.orchestration import flow, task
 from tasks.progress import stage_progress
 
-ENTRIES = frozenset(
-    {
-        *("cache", "preflight.json", "attack.json", "recoveries.safetensors"),
-        *("recoveries.png", "report.html"),
-    }
-)
-"""What an attack leaves in its folder."""
-FILES = ("report.html", "recoveries.png", "attack.json")
 SCHEMA, VERSION = "palimpsest-attack-autoencoder", 1
 
 

@@ -30,11 +30,6 @@ from tasks.page.formats import duration
 from tasks.progress import stage_progress
 
 RECORD = "instahide.json"
-ENTRIES = frozenset(
-    {RECORD, "images.npy", "images", "statuses.csv", "reconstructions.png", "report.html"}
-)
-"""What an attack leaves in its folder."""
-FILES = ("report.html", "reconstructions.png", "statuses.csv", RECORD)
 SCHEMA, VERSION = "palimpsest-attack-instahide", 1
 
 

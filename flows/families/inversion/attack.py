@@ -21,9 +21,6 @@ from tasks.orchestration import flow, task
 from tasks.progress import stage_progress
 
 RECORD = "inversion.json"
-ENTRIES = frozenset({RECORD, "reconstructions.safetensors", "reconstructions.png", "report.html"})
-"""What an attack leaves in its folder."""
-FILES = ("report.html", "reconstructions.png", RECORD)
 SCHEMA, VERSION = "palimpsest-attack-inversion", 1
 
 

@@ -17,14 +17,6 @@ from tasks.families.weights.results import Results, gather, scores_record
 from tasks.orchestration import flow, task
 from tasks.progress import stage_progress
 
-ENTRIES = frozenset(
-    {
-        *("cache", "preflight.json", "attack.json", "reconstructions.safetensors"),
-        *("reconstructions.png", "report.html"),
-    }
-)
-"""What an attack leaves in its folder."""
-FILES = ("report.html", "reconstructions.png", "attack.json")
 SCHEMA, VERSION = "palimpsest-attack", 1
 
 

@@ -18,7 +18,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from flows.attack_methods import autoencoder_methods
-from flows.families.autoencoder.attack import ENTRIES, attack_autoencoder
+from flows.cli.attack_file import ENTRIES
+from flows.families.autoencoder.attack import attack_autoencoder
 from recon_core.attacks.autoencoder.many_starts import NoiseAware
 from recon_core.attacks.plug_and_play import Iteration, KnownMask, UnknownMask
 from tasks.attack_file.programs import read_program
@@ -60,7 +61,7 @@ def test_from_weights_to_a_page(
     shown = palimpsest.done(*start)
     assert "fc:192-64-64-64-192" in shown
     assert "An attack can work." in shown
-    assert {entry.name for entry in out.iterdir()} == ENTRIES
+    assert {entry.name for entry in out.iterdir()} < ENTRIES
     found = cells(out)
     assert len(found) == 2 * 3 * 2
     for mask in ("random", "half"):
