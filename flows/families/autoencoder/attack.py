@@ -9,15 +9,7 @@ from tasks.artifacts import publish_table
 from tasks.attack_file.comparison import plain, setting_rows
 from tasks.attack_file.report import check_chances, leave, page_context
 from tasks.devices import Device, resolve_device
-from tasks.families.autoencoder.attack import (
-    Recovery,
-    autoencoder_page,
-    conventions,
-    pairs,
-    recover_all,
-    recoveries_sheet,
-    write_recoveries,
-)
+from tasks.families.autoencoder import attack as recovery
 from tasks.families.autoencoder.inputs import (
     AutoencoderJob,
     PreparedAutoencoder,
@@ -29,7 +21,7 @@ from tasks.progress import stage_progress
 SCHEMA, VERSION = "palimpsest-attack-autoencoder", 1
 
 
-recover = task(name="recover")(recover_all)
+recover = task(name="recover")(recovery.recover_all)
 
 
 @flow(name="attack-autoencoder", flow_run_name="{job.weights}")
@@ -54,23 +46,23 @@ def attack_autoencoder(
     with stage_progress("Recover", "image") as advance:
         found = recover(job, prepared.victim, cases, device=place, on_progress=advance)
     record = autoencoder_record(job, prepared, found)
-    write_recoveries(job.out / "recoveries.safetensors", found)
+    recovery.write_recoveries(job.out / "recoveries.safetensors", found)
     settings = list(setting_rows(record["settings"]))
     context = page_context(("numpy", "safetensors"), settings=settings)
-    page = autoencoder_page(record, found, context)
-    png = recoveries_sheet(found, job.n_shown)
+    page = recovery.autoencoder_page(record, found, context)
+    png = recovery.recoveries_sheet(found, job.n_shown)
     leave(job.out, record, page, sheet=("recoveries", png, "What came back, beside what was given"))
     publish_table("recoveries", screen_rows(record), "Every mask and method, beside the control")
     return record
 
 
 def autoencoder_record(
-    job: AutoencoderJob, prepared: PreparedAutoencoder, recoveries: Sequence[Recovery]
+    job: AutoencoderJob, prepared: PreparedAutoencoder, recoveries: Sequence[recovery.Recovery]
 ) -> dict[str, Any]:
     """Everything but the pictures, as JSON. `best`: the mask and method with the most accurate
     training images, beside its control."""
     material, best = prepared.material, None
-    scored = [(one.rates, one, control) for one, control in pairs(recoveries) if one.rates]
+    scored = [(one.rates, one, control) for one, control in recovery.pairs(recoveries) if one.rates]
     if scored:
         rates, one, control = max(scored, key=lambda found: (found[0].n_accurate, found[0].psnr[0]))
         against = None if control is None else control.rates
@@ -108,7 +100,7 @@ def autoencoder_record(
         "preflight": prepared.record(),
         "best": best,
         "cells": [one.record() for one in recoveries],
-        "conventions": conventions(job),
+        "conventions": recovery.conventions(job),
     }
 
 

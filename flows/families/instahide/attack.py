@@ -9,6 +9,7 @@ from typing import Any
 from tasks.artifacts import publish_table
 from tasks.attack_file.report import leave, page_context
 from tasks.devices import Device, resolve_device, use_threads
+from tasks.families.instahide import report as pages
 from tasks.families.instahide.attack import METHODS, attack_all
 from tasks.families.instahide.inputs import (
     LEVELS,
@@ -16,13 +17,6 @@ from tasks.families.instahide.inputs import (
     InstaHideJob,
     PreparedChallenge,
     prepare_challenge,
-)
-from tasks.families.instahide.report import (
-    best_of,
-    clear_images,
-    instahide_page,
-    instahide_sheet,
-    write_images,
 )
 from tasks.families.instahide.results import Scored, method_record
 from tasks.orchestration import flow, task
@@ -62,14 +56,15 @@ def attack_instahide(
     record = record_of_instahide(job, prepared, scored)
     job.out.mkdir(parents=True, exist_ok=True)
     (job.out / RECORD).unlink(missing_ok=True)  # of an earlier attack, whose pictures go now
-    best, sheet = best_of(scored), None
-    clear_images(job.out)
+    best, sheet = pages.best_of(scored), None
+    pages.clear_images(job.out)
     if best is not None:
-        write_images(job.out, best, prepared)
-        sheet = ("reconstructions", instahide_sheet(best, prepared, job.n_shown), "What came back")
+        pages.write_images(job.out, best, prepared)
+        png = pages.instahide_sheet(best, prepared, job.n_shown)
+        sheet = ("reconstructions", png, "What came back")
     packages = ("numpy", "scipy")
     context = page_context(packages, outcome=outcome(record), n_shown=job.n_shown)
-    page = instahide_page(record, prepared, scored, context)
+    page = pages.instahide_page(record, prepared, scored, context)
     leave(job.out, record, page, name=RECORD, sheet=sheet)
     publish_table("instahide", screen_rows(record), "Every method")
     return record
@@ -79,7 +74,7 @@ def record_of_instahide(
     job: InstaHideJob, prepared: PreparedChallenge, scored: Sequence[Scored]
 ) -> dict[str, Any]:
     """Everything but the pictures, as JSON."""
-    challenge, best = prepared.challenge, best_of(scored)
+    challenge, best = prepared.challenge, pages.best_of(scored)
     return {
         "schema": SCHEMA,
         "version": VERSION,

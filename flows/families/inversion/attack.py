@@ -9,13 +9,7 @@ from flows.attack_methods import inversion_methods
 from tasks.artifacts import publish_table
 from tasks.attack_file.report import leave, page_context, write_arrays
 from tasks.devices import Device, resolve_device, use_threads
-from tasks.families.inversion.attack import (
-    Attacked,
-    attack_all,
-    inversion_page,
-    inversion_record,
-    separability_of,
-)
+from tasks.families.inversion import attack as inverting
 from tasks.families.inversion.inputs import InversionJob, PreparedCut, prepare_cut
 from tasks.orchestration import flow, task
 from tasks.progress import stage_progress
@@ -24,7 +18,7 @@ RECORD = "inversion.json"
 SCHEMA, VERSION = "palimpsest-attack-inversion", 1
 
 
-invert = task(name="invert")(attack_all)
+invert = task(name="invert")(inverting.attack_all)
 
 
 @flow(name="attack-inversion", flow_run_name="{job.weights}")
@@ -57,7 +51,7 @@ def attack_inversion(
     write_arrays(job.out / "reconstructions.safetensors", arrays)
     packages = ("torchvision", "numpy", "safetensors")
     context = page_context(packages, outcome=outcome(record), n_shown=job.n_shown)
-    page, png = inversion_page(record, prepared.data, attacked, context)
+    page, png = inverting.inversion_page(record, prepared.data, attacked, context)
     sheet = ("reconstructions", png, "What came back, below the originals")
     leave(job.out, record, page, name=RECORD, sheet=sheet)
     publish_table("inversion", screen_rows(record), "Every attack, beside chance")
@@ -65,7 +59,7 @@ def attack_inversion(
 
 
 def record_of_inversion(
-    job: InversionJob, prepared: PreparedCut, attacked: Sequence[Attacked]
+    job: InversionJob, prepared: PreparedCut, attacked: Sequence[inverting.Attacked]
 ) -> dict[str, Any]:
     """Everything but the pictures, as JSON."""
     notes = [*prepared.notes, *(f"{a.title}: {note}" for a in attacked for note in a.notes)]
@@ -86,8 +80,8 @@ def record_of_inversion(
         },
         "n_images": len(prepared.data),
         "accuracy": prepared.accuracy,
-        "separability": separability_of(prepared.z),
-        "attacks": [inversion_record(a, prepared.data.names) for a in attacked],
+        "separability": inverting.separability_of(prepared.z),
+        "attacks": [inverting.inversion_record(a, prepared.data.names) for a in attacked],
         "notes": notes,
         "conventions": {
             "ssim": "Gaussian window of 11x11, in [-1, 1]; ssim_unit is (SSIM + 1) / 2 (MixCon "

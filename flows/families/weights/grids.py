@@ -9,14 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from flows.papers import (
-    MILLION,
-    SMALL_FIRST,
-    STANDARD,
-    buzaglo2023_multiclass,
-    buzaglo2023_regression,
-    gradient_descent,
-)
+from flows import papers
 from recon_core.attacks.kkt.objective import Condition, KKTAttack, Search
 from recon_core.experiments import KKT
 from recon_core.victims.losses import Loss
@@ -54,8 +47,8 @@ PAPER = Size(
     preset="paper",
     data=CIFAR10,
     width=1000,
-    epochs=MILLION,
-    epochs_conv=MILLION,
+    epochs=papers.MILLION,
+    epochs_conv=papers.MILLION,
     rate=0.01,
     save_at=(10_000, 50_000),
     search=None,
@@ -122,11 +115,11 @@ def losses(size: Size) -> Study:
     paper = size.preset == "paper"
     decay = 7.5e-4 if paper else 3e-3
     kinds = {
-        "BCE, no decay": (Loss(), 0.0, SMALL_FIRST),
-        "BCE": (Loss(), decay, STANDARD),
-        "MSE": (Loss(kind="mse"), decay, STANDARD),
-        "L2.5": (Loss(kind="power", power=2.5), decay, STANDARD),
-        "Huber": (Loss(kind="huber"), decay, STANDARD),
+        "BCE, no decay": (Loss(), 0.0, papers.SMALL_FIRST),
+        "BCE": (Loss(), decay, papers.STANDARD),
+        "MSE": (Loss(kind="mse"), decay, papers.STANDARD),
+        "L2.5": (Loss(kind="power", power=2.5), decay, papers.STANDARD),
+        "Huber": (Loss(kind="huber"), decay, papers.STANDARD),
     }
     numbers = (50, 100, 300) if paper else (10, 30, 60)
     cells = [
@@ -152,9 +145,9 @@ def weight_decay(size: Size) -> Study:
     cells = []
     for classes, n in ((2, 100), (10, 500)) if paper else ((2, 30), (10, 50)):
         starts: list[tuple[str, float, Network]] = [
-            ("standard", 0.0, STANDARD),
-            ("small", 0.0, SMALL_FIRST),
-            *(("standard", decay, STANDARD) for decay in decays),
+            ("standard", 0.0, papers.STANDARD),
+            ("small", 0.0, papers.SMALL_FIRST),
+            *(("standard", decay, papers.STANDARD) for decay in decays),
         ]
         for start, decay, network in starts:
             condition: Condition = "binary" if classes == 2 else "multiclass"
@@ -188,16 +181,16 @@ def cnn(size: Size) -> Study:
     cells = [
         _cell(f"kernel {k}, {c} channels", "grid", {"kernel": k, "channels": c}, n,
               _experiment(size, n, decay=usual,
-                          network=replace(STANDARD, conv=Conv(kernel=k, channels=c))))
+                          network=replace(papers.STANDARD, conv=Conv(kernel=k, channels=c))))
         for c in channels
         for k in kernels
     ]  # fmt: skip
     cells += [
         _cell(f"decay {decay:g}", "decay", {"weight_decay": decay}, n,
-              _experiment(size, n, decay=decay, network=replace(STANDARD, conv=base)))
+              _experiment(size, n, decay=decay, network=replace(papers.STANDARD, conv=base)))
         for decay in decays
     ]  # fmt: skip
-    for start, network in (("standard", STANDARD), ("small", SMALL_FIRST)):
+    for start, network in (("standard", papers.STANDARD), ("small", papers.SMALL_FIRST)):
         cells.append(
             _cell(f"no decay, {start} start", "no decay", {"start": start}, n,
                   _experiment(size, n, network=replace(network, conv=base)))
@@ -227,7 +220,7 @@ def width(size: Size) -> Study:
     cells = [
         _cell(f"{name}, width {w}, {n} images", name, {"width": w, "n_images": n}, n,
               _experiment(size, n, loss=loss, decay=decay,
-                          network=replace(STANDARD, widths=(w, w))))
+                          network=replace(papers.STANDARD, widths=(w, w))))
         for name, loss in kinds.items()
         for n in numbers
         for w in widths
@@ -248,13 +241,13 @@ def large(size: Size) -> Study:
     paper = size.preset == "paper"
     classes, n, w = (100, 5000, 10_000) if paper else (10, 200, 500)
     epochs, batch = (100_000, 500) if paper else (10_000, 50)
-    network = replace(SMALL_FIRST, widths=(w, w))
+    network = replace(papers.SMALL_FIRST, widths=(w, w))
     experiment = _experiment(size, n, classes=classes, condition="multiclass", network=network)
     training = replace(
         experiment.training,
         epochs=epochs,
         batch_size=batch,
-        optimiser=gradient_descent(0.1),
+        optimiser=papers.gradient_descent(0.1),
         span=False if paper else "auto",
     )
     experiment = replace(experiment, training=training)
@@ -297,12 +290,12 @@ def _experiment(
     condition: Condition = "regression",
     loss: Loss | None = None,
     decay: float = 0.0,
-    network: Network = SMALL_FIRST,
+    network: Network = papers.SMALL_FIRST,
 ) -> KKT:
     """Victims of a size and an attack on them, m = 2n. `condition`: equation 15, 6 (binary) or 12
     (multiclass) of the KKT paper; a convolution is followed by one dense layer."""
     is_multiclass, width, conv = condition == "multiclass", size.width, network.conv
-    base = buzaglo2023_multiclass() if is_multiclass else buzaglo2023_regression()
+    base = papers.buzaglo2023_multiclass() if is_multiclass else papers.buzaglo2023_regression()
     assert isinstance(base.attack, KKTAttack)
     search = base.attack.search if condition != "binary" else Search(lam_lr=(1e-5, 1.0))
     if conv is not None and size.search_conv is not None:
@@ -313,7 +306,7 @@ def _experiment(
     widths = network.widths
     if conv is not None:
         widths = (width if size.preset == "paper" else width // 2,)
-    elif widths == STANDARD.widths:
+    elif widths == papers.STANDARD.widths:
         widths = (width, width)
     return replace(
         base,
@@ -323,7 +316,7 @@ def _experiment(
             base.training,
             loss=base.training.loss if is_multiclass else loss or Loss(),
             epochs=size.epochs if conv is None else size.epochs_conv,
-            optimiser=base.training.optimiser if is_multiclass else gradient_descent(size.rate),
+            optimiser=replace(base.training.optimiser, lr=0.5 if is_multiclass else size.rate),
             weight_decay=decay,
             span="auto" if conv is None else False,
         ),

@@ -10,41 +10,30 @@ from typing import Any
 from flows.study_kind import UnitStudy
 from storage.files import text_bytes, write_file
 from tasks.campaign.state import CONTROL_FILE
-from tasks.families.weights.study.span import (
-    GIVEN,
-    OPTIMISERS,
-    SPAN_PAGE,
-    Kind,
-    Row,
-    SpanPlan,
-    SpanStudy,
-    Victim,
-    costs_of,
-    markdown,
-)
+from tasks.families.weights.study import span as spans
 from tasks.page.formats import plural
 from tasks.study.executor import Outcome
 from tasks.study.products import npz_of
 
 KINDS = {
-    "cifar10": Kind(data="folder:cifar10"),
-    "grey": Kind(data="folder:cifar10", channels=1),
-    "digits": Kind(data="mnist:mnist", size=28, channels=1, skip=8000),
-    "photographs": Kind(data="photos"),
-    "photographs64": Kind(data="photos", size=64, split="train"),
-    "mine": Kind(data="", split="train"),
+    "cifar10": spans.Kind(data="folder:cifar10"),
+    "grey": spans.Kind(data="folder:cifar10", channels=1),
+    "digits": spans.Kind(data="mnist:mnist", size=28, channels=1, skip=8000),
+    "photographs": spans.Kind(data="photos"),
+    "photographs64": spans.Kind(data="photos", size=64, split="train"),
+    "mine": spans.Kind(data="", split="train"),
 }
-BASES = (Row(), Row(optimiser="SGD, momentum", has="known start"))
+BASES = (spans.Row(), spans.Row(optimiser="SGD, momentum", has="known start"))
 """An Adam checkpoint, and weights with their start: other rows are one setting away, as a rule."""
 
 
-def cpu() -> SpanStudy:
+def cpu() -> spans.SpanStudy:
     """Layers of 1000 and 200: hours on two cores."""
     rows = dict.fromkeys([*BASES, *_rows()])
-    return SpanStudy(preset="cpu", kinds=dict(KINDS), rows=tuple(rows))
+    return spans.SpanStudy(preset="cpu", kinds=dict(KINDS), rows=tuple(rows))
 
 
-def _rows() -> Iterator[Row]:
+def _rows() -> Iterator[spans.Row]:
     for base in BASES:
         yield replace(base, n=400)
         for kind in KINDS:
@@ -52,57 +41,57 @@ def _rows() -> Iterator[Row]:
             yield from (replace(base, images=kind, n=n) for n in n_images)
         yield replace(base, images="digits", n=300)
         yield replace(base, divided=False)
-        yield from (replace(base, optimiser=optimiser) for optimiser in OPTIMISERS)
-    yield from (replace(base, has=has) for base in BASES for has in GIVEN)
+        yield from (replace(base, optimiser=optimiser) for optimiser in spans.OPTIMISERS)
+    yield from (replace(base, has=has) for base in BASES for has in spans.GIVEN)
     for start in (1e-4, 1e-3):
-        row = Row(n=100, optimiser="SGD", start=start)
+        row = spans.Row(n=100, optimiser="SGD", start=start)
         yield from (replace(row, has=has) for has in ("known start", "weights alone"))
 
 
-def tiny() -> SpanStudy:
+def tiny() -> spans.SpanStudy:
     """For tests: small photographs, every kind of attacker, seconds."""
-    row = Row(images="photographs", n=20, optimiser="SGD, momentum")
+    row = spans.Row(images="photographs", n=20, optimiser="SGD, momentum")
     kinds = {
-        "photographs": Kind(data="photos", size=16),
+        "photographs": spans.Kind(data="photos", size=16),
         "mine": replace(KINDS["mine"], size=16),
     }
-    rows = (*(replace(row, has=has) for has in GIVEN), replace(row, images="mine"))
-    victim = Victim(widths=(64, 16), epochs=10, batch_size=10)
-    return SpanStudy(preset="tiny", kinds=kinds, rows=rows, victim=victim, n_shown=2)
+    rows = (*(replace(row, has=has) for has in spans.GIVEN), replace(row, images="mine"))
+    victim = spans.Victim(widths=(64, 16), epochs=10, batch_size=10)
+    return spans.SpanStudy(preset="tiny", kinds=kinds, rows=rows, victim=victim, n_shown=2)
 
 
-class AttackerStudy(UnitStudy[SpanStudy, SpanPlan]):
+class AttackerStudy(UnitStudy[spans.SpanStudy, spans.SpanPlan]):
     """Images, attackers and trainings: `SpanStudy`."""
 
-    settings = SpanStudy
+    settings = spans.SpanStudy
     parts, unit = "rows", "images"
     products = frozenset({"products", "span.md", CONTROL_FILE})
     flow = "study-span"
 
-    def size(self, made: SpanStudy) -> str:
+    def size(self, made: spans.SpanStudy) -> str:
         return plural(len(made.chosen), "row", "rows")
 
-    def narrowed(self, made: SpanStudy, changes: Mapping[str, Any]) -> SpanStudy:
+    def narrowed(self, made: spans.SpanStudy, changes: Mapping[str, Any]) -> spans.SpanStudy:
         """Keeps all rows: those that stand in the store are shown, too."""
         return replace(made, only=changes["only"])
 
-    def plan(self, made: SpanStudy, store: Path, device: str) -> SpanPlan:
-        return SpanPlan(made, str(store), device)
+    def plan(self, made: spans.SpanStudy, store: Path, device: str) -> spans.SpanPlan:
+        return spans.SpanPlan(made, str(store), device)
 
-    def facts(self, plan: SpanPlan) -> list[tuple[str, Mapping[str, str]]]:
+    def facts(self, plan: spans.SpanPlan) -> list[tuple[str, Mapping[str, str]]]:
         return [(name, images.facts) for name, images in plan.images.items()]
 
-    def describe(self, plan: SpanPlan, ended: Outcome) -> tuple[list[Any], dict[str, Any]]:
+    def describe(self, plan: spans.SpanPlan, ended: Outcome) -> tuple[list[Any], dict[str, Any]]:
         hashes = {name: images.content_hash for name, images in plan.images.items()}
         rows = [facts for _arrays, facts in plan.standing()]
-        seconds = {n: round(sum(row["cells"][n] for row in rows)) for n in SPAN_PAGE.stages}
+        seconds = {n: round(sum(row["cells"][n] for row in rows)) for n in spans.SPAN_PAGE.stages}
         failed = [{"unit": unit, "why": why} for unit, why in sorted(ended.failed.items())]
         source = dict(self.facts(plan))
         body = {"rows": rows, "seconds": seconds, "source": source, "failed": failed}
         return [self.to_json(plan.study), hashes], body
 
     def keep_pictures(
-        self, store: Path, plan: SpanPlan, _ended: Outcome, record: Mapping[str, Any]
+        self, store: Path, plan: spans.SpanPlan, _ended: Outcome, record: Mapping[str, Any]
     ) -> None:
         """The table as Markdown, too."""
         pictures = {
@@ -111,7 +100,7 @@ class AttackerStudy(UnitStudy[SpanStudy, SpanPlan]):
             for side, array in arrays.items()
         }
         write_file(store / self.pictures, npz_of(pictures))
-        write_file(store / "span.md", text_bytes(markdown(record)))
+        write_file(store / "span.md", text_bytes(spans.markdown(record)))
 
     def rows(self, record: Mapping[str, Any]) -> list[dict[str, Any]]:
         """One row each: what came back, and of decoys."""
@@ -126,8 +115,8 @@ SPAN = AttackerStudy(
     question="From which files of which networks does the span attack give images back?",
     paper="ours",
     presets={"cpu": cpu, "tiny": tiny},
-    costs=costs_of,
+    costs=spans.costs_of,
     figures=lambda _plan, _record: [],
     claims=lambda _record: [],
-    page=SPAN_PAGE,
+    page=spans.SPAN_PAGE,
 )

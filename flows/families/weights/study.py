@@ -26,17 +26,10 @@ from tasks.cluster.workers import Workers, dask_client, device_of
 from tasks.devices import resolve_device
 from tasks.evaluation.pictures import KeptPictures
 from tasks.evaluation.victims import find_victims
+from tasks.families.weights.study import record as records
 from tasks.families.weights.study.claims import check_claims
 from tasks.families.weights.study.figure_specs import describe_figures, kernels_of
 from tasks.families.weights.study.page import STUDY_PAGE
-from tasks.families.weights.study.record import (
-    METHOD,
-    Examined,
-    describe_study,
-    examine,
-    train_victims,
-    unseen_images,
-)
 from tasks.families.weights.study.settings import Cell, Study, StudyPlan, costs_of
 from tasks.orchestration import task
 from tasks.page.study_page import StudyPage
@@ -54,7 +47,7 @@ class Scored:
 
     dataset: Dataset
     scored: Mapping[str, Any]
-    examined: Mapping[int, Examined]
+    examined: Mapping[int, records.Examined]
     seconds: Mapping[str, float]
     failed: Mapping[str, str] = field(default_factory=dict)
 
@@ -147,7 +140,7 @@ class GridStudy(StudyKind[Study, StudyPlan]):
         return Scored(dataset, scored, examined, workspace.timings)
 
     def describe(self, plan: StudyPlan, ended: Scored) -> tuple[list[Any], dict[str, Any]]:
-        body = describe_study(plan, ended.scored, ended.examined, ended.dataset)
+        body = records.describe_study(plan, ended.scored, ended.examined, ended.dataset)
         stages = ("train", "attack", "score") if plan.study.train_first else ("attack", "score")
         body["seconds"] = {name: round(ended.seconds.get(name, 0.0), 1) for name in stages}
         return [ended.scored["fingerprint"], plan.study.fingerprint(plan.images)], body
@@ -159,15 +152,20 @@ class GridStudy(StudyKind[Study, StudyPlan]):
         evaluation = Workspace(store).evaluation
         images = plan.images
         victims = find_victims(ended.dataset, images, decoy_seed=plan.study.evaluation.decoy_seed)
-        kept = KeptPictures(evaluation / "cache", victims, {METHOD: METHOD})
-        runs = ended.scored["methods"][METHOD]["targets"]["run"]
+        kept = KeptPictures(evaluation / "cache", victims, {records.METHOD: records.METHOD})
+        runs = ended.scored["methods"][records.METHOD]["targets"]["run"]
         arrays, wanted = {}, {}
         for cell in record["cells"]:
             key = f"cell_{cell['number']:04d}"
             rows = cell["shown"]
             ids = [record["images"]["image_id"][row] for row in rows]
             arrays[f"{key}/original"] = images.images[np.array(ids, np.int64)]
-            wanted[f"{key}/reconstruction"] = (METHOD, "targets", rows, [runs[row] for row in rows])
+            wanted[f"{key}/reconstruction"] = (
+                records.METHOD,
+                "targets",
+                rows,
+                [runs[row] for row in rows],
+            )
         arrays |= kept.read(wanted, images.images.shape[1:])
         for number in kernels_of(plan.study):
             found = ended.examined[record["cells"][number]["victims"][0]].kernels
@@ -197,13 +195,13 @@ def train_first(plan: StudyPlan, dataset: Dataset, workers: Workers, device: str
         stage_progress("Train the victims", "victim") as advance,
         dask_client(workers, threads=plan.study.threads) as client,
     ):
-        train_victims(plan, dataset, client, device=device, on_progress=advance)
+        records.train_victims(plan, dataset, client, device=device, on_progress=advance)
 
 
 @task(name="ask victims")
-def ask_victims(plan: StudyPlan, dataset: Dataset, *, device: str) -> dict[int, Examined]:
+def ask_victims(plan: StudyPlan, dataset: Dataset, *, device: str) -> dict[int, records.Examined]:
     """Asks the victims; those that are not kept are trained again."""
-    study, tests = plan.study, unseen_images(plan, dataset)
+    study, tests = plan.study, records.unseen_images(plan, dataset)
     n_victims = len(study.cells) * study.n_victims
     receipts = {r.part * study.runs_per_part // study.n_attacks: r for r in dataset.receipts}
     fingerprint = study.victims_fingerprint(plan.images)
@@ -212,7 +210,7 @@ def ask_victims(plan: StudyPlan, dataset: Dataset, *, device: str) -> dict[int, 
     with stage_progress("Ask the victims", "victim") as advance:
         for victim in range(n_victims):
             advance(victim, n_victims)
-            found[victim] = examine(plan, victim, tests=tests, device=device, victims=kept)
+            found[victim] = records.examine(plan, victim, tests=tests, device=device, victims=kept)
         advance(n_victims, n_victims)
     return found
 
