@@ -14,7 +14,15 @@ from flows.cli.restore import BLURRED
 from storage.pairs.dataset import Dataset
 from tests.recon_core.tiles import photograph_tiles
 from tests.storage import stores
-from tests.tasks.restoring import restorers
+from tests.tasks.restoring.restorers import (
+    SIZE,
+    TINY_BF_DNCNN,
+    contents,
+    network_of,
+    picture_folder,
+    pixels,
+    trained,
+)
 
 
 @pytest.fixture
@@ -25,20 +33,13 @@ def palimpsest(palimpsest):
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return restorers.picture_folder(tmp_path / "in", restorers.pixels(3))
+    return picture_folder(tmp_path / "in", pixels(3))
 
 
 def test_pictures_are_restored_once_and_again_when_asked(
     palimpsest, prefect_server: None, tmp_path: Path, folder: Path
 ) -> None:
-    words = [
-        "--weights",
-        restorers.trained(tmp_path / "edm"),
-        "--input",
-        folder,
-        "--out",
-        tmp_path / "out",
-    ]
+    words = ["--weights", trained(tmp_path / "edm"), "--input", folder, "--out", tmp_path / "out"]
     words += ["--samples", 2, "--keep-samples", "--device", "cpu", "--seed", 5, "--batch", 3]
     said = palimpsest.done(*words)
     for pattern in (r"restorer +edm\n", r"pictures +3\n", r"samples +2\n", r"disagreement +0\.\d+"):
@@ -46,12 +47,12 @@ def test_pictures_are_restored_once_and_again_when_asked(
     assert str(tmp_path / "out" / "contact-sheet.png") in said
     record = json.loads((tmp_path / "out" / "restored.json").read_text())
     assert record["settings"]["seed"] == 5
-    before = dict(restorers.contents(tmp_path / "out"))
+    before = dict(contents(tmp_path / "out"))
     assert len([name for name in before if name.startswith("samples/")]) == 6
     palimpsest.done(*words)
     complaint = palimpsest.refused(*words, "--limit", 2)
     assert complaint.startswith(f"error: {tmp_path / 'out'} was restored with other settings")
-    assert dict(restorers.contents(tmp_path / "out")) == before
+    assert dict(contents(tmp_path / "out")) == before
     palimpsest.done(*words, "--limit", 2, "--fresh")
     assert not (tmp_path / "out" / "mean" / "p02.png").exists()
     words[1] = tmp_path / "nowhere"
@@ -62,10 +63,10 @@ def test_pictures_are_restored_once_and_again_when_asked(
 def test_a_jobs_reconstructions_are_restored_of_either_split(
     palimpsest, prefect_server: None, tmp_path: Path
 ) -> None:
-    weights = restorers.trained(tmp_path / "bf", restorers.TINY_BF_DNCNN)
+    weights = trained(tmp_path / "bf", TINY_BF_DNCNN)
     for n_parts, split in ((1, "train"), (2, "heldout")):
         place = tmp_path / "job" / {"train": "pairs"}.get(split, split)
-        stores.store(place, n_parts, size=restorers.SIZE)
+        stores.store(place, n_parts, size=SIZE)
         words = ["--weights", weights, "--input", tmp_path / "job", "--split", split]
         palimpsest.done(*words, "--out", tmp_path / split, "--device", "cpu")
         record = json.loads((tmp_path / split / "restored.json").read_text())
@@ -75,18 +76,13 @@ def test_a_jobs_reconstructions_are_restored_of_either_split(
 def test_an_attacks_pictures_are_restored_inside_the_span_of_its_weights(
     palimpsest, prefect_server: None, tmp_path: Path
 ) -> None:
-    images = photograph_tiles(restorers.SIZE, shrink=4)[:8].numpy()
+    images = photograph_tiles(SIZE, shrink=4)[:8].numpy()
     victim, start, attack = (tmp_path / name for name in ("victim.pt", "start.pt", "attack"))
-    restorers.network_of(images[:6], victim, start=start)
+    network_of(images[:6], victim, start=start)
     attack.mkdir()
     found = np.clip(images[:6] / np.float32(255) + 0.02, 0, 1)
     save_file({"picture": found}, attack / "reconstructions.safetensors")
-    words = [
-        "--weights",
-        restorers.trained(tmp_path / "bf", restorers.TINY_BF_DNCNN),
-        "--input",
-        attack,
-    ]
+    words = ["--weights", trained(tmp_path / "bf", TINY_BF_DNCNN), "--input", attack]
     words += ["--out", tmp_path / "out", "--device", "cpu", "--span", victim]
     ended, said, notice = palimpsest(*words, "--initial", start)
     assert ended == 0
@@ -107,7 +103,7 @@ def test_an_attacks_pictures_are_restored_inside_the_span_of_its_weights(
     ended, _, notice = palimpsest(*words, "--fresh")
     assert ended == 0
     assert f"{victim}: {BLURRED}\n" in notice
-    restorers.network_of(images[6:], victim)
+    network_of(images[6:], victim)
     assert "they are not of this network" in palimpsest.refused(*words, "--fresh")
     assert (tmp_path / "out" / "restored.json").exists()
 
@@ -145,16 +141,14 @@ def test_errors_are_one_line_with_a_fix(
     """All of it is refused before a flow, and with it a server, starts."""
     monkeypatch.setattr("flows.restore.restore", lambda *_args, **_kwargs: pytest.fail("started"))
     monkeypatch.chdir(tmp_path)
-    restorers.trained(tmp_path / "edm")
-    restorers.picture_folder(tmp_path / "large", restorers.pixels(1, size=12))
-    (restorers.picture_folder(tmp_path / "broken", restorers.pixels(1)) / "p00.png").write_bytes(
-        b"no picture"
-    )
+    trained(tmp_path / "edm")
+    picture_folder(tmp_path / "large", pixels(1, size=12))
+    (picture_folder(tmp_path / "broken", pixels(1)) / "p00.png").write_bytes(b"no picture")
     (tmp_path / "empty").mkdir()
-    restorers.network_of(restorers.pixels(3), tmp_path / "own.pt")
-    restorers.network_of(restorers.pixels(4, size=8, seed=9)[:, :1], tmp_path / "grey.safetensors")
-    restorers.network_of(restorers.pixels(4, size=8, seed=9), tmp_path / "other.safetensors")
-    restorers.network_of(restorers.pixels(4, size=8, seed=9) * 0, tmp_path / "still.safetensors")
+    network_of(pixels(3), tmp_path / "own.pt")
+    network_of(pixels(4, size=8, seed=9)[:, :1], tmp_path / "grey.safetensors")
+    network_of(pixels(4, size=8, seed=9), tmp_path / "other.safetensors")
+    network_of(pixels(4, size=8, seed=9) * 0, tmp_path / "still.safetensors")
     words = {"--weights": "edm", "--input": "in", "--out": "out", "--device": "cpu", **changes}
     ended, _, complaint = palimpsest(*(word for pair in words.items() for word in pair))
     assert ended == code
