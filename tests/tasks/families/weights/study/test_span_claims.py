@@ -12,18 +12,25 @@ from flows.study import study
 from tasks.families.weights.study.claims import check_claims
 from tasks.families.weights.study.span_claims import STATEMENTS, WHAT
 from tasks.page.formats import is_ours
-from tests.tasks.families.weights.study.test_claims import record_of
+from tests.tasks.families.weights.study.test_claims import LETTERS, record_of
 
 Body = dict[str, Any]
 Level = Callable[[Body], float]
-N_AXES = len(WHAT)
-DECOYS, BEATS, NO_MORE = N_AXES, N_AXES + 1, N_AXES + 2
-NOTHING, NOTHING_KNOWN, DECAY_SPAN, DECAY_KNOWN = range(N_AXES + 3, N_AXES + 7)
-LAYERS, LAYERS_SPAN, LAYERS_KNOWN = range(N_AXES + 7, N_AXES + 10)
+N = len(WHAT)
+AXES, DECOYS, BEATS, NO_MORE = (
+    slice(0, N),
+    slice(N, N + 1),
+    slice(N + 1, N + 2),
+    slice(N + 2, N + 3),
+)
+STARTS, LAYERS = slice(N + 3, N + 7), slice(N + 7, N + 10)
+"""Claims of axes; decoys; the KKT attack behind, and no better elsewhere; standard starts without
+weight decay (unknown, known), what decay adds to each; layers by KKT, span, span from a known
+start."""
 
 
 def claims(
-    span: Level, kkt: Level = lambda body: 0.1, *, only: str = "", **given: Any
+    span: Level, kkt: Level = lambda body: 0.1, *, only: str = "", **planted: Any
 ) -> list[dict[str, Any]]:
     """Of a made-up record in which these shares come back."""
     made = replace(study("span-networks", "cpu", only=only), n_victims=2)
@@ -31,124 +38,107 @@ def claims(
     def share(body: Body, _seed: int) -> float:
         return (span if body["at"]["attack"] == "span" else kkt)(body)
 
-    return check_claims(record_of(made, share, **given))
+    return check_claims(record_of(made, share, **planted))
 
 
-def outcomes(*args: Any, **given: Any) -> list[str]:
-    return [claim["outcome"] for claim in claims(*args, **given)]
+def level(share: float) -> Level:
+    return lambda body: share
+
+
+def at(body: Body, axis: str) -> str:
+    return str(body["at"][axis])
+
+
+def of_starts(body: Body) -> float:
+    """As it is: nothing without weight decay unless the start is known."""
+    return 0.0 if at(body, "start") == "standard, unknown" and at(body, "decay") == "0" else 0.9
+
+
+def kkt_of_starts(body: Body) -> float:
+    return 0.3 if at(body, "decay") != "0" or at(body, "start").startswith("small") else 0.0
+
+
+def fewer(body: Body) -> float:
+    return 0.9 - 0.2 * int(at(body, "layers"))
+
+
+def more(body: Body) -> float:
+    return 0.1 + 0.2 * int(at(body, "layers"))
+
+
+def fewer_of_small(body: Body) -> float:
+    return fewer(body) if at(body, "start") == "small, unknown" else 1.0
+
+
+def adam_by_kkt(body: Body) -> float:
+    return 1.0 if at(body, "rule") == "Adam" else 0.1
+
+
+def short_of_adam(body: Body) -> float:
+    return 7.0 if body["name"].startswith("Adam;") and at(body, "attack") == "KKT" else 10.0
+
+
+def short_of_kkt(body: Body) -> float:
+    return 1.0 + (at(body, "attack") == "span")
 
 
 def test_every_axis_has_its_claim_and_names_are_different() -> None:
-    axes = set(study("span-networks", "cpu").axes)
-    assert set(WHAT) == axes - {"attack"}
+    assert set(WHAT) == set(study("span-networks", "cpu").axes) - {"attack"}
     said = [statement.claim for statement in STATEMENTS]
     assert all(is_ours(statement.where) for statement in STATEMENTS)
-    assert len(set(said)) == len(said) == N_AXES + 10
+    assert len(set(said)) == len(said) == N + 10
 
 
 @pytest.mark.parametrize(
-    ("level", "outcome"),
-    [(0.9, "holds"), (0.1, "does not hold"), (0.5, "undecided")],
+    ("span", "kkt", "planted", "asked", "outcomes"),
+    [
+        (level(0.9), level(0.1), {}, AXES, "+" * N),
+        (level(0.1), level(0.1), {}, AXES, "-" * N),
+        (level(0.5), level(0.1), {}, AXES, "?" * N),
+        (level(0.9), level(0.1), {}, DECOYS, "+"),
+        (level(0.9), level(0.1), {"decoys": 0.1}, DECOYS, "-"),
+        # 19 of 1,880 and an interval on both sides of one of a hundred
+        (level(0.9), level(0.1), {"decoys": 0.01, "only": "images"}, DECOYS, "?"),
+        (level(0.9), level(0.1), {}, BEATS, "+"),
+        (level(0.9), level(0.9), {}, BEATS, "?"),
+        (level(0.9), level(1.0), {}, BEATS, "-"),
+        (level(0.1), level(0.3), {}, BEATS, "0"),
+        (level(0.9), level(0.1), {}, NO_MORE, "0"),
+        (level(0.1), level(0.0), {}, NO_MORE, "+"),
+        (level(0.1), level(0.1), {}, NO_MORE, "?"),
+        (level(0.1), level(0.3), {}, NO_MORE, "-"),
+        (level(0.9), adam_by_kkt, {}, BEATS, "-"),
+        (level(0.9), adam_by_kkt, {"seconds": short_of_adam}, BEATS, "+"),  # left out, and named
+        (level(0.9), level(0.1), {"seconds": short_of_kkt}, BEATS, "0"),
+        (of_starts, kkt_of_starts, {}, STARTS, "+-+?"),
+        (level(1.0), kkt_of_starts, {}, STARTS, "----"),
+        (level(0.05), level(0.05), {}, STARTS, "++??"),
+        (level(0.06), level(0.1), {}, STARTS, "????"),  # 12 of 200 may be 5 %
+        (fewer, fewer, {}, LAYERS, "+++"),
+        (more, more, {}, LAYERS, "---"),
+        (fewer_of_small, more, {}, LAYERS, "-+-"),
+        (level(0.5), fewer, {}, LAYERS, "+??"),
+        (level(0.9), level(0.1), {"only": "3 hidden layers"}, STARTS, "0000"),
+    ],
 )
-def test_more_than_half_at_every_value_of_an_axis(level: float, outcome: str) -> None:
-    found = claims(lambda body: level)
-    assert [claim["outcome"] for claim in found[:N_AXES]] == [outcome] * N_AXES
-    assert all(("; less than half at" in c["ours"]) == (level < 0.5) for c in found[:N_AXES])
+def test_rules_find_what_was_planted(
+    span: Level, kkt: Level, planted: dict[str, Any], asked: slice, outcomes: str
+) -> None:
+    found = claims(span, kkt, **planted)[asked]
+    assert "".join(LETTERS[claim["outcome"]] for claim in found) == outcomes
 
 
-def test_one_value_of_an_axis_is_enough_to_refute_and_is_named() -> None:
-    found = claims(lambda body: 0.2 if body["at"]["weights"] == "noise 10 %" else 0.9)
-    axes = dict(zip(WHAT, found[:N_AXES], strict=True))
-    assert [name for name, c in axes.items() if c["outcome"] == "does not hold"] == ["weights"]
-    assert axes["weights"]["ours"].endswith("; less than half at noise 10 %")
-    assert "float32: 90% (decays" not in axes["weights"]["ours"]
+def test_what_decides_is_named() -> None:
+    axes = dict(zip(WHAT, claims(lambda body: 0.2 if at(body, "weights") == "noise 10 %" else 0.9),
+                    strict=False))  # fmt: skip
+    assert [name for name in WHAT if axes[name]["outcome"] == "does not hold"] == ["weights"]
     assert axes["weights"]["ours"].startswith("float32: 90% (decoys 0.0%), float16: 90%")
-
-
-def test_decoys_that_pass() -> None:
-    assert outcomes(lambda body: 0.9)[DECOYS] == "holds"
-    many = claims(lambda body: 0.9, decoys=0.1)[DECOYS]
-    assert many["outcome"] == "does not hold"
+    assert axes["weights"]["ours"].endswith("; less than half at noise 10 %")
+    (beaten,) = claims(level(0.9), adam_by_kkt, seconds=short_of_adam)[BEATS]
+    assert beaten["ours"].endswith("; left out, the KKT attack had less time: Adam")
+    (many,) = claims(level(0.9), decoys=0.1)[DECOYS]
     assert "; above 3 %: base, " in many["ours"]
-    # 19 of 1,880 and an interval on both sides of one of a hundred
-    assert outcomes(lambda body: 0.9, decoys=0.01, only="images")[DECOYS] == "undecided"
-
-
-def test_the_kkt_attack_beside_it() -> None:
-    ahead = claims(lambda body: 0.9, lambda body: 0.1)
-    assert ahead[BEATS]["outcome"] == "holds"
-    assert "least ahead at 20 images: +16 " in ahead[BEATS]["ours"]
-    assert ahead[NO_MORE]["outcome"] == "not testable"
-    assert ahead[NO_MORE]["ours"] == "nowhere does less than half come back"
-    assert outcomes(lambda body: 0.9, lambda body: 0.9)[BEATS] == "undecided"
-    assert outcomes(lambda body: 0.9, lambda body: 1.0)[BEATS] == "does not hold"
-    behind = outcomes(lambda body: 0.1, lambda body: 0.3)
-    assert (behind[BEATS], behind[NO_MORE]) == ("not testable", "does not hold")
-    assert outcomes(lambda body: 0.1, lambda body: 0.0)[NO_MORE] == "holds"
-    assert outcomes(lambda body: 0.1, lambda body: 0.1)[NO_MORE] == "undecided"
-
-
-def test_an_attack_that_had_less_time_is_left_out_and_named() -> None:
-    def seconds(body: Body) -> float:
-        is_short = body["name"].startswith("Adam;") and body["at"]["attack"] == "KKT"
-        return 7.0 if is_short else 10.0
-
-    def kkt(body: Body) -> float:
-        return 1.0 if body["at"]["rule"] == "Adam" else 0.1
-
-    assert outcomes(lambda body: 0.9, kkt)[BEATS] == "does not hold"
-    fair = claims(lambda body: 0.9, kkt, seconds=seconds)[BEATS]
-    assert fair["outcome"] == "holds"
-    assert fair["ours"].endswith("; left out, the KKT attack had less time: Adam")
-    hurried = claims(lambda body: 0.9, seconds=lambda body: 1.0 + (body["at"]["attack"] == "span"))
-    assert hurried[BEATS]["outcome"] == "not testable"
-
-
-def test_what_stands_of_a_standard_start() -> None:
-    """As it is: nothing without weight decay unless the start is known."""
-
-    def span(body: Body) -> float:
-        at = body["at"]
-        return 0.0 if at["start"] == "standard, unknown" and at["decay"] == "0" else 0.9
-
-    def kkt(body: Body) -> float:
-        at = body["at"]
-        return 0.3 if at["decay"] != "0" or at["start"].startswith("small") else 0.0
-
-    found = outcomes(span, kkt)
-    assert found[NOTHING] == "holds"
-    assert found[NOTHING_KNOWN] == "does not hold"
-    assert found[DECAY_SPAN] == "holds"
-    assert found[DECAY_KNOWN] == "undecided"
-    as_many = outcomes(lambda body: 1.0, kkt)
-    assert as_many[NOTHING] == "does not hold"
-    assert as_many[DECAY_SPAN] == as_many[DECAY_KNOWN] == "does not hold"
-    nothing = outcomes(lambda body: 0.05, lambda body: 0.05)
-    assert nothing[NOTHING] == nothing[NOTHING_KNOWN] == "holds"
-    assert outcomes(lambda body: 0.06)[NOTHING] == "undecided", "12 of 200 may be 5 %"
-
-
-def test_what_stands_of_layers() -> None:
-    def fewer(body: Body) -> float:
-        return 0.9 - 0.2 * int(body["at"]["layers"])
-
-    def more(body: Body) -> float:
-        return 0.1 + 0.2 * int(body["at"]["layers"])
-
-    def only_small(body: Body) -> float:
-        return fewer(body) if body["at"]["start"] == "small, unknown" else 1.0
-
-    assert outcomes(fewer, fewer)[LAYERS:] == ["holds"] * 3
-    assert outcomes(more, more)[LAYERS:] == ["does not hold"] * 3
-    assert outcomes(only_small, more)[LAYERS:] == ["does not hold", "holds", "does not hold"]
-    assert outcomes(lambda body: 0.5, fewer)[LAYERS:] == ["holds", "undecided", "undecided"]
-
-
-def test_without_its_cells_a_claim_is_not_testable() -> None:
-    some = claims(lambda body: 0.9, only="3 hidden layers")
-    assert {c["outcome"] for c in some[:N_AXES]} == {"not testable", "holds"}
+    some = claims(level(0.9), only="3 hidden layers")
     assert some[0]["ours"] == "no cell of the axis images"
-    for k in (NOTHING, NOTHING_KNOWN, DECAY_SPAN, DECAY_KNOWN, LAYERS_KNOWN):
-        assert some[k]["outcome"] == "not testable"
-    half = claims(lambda body: 0.9, only="images; span")
-    assert half[BEATS]["ours"] == "20 images: only attacked by span"
+    (half,) = claims(level(0.9), only="images; span")[BEATS]
+    assert half["ours"] == "20 images: only attacked by span"
