@@ -69,19 +69,6 @@ def figure_spec(kind: str, name: str, words: FigureWords, **shown: Any) -> dict[
     return {**head, **shown, "caption": caption, "cannot": cannot}
 
 
-def entry_of(record: Record, figure: Record, key: str, name: str) -> Record:
-    """The entry of that `name` in the record's list of `key`s, as `victim`, `mask` or `source`.
-
-    Raises ValueError if it has none.
-    """
-    entries = record[f"{key}s"]
-    for entry in entries:
-        if entry["name"] == name:
-            return dict(entry)
-    have = [entry["name"] for entry in entries]
-    raise ValueError(f"figure {figure['name']!r} shows {key} {name!r}; expected one of {have}")
-
-
 Tables = Mapping[str, Table]
 Words = Callable[[Record, Arrays, Tables], Mapping[str, Any]]
 

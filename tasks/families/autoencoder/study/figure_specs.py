@@ -13,7 +13,7 @@ from typing import Any
 from tasks.page.charts import Style, styles_of
 from tasks.page.files import Cell, Record, Table, estimate, table_of
 from tasks.page.formats import NOTHING, decibels, names, percent, plural, power, short
-from tasks.page.study_page import FigureWords, entry_of, figure_spec
+from tasks.page.study_page import FigureWords, figure_spec
 
 PAPER = "autoencoder paper"
 VALUES = ("accurate", "approximate", "psnr")
@@ -227,9 +227,10 @@ def copies(victim: Record) -> bool:
     return at is not None and unseen is not None and bool(unseen < MEMORY * at["loss"])
 
 
-def victims_of(record: Record, figure: Record) -> list[Record]:
-    """The victims of a figure. Raises ValueError for one that the record lacks."""
-    return [entry_of(record, figure, "victim", name) for name in figure["victims"]]
+def victims_of(record: Record, names: Sequence[str]) -> list[Record]:
+    """The victims of these names, in order. Raises KeyError for an unknown one."""
+    victims = {victim["name"]: victim for victim in record["victims"]}
+    return [victims[name] for name in names]
 
 
 def method_styles(record: Record) -> dict[str, Style]:

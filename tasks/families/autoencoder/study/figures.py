@@ -57,7 +57,7 @@ from tasks.page.formats import (
 )
 from tasks.page.heatmaps import MAX_MARKS, Lane, Mark, dotplot, side_lines
 from tasks.page.pictures import data_uri
-from tasks.page.study_page import Draw, Drawing, Figure, Row, entry_of
+from tasks.page.study_page import Draw, Drawing, Figure, Row
 
 UNITS = {"accurate": "%", "approximate": "%", "psnr": "dB"}
 PERCENT_AXIS = Axis(0.0, 1.0, PERCENT, "")
@@ -73,7 +73,8 @@ Point = Callable[[Record, Record], Estimate]
 def rates_figure(record: Record, pictures: Arrays, figure: Record) -> Figure:
     """A value by train loss, a panel per network and mask (autoencoder paper, figures 3, F.1,
     F.2)."""
-    value, sigma, victims = _value(figure), figure["sigma"], victims_of(record, figure)
+    value, sigma = figure["value"], figure["sigma"]
+    victims = victims_of(record, figure["victims"])
     cells = [
         cell
         for victim in victims
@@ -196,8 +197,8 @@ def _lines(
 
 def thresholds_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
     """Share recovered by the error allowed, a panel per level (autoencoder paper, figure F.3)."""
-    victim = entry_of(record, figure, "victim", figure["victim"])
-    mask = entry_of(record, figure, "mask", figure["mask"])
+    (victim,) = victims_of(record, [figure["victim"]])
+    mask = {mask["name"]: mask for mask in record["masks"]}[figure["mask"]]
     where = {"victim": victim["name"], "mask": mask["name"], "sigma": figure["sigma"]}
     cells, limits = cells_of(record, split="train", **where), record["thresholds"]
     keys = ("victim", "mask", "sigma", "level", "loss", "method")
@@ -240,7 +241,7 @@ def thresholds_figure(record: Record, _pictures: Arrays, figure: Record) -> Figu
 
 def table_figure(record: Record, pictures: Arrays, figure: Record) -> Figure:
     """A table of one network's value by mask and method (autoencoder paper, tables 1 and 2)."""
-    victim, value = entry_of(record, figure, "victim", figure["victim"]), _value(figure)
+    (victim,), value = victims_of(record, [figure["victim"]]), figure["value"]
     show = partial(measure, value)
     cells = at_lowest(record, victim, split="train", sigma=0.0)
     table = rates_table(figure["name"], cells, [value])
@@ -260,15 +261,6 @@ def table_figure(record: Record, pictures: Arrays, figure: Record) -> Figure:
     return Figure(figure, [table], notes=notes, more={"grid": (heads, body)})
 
 
-def _value(figure: Record) -> str:
-    value = str(figure["value"])
-    if value not in VALUES:
-        raise ValueError(
-            f"figure {figure['name']!r} shows value {value!r}; expected one of {VALUES}"
-        )
-    return value
-
-
 def _legend(record: Record, cells: Sequence[Record]) -> list[tuple[Style, str]]:
     have, styles = {cell["method"] for cell in cells}, method_styles(record)
     return [(styles[m["name"]], m["title"]) for m in record["methods"] if m["name"] in have]
@@ -277,7 +269,7 @@ def _legend(record: Record, cells: Sequence[Record]) -> list[tuple[Style, str]]:
 def control_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
     """Shares of training and of test images, per method and network (autoencoder paper,
     section 4)."""
-    victims = victims_of(record, figure)
+    victims = victims_of(record, figure["victims"])
     cells = {
         (victim["name"], split): at_lowest(record, victim, split=split, sigma=0.0)
         for victim in victims
@@ -342,7 +334,7 @@ def _control_panel(
 
 def contraction_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
     """The spectral radius at every examined image, a lane per network."""
-    victims = victims_of(record, figure)
+    victims = victims_of(record, figure["victims"])
     table_rows: list[dict[str, Cell]] = [
         {"victim": victim["name"], "split": split, "image": k, "radius": radius}
         for victim in victims

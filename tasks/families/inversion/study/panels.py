@@ -24,6 +24,7 @@ from tasks.page.charts import (
     marker,
     round_axis,
     styles_of,
+    words,
 )
 from tasks.page.files import Record, Table
 from tasks.page.formats import number, power
@@ -38,9 +39,7 @@ LAYERS = (260, 210)
 SETTING_COLOURS = (17, 16, 12, 15, 14, 13)
 FIRST_SETTING = 20  # styles are numbered on the whole page
 LETTER_BOX = (10.0, 13.0)
-LETTER_PLACES = ((7, -4), (-15, -4), (-4, -8), (-4, 17), (9, 9), (-17, 9), (9, -13), (-17, -13),
-                 *((radius * x, radius * y) for radius in (22, 34, 48) for x, y in (
-                     (1, -0.5), (-1, -0.5), (0, -1), (0.2, 1), (1, 0.7), (-1, 0.7))))  # fmt: skip
+LETTER_PLACES = ((7, -4), (-15, -4), (-4, -8), (-4, 17), (9, 9), (-17, 9), (9, -13), (-17, -13))
 
 
 def attack_styles(record: Record) -> dict[str, Style]:
@@ -50,10 +49,7 @@ def attack_styles(record: Record) -> dict[str, Style]:
 
 
 def heat_rows(record: Record, table: Table) -> list[Row]:
-    """Accuracy, distance and the SSIM of each attack that was run on most of the grid, by source.
-
-    Raises ValueError for cells off the axes of their grid, or two cells at one position.
-    """
+    """Accuracy, distance and the SSIM of each attack that most of the grid has, by source."""
     rows = []
     for source in record["sources"]:
         mine = list(table.where("source", source["name"]).rows())
@@ -86,19 +82,12 @@ def _heat(source: Record, value: str, title: str, rows: Sequence[Record]) -> str
     log = value == "distance" and 0 < WIDE_SPREAD * low < high
     squares: dict[tuple[int, int], Square] = {}
     for row in rows:
-        at = row["lam"], row["beta"]
-        on_axes = at[0] in lams and at[1] in betas
-        if not on_axes or (lams.index(at[0]), betas.index(at[1])) in squares:
-            raise ValueError(
-                f"cell {row['cell']} ({row['name']!r}) should be in the grid, but its λ, β {at} "
-                f"are {'those of another cell' if on_axes else f'not among {lams} and {betas}'}"
-            )
         about = f"{row['title']}: {_interval(value, row)}"
         about += f"; diverged with {row['diverged']} of {row['n_seeds']}" if row["diverged"] else ""
         text, share = ["div." if row["diverged"] else "–"], None
         if (mean := row[value]) is not None:
-            place = math.log(mean / low) / math.log(high / low) if log else mean - low
-            share = place if log else place / (high - low) if high > low else 0.5
+            share = (mean - low) / (high - low) if high > low else 0.5
+            share = math.log(mean / low) / math.log(high / low) if log else share
             text = [f"{100 * mean:.1f}" if value == "accuracy" else f"{mean:.2f}"]
             if value == "distance":  # two digits in at most six letters: 0.0035, 6.9e−4
                 text = [small(mean)]
@@ -107,7 +96,8 @@ def _heat(source: Record, value: str, title: str, rows: Sequence[Record]) -> str
                     text = [f"{digits}e{int(exponent)}".replace("-", "−")]
             text += [row["letter"]] if row["letter"] else []
             text += [f"{row['diverged']}/{row['n_seeds']} div."] if row["diverged"] else []
-        squares[lams.index(at[0]), betas.index(at[1])] = Square(share, text, about)
+        place = lams.index(row["lam"]), betas.index(row["beta"])
+        squares[place] = Square(share, text, about)
     described = "; ".join(square.about for square in squares.values())
     return heatmap(
         [number(lam) for lam in lams],
@@ -201,41 +191,19 @@ def _trade_panel(
 
 
 def _letters(panel: Panel, rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Each letter near its mark where it covers no other letter and as few marks as can be."""
-    taken = [panel.at((row["x"], row["ssim"])) for row in rows]
-    boxes: list[tuple[float, float]] = []
-    parts = []
-    width, height = LETTER_BOX
+    """Each letter near its mark, at the first place that no other letter has."""
+    (width, height), boxes, parts = LETTER_BOX, list[tuple[float, float]](), []
     right, base = panel.width - RIGHT, panel.at((panel.x.low, panel.y.low))[1]
-    for row, (x, y) in zip(rows, taken, strict=True):
-        if not row["letter"]:
-            continue
-        places: list[tuple[float, float, float]] = []
-        for place, (dx, dy) in enumerate(LETTER_PLACES):
-            left, bottom = x + dx, y + dy
-            if not (LEFT + 1 <= left <= right - width and panel.top + height <= bottom <= base - 1):
-                continue
-            if any(abs(left - a) < width and abs(bottom - b) < height for a, b in boxes):
-                continue
-            covered = sum(
-                left - 3 < a < left + width + 2 and bottom - height < b < bottom + 3
-                for a, b in taken
-            )
-            places.append((4.0 * covered + place / 4, left, bottom))
-        if not places:
-            continue
-        _cost, left, bottom = min(places, key=lambda at: at[0])
-        boxes.append((left, bottom))
-        middle = left + width / 2 - 1, bottom - 4
-        if math.dist(middle, (x, y)) > 17:
-            parts.append(
-                f'<line class="leader" x1="{x:.1f}" y1="{y:.1f}" x2="{middle[0]:.1f}" '
-                f'y2="{middle[1]:.1f}"/>'
-            )
-        parts.append(
-            f'<text class="axis letter halo" x="{left:.1f}" y="{bottom:.1f}">'
-            f"{escape(row['letter'])}</text>"
-        )
+    for row in (row for row in rows if row["letter"]):
+        x, y = panel.at((row["x"], row["ssim"]))
+        free = [
+            (left, bottom)
+            for left, bottom in ((x + dx, y + dy) for dx, dy in LETTER_PLACES)
+            if LEFT < left <= right - width and panel.top + height <= bottom < base
+            and all(abs(left - a) >= width or abs(bottom - b) >= height for a, b in boxes)
+        ]  # fmt: skip
+        boxes += free[:1]
+        parts += [words(row["letter"], *place, "axis letter halo") for place in free[:1]]
     return parts
 
 

@@ -394,21 +394,7 @@ def examples_table(name: str, record: Record, pictures: Arrays) -> Table:
 
 def own_tables(record: Record) -> list[Table]:
     """The tables of every page: one row per cell, without the numbers of single seeds and images;
-    per network, with the mean scores of its images; per claim; per sweet spot.
-
-    Raises ValueError for cells of an unknown source, and sweet spots at an unknown cell.
-    """
-    have, n_cells = [source["name"] for source in record["sources"]], len(record["cells"])
-    for k, cell in enumerate(record["cells"]):
-        if cell["source"] not in have:
-            raise ValueError(f"cell {k} is of source {cell['source']!r}; expected one of {have}")
-    for spot in record["sweet_spots"]:
-        for key in ("cell", "vanilla"):
-            if spot[key] is not None and not 0 <= spot[key] < n_cells:
-                raise ValueError(
-                    f"a sweet spot of {spot['source']!r} has {key} {spot[key]}, but the study has "
-                    f"{n_cells} cells, numbered from 0"
-                )
+    per network, with the mean scores of its images; per claim; per sweet spot."""
     of_seed = ("source", "cell", "name", "cut", "seed", *OF_CELL, "diverged")
     cells: list[Row] = []
     seeds: list[Row] = []

@@ -110,22 +110,6 @@ def test_a_study_with_little_in_it_has_a_page(
     PAGES.page_of(tmp_path, (record, pictures))
 
 
-@pytest.mark.parametrize(
-    ("kind", "changes"),
-    [
-        ("rates", {"value": "ssim"}),
-        ("rates", {"victims": ["x"]}),
-        ("thresholds", {"mask": "x"}),
-        ("table", {"victim": "x"}),
-    ],
-)
-def test_a_figure_that_cannot_be_drawn_is_refused(kind: str, changes: dict[str, Any]) -> None:
-    record, pictures = kept("recovery")
-    next(figure for figure in record["figures"] if figure["kind"] == kind).update(changes)
-    with pytest.raises(ValueError, match=r"figure .* shows .*; expected"):
-        PAGES.page.render(record, pictures)
-
-
 @pytest.mark.parametrize("part", ["original", "unknown", "unknown/mse", "mask/unknown"])
 def test_pictures_that_do_not_belong_are_refused(part: str) -> None:
     record, pictures = kept("recovery")

@@ -198,18 +198,6 @@ def test_many_pictures_are_cut_short(tmp_path: Path, monkeypatch: pytest.MonkeyP
     )
 
 
-def _cell(name: str, **changes: Any) -> Callable[[Record, Arrays], None]:
-    return lambda record, _pictures: find(record, name)[1].update(changes)
-
-
-def _in_grid_at(lam: float) -> Callable[[Record, Arrays], None]:
-    return _cell("mixcon 1 0.01", defence={"kind": "mixcon", "lam": lam, "beta": 0.01})
-
-
-def _spot_elsewhere(record: Record, _pictures: Arrays) -> None:
-    record["sweet_spots"][0]["cell"] = 99
-
-
 def _one_picture(_record: Record, pictures: Arrays) -> None:
     pictures["0/paper"] = pictures["0/paper"][:1]
 
@@ -221,10 +209,6 @@ def _few_scores(record: Record, _pictures: Arrays) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (_cell("vanilla", source="x"), "cell 0 is of source 'x'; expected one of ['digits']"),
-        (_in_grid_at(7.0), "its λ, β (7.0, 0.01) are not among"),
-        (_in_grid_at(5.0), "its λ, β (5.0, 0.01) are those of another cell"),
-        (_spot_elsewhere, "has cell 99, but the study has"),
         (lambda _r, pictures: pictures.pop("digits/original"), "no 'digits/original'"),
         (lambda _r, pictures: pictures.pop("0/paper"), "no '0/paper'"),
         (_one_picture, "in '0/paper' for originals of (3,"),
