@@ -32,11 +32,11 @@ SHOWN = (
 )
 ENTRIES = frozenset(
     {
-        *(*SHOWN, "cache", "preflight.json", "images", "images.npy"),
+        *(*SHOWN, "cache", "preflight.json"),
         *("reconstructions.safetensors", "recoveries.safetensors"),
     }
 )
-"""Files that attacks write, and those of them that the screen names."""
+"""Files that every attack may write, and those of them that the screen names."""
 
 Out = Annotated[
     Path | None,
@@ -195,16 +195,22 @@ class Attempt:
 
 
 def attack(
-    module: Any, run: Callable[..., dict[str, Any]], folder: Path, *, fresh: bool
+    module: Any,
+    run: Callable[..., dict[str, Any]],
+    folder: Path,
+    *,
+    fresh: bool,
+    also: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """Attacks, after --fresh has deleted earlier results, and shows the outcome; the record.
+    """Attack, after --fresh has deleted earlier results, show the outcome, and return the record.
 
-    `module`: a family's module of flows, which has the rows and lines of an outcome.
+    `module`: a family's module of flows, which has the rows and lines of an outcome. `also`: what
+    this family writes beside `ENTRIES`, which --fresh may delete, too.
     """
     from tasks.attack_file.report import COMMAND
 
     if fresh:
-        start_over(folder, ENTRIES, option="--out")
+        start_over(folder, ENTRIES.union(also), option="--out")
     words = [word for word in sys.argv[1:] if word != "--fresh"]
     token = COMMAND.set(shlex.join(["palimpsest", *words]))
     try:

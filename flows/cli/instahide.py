@@ -185,7 +185,7 @@ def attack_instahide(
     from flows.families.instahide import attack as flow
 
     run = partial(flow.attack_instahide, job, device=device, threads=threads)
-    record = attack(flow, run, target, fresh=fresh)
+    record = attack(flow, run, target, fresh=fresh, also=("images", "images.npy"))
     if record["best"] is None:
         raise typer.Exit(FAILED)
 

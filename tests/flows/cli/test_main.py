@@ -18,6 +18,7 @@ from typer.main import get_command
 
 import tasks
 from flows.cli import main as cli
+from flows.cli.attack_file import ENTRIES
 from flows.cli.options import start_over
 from flows.naming import PRESET_NAMES
 from flows.presets import PRESETS
@@ -153,16 +154,18 @@ def test_what_was_read_and_left_out_is_said(
     assert json.loads((tmp_path / "s" / "recipe.json").read_bytes())["skip_corrupt"] is True
 
 
-def test_fresh_deletes_only_what_it_knows(tmp_path: Path) -> None:
-    store = tmp_path / "s"
-    (store / "pairs").mkdir(parents=True)
-    (store / "thesis.tex").write_text("x")
-    with pytest.raises(ValueError, match=r"thesis\.tex"):
-        start_over(store, cli.WORKSPACE_ENTRIES, option="--store")
-    assert (store / "pairs").is_dir()
-    (store / "thesis.tex").unlink()
-    start_over(store, cli.WORKSPACE_ENTRIES, option="--store")
-    assert not store.exists()
+@pytest.mark.parametrize("entries", [cli.WORKSPACE_ENTRIES, ENTRIES])
+@pytest.mark.parametrize("own", ["thesis.tex", "images"])
+def test_fresh_deletes_only_what_it_knows(tmp_path: Path, entries: set[str], own: str) -> None:
+    folder = tmp_path / "s"
+    (folder / min(entries)).mkdir(parents=True)
+    (folder / own).write_text("x")
+    with pytest.raises(ValueError, match=own):
+        start_over(folder, entries, option="--store")
+    assert (folder / min(entries)).is_dir()
+    (folder / own).unlink()
+    start_over(folder, entries, option="--store")
+    assert not folder.exists()
 
 
 @pytest.mark.slow
