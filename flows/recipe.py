@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator
 
-from recon_core.attacks.kkt.settings import Attack
+from recon_core.attacks.kkt.attacks import Attack
 from recon_core.balance import Curation
 from recon_core.experiments import KKT, Experiment
 from recon_core.restore import Restorer

@@ -27,8 +27,7 @@ from torch import Tensor
 
 from benchmarks.record import Measurement, compared, measured, publish
 from flows.presets import preset
-from recon_core.attacks.kkt.results import KnownVictim
-from recon_core.attacks.kkt.run import KKT
+from recon_core.attacks.kkt.run import KKT, KnownVictim
 from recon_core.attacks.span.attack import SpanAttack, separate
 from recon_core.attacks.span.rows import weight_rows
 from recon_core.attacks.span.search import searched, separator_for

@@ -158,8 +158,7 @@ class _Course:
         self.rule = Optimiser(rule="adam", lr=training.lr, betas=(0.9, training.beta_2))
         self.all_x = x
         self.epoch = 0
-        self.kept: list[dict[float, Checkpoint]] = [{} for _ in range(len(x))]
-        self.ended: dict[int, tuple[Checkpoint, bool]] = {}
+        self.saved: dict[str, Checkpoint] = {}  # levels/RUN/NUMBER, ended/RUN, diverged/RUN
         self._build(list(range(len(x))), {name: t.to(x).clone() for name, t in weights.items()}, {})
 
     def _build(
@@ -205,14 +204,16 @@ class _Course:
         """Keep what has passed a level; end what has passed the last, or diverged."""
         goes_on = []
         for row, (run, loss) in enumerate(zip(self.running, self.losses().tolist(), strict=True)):
-            passed = [x for x in self.training.levels if loss <= x and x not in self.kept[run]]
-            if passed:
-                checkpoint = self._checkpoint(row, loss)
-                self.kept[run] |= dict.fromkeys(passed, checkpoint)
-            if not math.isfinite(loss) or self.training.levels[-1] in self.kept[run]:
-                self.ended[run] = (self._checkpoint(row, loss), not math.isfinite(loss))
+            passed = [f"levels/{run}/{i}" for i, x in enumerate(self.training.levels) if loss <= x]
+            passed = [where for where in passed if where not in self.saved]
+            if not math.isfinite(loss):
+                passed = [f"diverged/{run}"]
+            elif loss <= self.training.levels[-1]:
+                passed.append(f"ended/{run}")
             else:
                 goes_on.append(row)
+            if passed:
+                self.saved |= dict.fromkeys(passed, self._checkpoint(row, loss))
         if not goes_on:
             self.running = []
         elif len(goes_on) < len(self.running):
@@ -233,8 +234,18 @@ class _Course:
         if self.running:
             losses = self.losses().tolist()
             for row, (run, loss) in enumerate(zip(self.running, losses, strict=True)):
-                self.ended[run] = (self._checkpoint(row, loss), False)
-        return [Overfitted(kept, *self.ended[run]) for run, kept in enumerate(self.kept)]
+                self.saved[f"ended/{run}"] = self._checkpoint(row, loss)
+        results = []
+        for run in range(len(self.all_x)):
+            found = {
+                level: self.saved[f"levels/{run}/{i}"]
+                for i, level in enumerate(self.training.levels)
+                if f"levels/{run}/{i}" in self.saved
+            }
+            lost = self.saved.get(f"diverged/{run}")
+            last = self.saved[f"ended/{run}"] if lost is None else lost
+            results.append(Overfitted(found, last, lost is not None))
+        return results
 
     def state(self) -> dict[str, Tensor]:
         named = {"epoch": torch.tensor(self.epoch), "running": torch.tensor(self.running)}
@@ -242,16 +253,11 @@ class _Course:
             named[f"weights/{name}"] = tensor.detach()
             for i, average in enumerate(self.steppers[name].tensors()):
                 named[f"averages/{i}/{name}"] = average
-        for run, kept in enumerate(self.kept):
-            for i, level in enumerate(self.training.levels):
-                if level in kept:
-                    named |= kept[level].named(f"levels/{run}/{i}")
-        for run, (checkpoint, diverged) in self.ended.items():
-            named |= checkpoint.named(f"ended/{run}/{int(diverged)}")
+        for where, checkpoint in self.saved.items():
+            named |= checkpoint.named(where)
         return {name: tensor.cpu().clone() for name, tensor in named.items()}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        device = self.x.device
         shapes = {f"weights/{name}": t.shape[1:] for name, t in self.weights.items()}
         for name, stepper in self.steppers.items():
             numbered = enumerate(stepper.tensors())
@@ -263,7 +269,7 @@ class _Course:
                 f"not the state of this training: {bad[:3] or 'some of its runs'} missing or of "
                 "another shape; resume with the settings and the runs that it was saved with"
             )
-        here = {name: t.to(device).clone() for name, t in state.items()}
+        here = {name: t.to(self.x.device).clone() for name, t in state.items()}
         weights = {name: here[f"weights/{name}"] for name in self.weights}
         averages = {
             name: [here[f"averages/{i}/{name}"] for i in range(len(stepper.tensors()))]
@@ -271,11 +277,5 @@ class _Course:
         }
         self._build(state["running"].tolist(), weights, averages)
         self.epoch = int(state["epoch"])
-        for run, kept in enumerate(self.kept):
-            for i, level in enumerate(self.training.levels):
-                if f"levels/{run}/{i}/loss" in here:
-                    kept[level] = Checkpoint.of_named(here, f"levels/{run}/{i}")
-            for diverged in (0, 1):
-                if f"ended/{run}/{diverged}/loss" in here:
-                    checkpoint = Checkpoint.of_named(here, f"ended/{run}/{diverged}")
-                    self.ended[run] = (checkpoint, bool(diverged))
+        places = [name.removesuffix("/loss") for name in here if name.endswith("/loss")]
+        self.saved = {where: Checkpoint.of_named(here, where) for where in places}

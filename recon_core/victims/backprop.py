@@ -2,7 +2,7 @@
 
 The maths of `Architecture.forward` and `backward` without allocating anything as large as a layer.
 A first layer reads what it needs of every image from `inputs`, tensors (R, n, ...): pixels, a
-convolution's patches, or, in the span of the images (`Span`), inner products with all of them.
+convolution's patches, or, in the span of the images, inner products with all of them.
 
 In that span, under gradient descent, the first layer only ever gets multiples of the images added
 to it. So
@@ -20,29 +20,18 @@ convolution, whose kernel is smaller than its images.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from recon_core.optimisers import Optimiser
 from recon_core.victims.network import Architecture, Parameters
 from recon_core.victims.separability import FeatureDefence
 
 aten = torch.ops.aten
 Inputs = tuple[Tensor, ...]
-
-
-@runtime_checkable
-class FirstLayer(Protocol):
-    """z_1 from what is read of the images, and the gradients of the layer's own parameters."""
-
-    def forward(self, inputs: Inputs, z: Tensor) -> None: ...
-
-    def backward(self, inputs: Inputs, d: Tensor, images: Tensor | None) -> None: ...
 
 
 class Dense:
@@ -98,7 +87,7 @@ class Backprop:
     def __init__(
         self,
         architecture: Architecture,
-        first: FirstLayer,
+        first: Dense | Convolution | SpanLayer,
         parameters: Parameters,
         gradients: Parameters,
         n_images: int,
@@ -163,47 +152,6 @@ class Backprop:
 
 
 SpanSwitch = Literal["auto"] | bool
-
-
-def uses_span(
-    switch: SpanSwitch, architecture: Architecture, optimiser: Optimiser, n_images: int
-) -> bool:
-    """True if training goes in the span. ValueError if it is asked for and cannot be done."""
-    reason = None
-    if optimiser.rule != "gd":
-        reason = f"{optimiser.rule} moves every weight at its own rate; use rule='gd'"
-    elif architecture.network.conv is not None:
-        reason = "the first layer is a convolution, whose kernel is smaller than the images"
-    if switch is True and reason is not None:
-        raise ValueError(f"span=True cannot be done: {reason}, or span=False")
-    if switch == "auto":
-        return reason is None and n_images < architecture.d
-    return switch
-
-
-@dataclass(frozen=True)
-class Span:
-    """The first layer of R networks before training, W_0, and their images X."""
-
-    weight: Float[Tensor, "r h d"]
-    x: Float[Tensor, "r n d"]
-
-    def inputs(self) -> tuple[Float[Tensor, "r n n"], Float[Tensor, "r n h"]]:
-        """X X^T and X W_0^T, summed in float64: what is read of every image."""
-        x = self.x.double()
-        return (x @ x.mT).to(self.x.dtype), (x @ self.weight.double().mT).to(self.x.dtype)
-
-    def start(self) -> tuple[Float[Tensor, "r n h"], Float[Tensor, "r 1"]]:
-        r, n, _ = self.x.shape
-        return self.x.new_zeros(r, n, self.weight.shape[1]), self.x.new_ones(r, 1)
-
-    def layer(
-        self, coordinates: Float[Tensor, "r n h"], scale: Float[Tensor, "r 1"]
-    ) -> Float[Tensor, "r h d"]:
-        return torch.baddbmm(self.weight * scale.unsqueeze(2), coordinates.mT, self.x)
-
-    def rows(self, index: Tensor) -> Span:
-        return Span(self.weight[index], self.x[index])
 
 
 class SpanLayer:

@@ -182,39 +182,30 @@ class Architecture:
 
     def initial(self, generators: Sequence[torch.Generator], *, dtype: torch.dtype) -> Parameters:
         """Initial weights, one generator per run; drawn on the CPU in float32, layer by layer."""
-        drawn = [
-            [self._initial_layer(layer, generator) for layer in range(self.n_layers)]
-            for generator in generators
-        ]
-        weights, biases = [], []
-        for layers in zip(*drawn, strict=True):
-            weights.append(torch.stack([weight for weight, _bias in layers]).to(dtype))
-            own = [bias for _weight, bias in layers if bias is not None]
-            biases.append(torch.stack(own).to(dtype) if own else None)
-        return Parameters(tuple(weights), tuple(biases))
-
-    def _initial_layer(
-        self, layer: int, generator: torch.Generator
-    ) -> tuple[Tensor, Tensor | None]:
-        network, (fan_in, fan_out) = self.network, self.layer_sizes[layer]
-
-        def normal(*shape: int) -> Tensor:
-            return torch.randn(*shape, generator=generator)
-
-        def uniform(*shape: int) -> Tensor:
-            return (torch.rand(*shape, generator=generator) * 2 - 1) / math.sqrt(fan_in)
-
-        if layer == 0 and network.init_std_first is not None:
-            weight = normal(fan_out, fan_in) * network.init_std_first
-            bias = normal(fan_out) * network.init_std_first if self.has_bias(0) else None
-        elif network.init_rest == "torch":
-            weight = uniform(fan_out, fan_in)
-            bias = uniform(fan_out) if self.has_bias(layer) else None
-        else:
-            leak = network.leak if network.activation == "leaky_relu" else 0.0
-            weight = normal(fan_out, fan_in) * math.sqrt(2 / (1 + leak**2) / fan_in)
-            bias = torch.zeros(fan_out) if self.has_bias(layer) else None
-        return weight, bias
+        network, n_layers = self.network, self.n_layers
+        leak = network.leak if network.activation == "leaky_relu" else 0.0
+        weights: list[list[Tensor]] = [[] for _ in range(n_layers)]
+        biases: list[list[Tensor]] = [[] for _ in range(n_layers)]
+        for generator, layer in itertools.product(generators, range(n_layers)):
+            fan_in, fan_out = self.layer_sizes[layer]
+            for kept, shape in ((weights, (fan_out, fan_in)), (biases, (fan_out,))):
+                if kept is biases and not self.has_bias(layer):
+                    continue
+                if layer == 0 and network.init_std_first is not None:
+                    drawn = torch.randn(shape, generator=generator) * network.init_std_first
+                elif network.init_rest == "torch":
+                    drawn = torch.rand(shape, generator=generator) * 2 - 1
+                    drawn = drawn / math.sqrt(fan_in)
+                elif kept is biases:
+                    drawn = torch.zeros(fan_out)
+                else:
+                    drawn = torch.randn(shape, generator=generator)
+                    drawn = drawn * math.sqrt(2 / (1 + leak**2) / fan_in)
+                kept[layer].append(drawn)
+        return Parameters(
+            tuple(torch.stack(own).to(dtype) for own in weights),
+            tuple(torch.stack(own).to(dtype) if own else None for own in biases),
+        )
 
     def patches(self, x: Float[Tensor, "r n d"]) -> Float[Tensor, "r n k p"]:
         """Patches that the kernel sees, by position."""
@@ -404,16 +395,11 @@ def parse_architecture(
         activation=activation,
         leak=leak,
     )
-    return network.on(shape or image_shape(d), n_outputs)
-
-
-def image_shape(d: int) -> Shape:
-    """(3, s, s) if d = 3 s^2, (1, s, s) if d = s^2, else (1, 1, d)."""
-    for channels in (3, 1):
-        side = math.isqrt(d // channels)
-        if channels * side**2 == d:
-            return (channels, side, side)
-    return (1, 1, d)
+    if shape is None:
+        sides = {channels: math.isqrt(d // channels) for channels in (3, 1)}
+        square = [(c, side, side) for c, side in sides.items() if c * side**2 == d]
+        shape = square[0] if square else (1, 1, d)
+    return network.on(shape, n_outputs)
 
 
 def _natural(name: str) -> list[tuple[int, int | str]]:

@@ -35,7 +35,7 @@ from torch import Tensor
 from recon_core.strict import Strict, Within
 from recon_core.types import Progress, no_progress
 from recon_core.victims.network import Architecture, Parameters, Pass
-from recon_core.victims.training import REPORTS, Looks, Trained, Training, check_victims
+from recon_core.victims.training import Stack, Trained, Training, check_victims, train_stack
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,11 +59,6 @@ class Noise(Strict):
                 f"noise_multiplier={self.noise_multiplier} with clip=None; the noise is in units "
                 "of clip, so set it, or noise_multiplier=0"
             )
-
-    @property
-    def is_off(self) -> bool:
-        """True where no step is changed."""
-        return not self.dropout and self.clip is None
 
 
 def train_with_noise(
@@ -108,23 +103,12 @@ def train_with_noise(
                 f"{name}={getattr(training, name)} with clip={noise.clip}: an end that depends on "
                 f"the training loss spends privacy that nobody counts; use {name}=None"
             )
-    course = _Course(
-        architecture, parameters, x, y, training=training, noise=noise, generators=generators
-    )
-    report_every = max(1, training.epochs // REPORTS)
-    for epoch in range(1, training.epochs + 1):
-        course.run_epoch()
-        looks = noise.clip is None and epoch % training.stop_every == 0
-        if looks or epoch == training.epochs:
-            course.look(epoch)
-        if not len(course.runs):
-            break
-        if epoch % report_every == 0:
-            progress(epoch / training.epochs)
-    progress(1.0)
-    n_values = len(course.values)
-    return course.looks.trained(
-        parameters.like(course.final[:n_values]), tuple(course.final[n_values:])
+    return train_stack(
+        _Noisy(
+            architecture, parameters, x, y, training=training, noise=noise, generators=generators
+        ),
+        progress,
+        look_every=training.epochs if noise.clip is not None else training.stop_every,
     )
 
 
@@ -145,9 +129,7 @@ def poisson_sample(
     return index, meant
 
 
-class _Course:
-    """The victims that go on, by their numbers `runs`, and how each of the others ended."""
-
+class _Noisy(Stack):
     def __init__(
         self,
         architecture: Architecture,
@@ -159,44 +141,20 @@ class _Course:
         noise: Noise,
         generators: Sequence[torch.Generator],
     ) -> None:
-        self.architecture, self.layout = architecture, parameters
-        self.training, self.noise = training, noise
-        self.runs = torch.arange(len(x), device=x.device)
-        self.x, self.y, self.generators = x, y, list(generators)
-        copy = torch.contiguous_format
-        self.values = [value.clone(memory_format=copy) for value in parameters.tensors()]
-        self.steppers = [training.optimiser.stepper(value) for value in self.values]
-        self.looks = Looks(training, x)
-        self.final = [v.clone() for v in (*self.values, *self._averages())]
+        super().__init__(parameters, y, training, generators)
+        self.architecture, self.noise, self.x = architecture, noise, x
 
-    def _averages(self) -> list[Tensor]:
-        """What the optimiser remembers of the first layer's gradients, if anything."""
-        if not self.training.optimiser.averages_gradients:
-            return []
-        first = self.steppers[: 1 + (self.layout.biases[0] is not None)]
-        return [stepper.tensors()[0] for stepper in first]
+    def outputs(self) -> Float[Tensor, "k n c"]:
+        return self.architecture.forward(self.layout.like(self.values), self.x).output
 
-    def look(self, epoch: int) -> None:
-        """Notes where everyone is, and goes on without those who are done."""
-        parameters = self.layout.like(self.values)
-        phi = self.architecture.forward(parameters, self.x).output
-        ended = self.looks.at(self.runs, phi, self.y, epoch)
-        for final, value in zip(self.final, (*self.values, *self._averages()), strict=True):
-            final[self.runs] = value
-        if bool(ended.any()):
-            keep = (~ended).nonzero().squeeze(1)
-            self.runs, self.x, self.y = self.runs[keep], self.x[keep], self.y[keep]
-            self.values = [value[keep] for value in self.values]
-            self.steppers = [
-                old.optimiser.stepper(value, state=old.rows(keep))
-                for old, value in zip(self.steppers, self.values, strict=True)
-            ]
-            self.generators = [self.generators[place] for place in keep.tolist()]
+    def keep(self, rows: Int64[Tensor, " k"]) -> None:
+        super().keep(rows)
+        self.x = self.x[rows]
 
-    def run_epoch(self) -> None:
+    def advance(self, n_epochs: int) -> None:
         n = self.y.shape[1]
         batch_size = min(self.training.batch_size or n, n)
-        for _ in range(math.ceil(n / batch_size)):
+        for _ in range(n_epochs * math.ceil(n / batch_size)):
             x, y, meant = self.x, self.y, torch.ones_like(self.y, dtype=torch.bool)
             if batch_size < n:
                 index, taken = poisson_sample(n, batch_size / n, self.generators)
@@ -204,12 +162,7 @@ class _Course:
                 index, meant = index.to(y.device), taken.to(y.device)
                 x, y = x[rows, index], y[rows, index]
             sums = self._summed_gradients(x, y, meant)
-            decay = self.training.weight_decay
-            for value, gradient, stepper in zip(self.values, sums, self.steppers, strict=True):
-                gradient.div_(batch_size)
-                if decay:
-                    gradient.add_(value, alpha=decay)
-                stepper.step_(gradient)
+            self.update([total.div_(batch_size) for total in sums])
 
     def _summed_gradients(
         self, x: Float[Tensor, "k m d"], y: Shaped[Tensor, "k m"], meant: Bool[Tensor, "k m"]

@@ -174,11 +174,13 @@ def _unit(h: Float[Tensor, "*rows m"]) -> Float[Tensor, "*rows m"]:
     return h * torch.where(norms > 0, norms, 1).rsqrt()
 
 
+@dataclass(frozen=True)
 class FeatureDefence:
     """MixCon on a hidden layer of R victims; `across`: images of different classes."""
 
-    def __init__(self, defence: MixCon, layer: int, across: Bool[Tensor, "r n n"]) -> None:
-        self.defence, self.layer, self.across = defence, layer, across
+    defence: MixCon
+    layer: int
+    across: Bool[Tensor, "r n n"]
 
     def of_runs(self, runs: Int64[Tensor, " k"]) -> FeatureDefence:
         return FeatureDefence(self.defence, self.layer, self.across[runs])

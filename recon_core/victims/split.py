@@ -38,11 +38,7 @@ class LeNet5(Strict):
     """
 
     kind: Literal["lenet5"] = "lenet5"
-    cut: int = 2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_cut(self.cut, LENET_CUTS)
+    cut: Annotated[int, Within(f"[1, {LENET_CUTS}]", fix="others are no hidden layer")] = 2
 
     def on(self, shape: Shape, n_classes: int) -> SplitModel:
         return SplitModel(self, shape, n_classes)
@@ -71,7 +67,10 @@ class SplitMLP(Strict):
                 f"widths={self.widths} must name at least one hidden layer, each 1 or wider, for "
                 "example (500, 2, 100)"
             )
-        _check_cut(self.cut, len(self.widths))
+        if not 1 <= self.cut <= len(self.widths):
+            raise ValueError(
+                f"cut={self.cut} is no hidden layer of this network; give 1 to {len(self.widths)}"
+            )
 
     def on(self, shape: Shape, n_classes: int) -> SplitModel:
         return SplitModel(self, shape, n_classes)
@@ -136,25 +135,12 @@ class SplitModel:
         self, weights: Mapping[str, Tensor], x: Float[Tensor, "q n c h w"]
     ) -> Float[Tensor, "r n m"]:
         """h(x) of R networks on their own n images (q = r), or on the same (q = 1)."""
-        n_networks = len(weights["fc1.weight"])
-        if x.shape[2:] != self.shape:
-            raise ValueError(f"images of {tuple(x.shape[2:])} for a network of {self.shape}")
-        if len(x) not in (1, n_networks):
-            raise ValueError(
-                f"images of {len(x)} networks for {n_networks}; give every network its own, or a "
-                "leading dimension of 1 for images that all share"
-            )
         return self._layers(weights, x, 0, self.network.cut).flatten(2)
 
     def classify(
         self, weights: Mapping[str, Tensor], features: Float[Tensor, "r n m"]
     ) -> Float[Tensor, "r n k"]:
         cut, a = self.network.cut, features
-        if features.shape[2] != self.n_features:
-            raise ValueError(
-                f"{features.shape[2]} features an image, the network is cut where it has "
-                f"{self.n_features}"
-            )
         if cut < len(self.maps):
             a = features.unflatten(2, self.maps[cut - 1])
         return self._layers(weights, a, cut, len(self.maps) + len(self.widths) - 1)
@@ -259,11 +245,6 @@ def _block(
     z = F.conv2d(a, weight.flatten(0, 1), bias.flatten(), padding=padding, groups=len(x))
     pooled: Tensor = F.max_pool2d(z, 2).relu().unflatten(1, weight.shape[:2])
     return pooled.transpose(0, 1)
-
-
-def _check_cut(cut: int, n_cuts: int) -> None:
-    if not 1 <= cut <= n_cuts:
-        raise ValueError(f"cut={cut} is no hidden layer of this network; give 1 to {n_cuts}")
 
 
 IMAGES_AT_ONCE = 512

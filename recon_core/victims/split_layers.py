@@ -59,7 +59,8 @@ class _PooledConvolution(torch.autograd.Function):
                 )
                 maxima, places = F.max_pool2d_with_indices(z, [2, 2])
                 ctx.places.append(places)
-                torch.clamp_min(_apart(maxima, o), 0, out=result[networks, part])
+                by_network = maxima.unflatten(1, (-1, o)).permute(1, 0, 3, 4, 2)
+                torch.clamp_min(by_network, 0, out=result[networks, part])
         ctx.save_for_backward(weight, x, result)
         return result.permute(0, 1, 4, 2, 3)
 
@@ -70,22 +71,29 @@ class _PooledConvolution(torch.autograd.Function):
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         weight, x, result = ctx.saved_tensors
         of_weight, of_bias = torch.zeros_like(weight), weight.new_zeros(weight.shape[:2])
-        of_x = _laid_out(x).zero_() if ctx.needs_input_grad[2] else None
+        of_x = None
+        if ctx.needs_input_grad[2]:
+            of_x = x.new_zeros(*x.shape[:2], *x.shape[3:], x.shape[2]).permute(0, 1, 4, 2, 3)
         o = weight.shape[1]
         sides = [side + 2 * ctx.padding - weight.shape[-1] + 1 for side in x.shape[-2:]]
         gradient = gradient.permute(0, 1, 3, 4, 2)
-        places, scratch = iter(ctx.places), _Scratch()
+        places, memory = iter(ctx.places), weight.new_empty(0)
         for networks in _groups(len(weight), len(x)):
             kernels = _channels_last(weight[networks].flatten(0, 1))
             row = networks.start if len(x) > 1 else 0
             for part in _parts(x.shape[1], o * math.prod(sides)):
-                of_maxima = _joined(
-                    torch.ops.aten.threshold_backward(
-                        gradient[networks, part], result[networks, part], 0
-                    )
+                by_network = torch.ops.aten.threshold_backward(
+                    gradient[networks, part], result[networks, part], 0
                 )
-                of_z = scratch.channels_last(of_maxima, *of_maxima.shape[:2], *sides)
-                _unpooled(of_maxima, next(places), of_z)
+                of_maxima = by_network.permute(1, 2, 3, 0, 4).flatten(3).permute(0, 3, 1, 2)
+                n, c = of_maxima.shape[:2]
+                size = n * c * math.prod(sides)
+                memory = weight.new_empty(size) if len(memory) < size else memory
+                of_z = memory[:size].view(n, *sides, c).permute(0, 3, 1, 2)
+                torch.ops.aten.max_pool2d_with_indices_backward.grad_input(
+                    *(of_maxima, of_z, [2, 2], [2, 2], [0, 0], [1, 1], False, next(places)),
+                    grad_input=of_z,
+                )
                 images = _channels_last(x[row, part])
                 if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
                     w, b = _convolution_backward(
@@ -109,43 +117,12 @@ def _parts(n_images: int, numbers: int) -> list[slice]:
     return [slice(i, min(i + size, n_images)) for i in range(0, n_images, size)]
 
 
-def _apart(a: Float[Tensor, "n ro y x"], o: int) -> Float[Tensor, "r n y x o"]:
-    networks: Tensor = a.unflatten(1, (-1, o))
-    return networks.permute(1, 0, 3, 4, 2)
-
-
-def _joined(a: Float[Tensor, "r n y x o"]) -> Float[Tensor, "n ro y x"]:
-    return a.permute(1, 2, 3, 0, 4).flatten(3).permute(0, 3, 1, 2)
-
-
 def _channels_last(a: Float[Tensor, "o i y x"]) -> Float[Tensor, "o i y x"]:
     """The same numbers with strides that say so even for one channel, where `contiguous` sees no
     difference: the convolution's result, whose pooling is then faster, follows them."""
     if a.stride() == (math.prod(a.shape[1:]), 1, a.shape[3] * a.shape[1], a.shape[1]):
         return a
     return torch.empty_like(a, memory_format=torch.channels_last).copy_(a)
-
-
-def _laid_out(x: Float[Tensor, "q n i h w"]) -> Float[Tensor, "q n i h w"]:
-    return x.new_empty(*x.shape[:2], *x.shape[3:], x.shape[2]).permute(0, 1, 4, 2, 3)
-
-
-class _Scratch:
-    def __init__(self) -> None:
-        self.memory: Tensor | None = None
-
-    def channels_last(self, like: Tensor, n: int, c: int, h: int, w: int) -> Tensor:
-        size = n * c * h * w
-        if self.memory is None or len(self.memory) < size:
-            self.memory = like.new_empty(size)
-        memory: Tensor = self.memory[:size]
-        return memory.view(n, h, w, c).permute(0, 3, 1, 2)
-
-
-def _unpooled(of_maxima: Tensor, places: Tensor, of_z: Float[Tensor, "n c y x"]) -> None:
-    torch.ops.aten.max_pool2d_with_indices_backward.grad_input(
-        of_maxima, of_z, [2, 2], [2, 2], [0, 0], [1, 1], False, places, grad_input=of_z
-    )
 
 
 def _add_images_gradient(
@@ -156,9 +133,11 @@ def _add_images_gradient(
         of_x += found
         return
     n, i, h, w = of_x.shape
+    squares = of_z.unflatten(2, (-1, 2)).unflatten(4, (-1, 2)).permute(0, 2, 4, 3, 5, 1)
+    squares = squares.flatten(3).permute(0, 3, 1, 2)
     like = of_x.new_empty(n, h // 2, w // 2, 4 * i).permute(0, 3, 1, 2)
     (found,) = _convolution_backward(
-        _squares(of_z), like, _square_kernels(kernels), 0, [True, False, False]
+        squares, like, _square_kernels(kernels), 0, [True, False, False]
     )
     pixels = of_x.unflatten(2, (-1, 2)).unflatten(4, (-1, 2)).permute(0, 2, 4, 3, 5, 1)
     pixels += found.permute(0, 2, 3, 1).unflatten(3, (2, 2, -1))
@@ -172,11 +151,6 @@ def _convolution_backward(
         of_z, x, kernels, [len(kernels)], ones, pads, ones, False, [0, 0], 1, wanted
     )
     return [gradient for gradient in found if gradient is not None]
-
-
-def _squares(a: Float[Tensor, "n c y x"]) -> Float[Tensor, "n cc yy xx"]:
-    a = a.unflatten(2, (-1, 2)).unflatten(4, (-1, 2)).permute(0, 2, 4, 3, 5, 1)
-    return a.flatten(3).permute(0, 3, 1, 2)
 
 
 def _square_kernels(kernels: Float[Tensor, "o i k k"]) -> Float[Tensor, "oo ii kk kk"]:

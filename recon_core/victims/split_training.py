@@ -84,16 +84,14 @@ def train_split(
     shuffle: Shuffle,
     streams: Sequence[int] | None = None,
     progress: Progress = no_progress,
-    networks_at_once: int | None = None,
 ) -> TrainedSplit:
     """Train R networks on the same images or each on its own; labels are classes from 0.
 
     `defences`: one per network. `streams`: whose order each network's images have, as `shuffle` is
     asked for it; None: all have that of stream 0. Networks that share images, labels and stream get
-    one batch. `networks_at_once`: how many a step takes together, which bounds its memory and
-    changes no result but by rounding; None: `NETWORKS_ON_CPU` on a CPU, elsewhere all. On a CPU
-    such parts go side by side, one thread each, and are bit for bit what they are one after
-    another. Raises ValueError for arguments that do not fit together.
+    one batch. On a CPU parts of `NETWORKS_ON_CPU` go side by side, one thread each, and are bit for
+    bit what they are one after another; elsewhere all networks take a step together. Raises
+    ValueError for arguments that do not fit together.
     """
     n_networks = check_fits(model, weights, x, labels)
     batches = ClassBatches(
@@ -112,29 +110,21 @@ def train_split(
         raise ValueError(
             f"{batches.n_networks} streams for {n_networks} networks; give one each, or None"
         )
-    if networks_at_once is not None and networks_at_once < 1:
-        raise ValueError(f"networks_at_once={networks_at_once} must be at least 1, or None")
     if batches.last == 1 and any(isinstance(d, UniCon) and d.lam for d in defences):
         raise ValueError(
             f"UniCon compares images of a class, but with per_class={batches.per_class} and "
             f"{batches.smallest} images in the smallest class the last batch of an epoch has 1 of "
             "each; choose another per_class"
         )
-    at_once = networks_at_once or (NETWORKS_ON_CPU if x.device.type == "cpu" else n_networks)
-    course = _Course(model, weights, batches, defences, training=training, at_once=at_once)
+    course = _Course(model, weights, batches, defences, training)
     while course.epoch < training.epochs and not bool(course.diverged.all()):
         course.run_epoch(progress)
     progress(1.0)
     return course.trained(labels)
 
 
-@dataclass(frozen=True)
-class _Penalty:
-    """A loss on the features of those networks, by their rows, that have it."""
-
-    rows: Int64[Tensor, " k"]
-    lam: Float[Tensor, " k"]
-    loss: Callable[[Tensor], Tensor]
+Penalty = tuple[Int64[Tensor, " k"], Float[Tensor, " k"], Callable[[Tensor], Tensor]]
+"""Rows of the networks that have a loss on their features, their lambdas, and the loss."""
 
 
 class _Part:
@@ -168,15 +158,13 @@ class _Part:
         loss = cross_entropies(logits, truth.expand(len(logits), -1)).mean(1)
         sums[0, self.networks] += loss.detach() * part.shape[1]
         total = loss.sum()
-        for penalty in self.penalties:
+        for rows, lam, penalty in self.penalties:
             h = features.unflatten(1, (-1, k))
-            if len(penalty.rows) < len(h):  # the others are not in the graph of its gradient
-                h = h.index_select(0, penalty.rows)
-            values = penalty.loss(h)  # not yet times lambda
-            total = total + (penalty.lam * values).sum()
-            sums[1, self.networks].index_add_(
-                0, penalty.rows, values.detach().double() * part.shape[1]
-            )
+            if len(rows) < len(h):  # the others are not in the graph of its gradient
+                h = h.index_select(0, rows)
+            values = penalty(h)  # not yet times lambda
+            total = total + (lam * values).sum()
+            sums[1, self.networks].index_add_(0, rows, values.detach().double() * part.shape[1])
         gradients = torch.autograd.grad(total, list(self.weights.values()))
         for stepper, weight, g in zip(self.steppers, self.weights.values(), gradients, strict=True):
             decayed = g.add(weight.detach(), alpha=weight_decay) if weight_decay else g
@@ -190,9 +178,7 @@ class _Course:
         weights: Mapping[str, Tensor],
         batches: ClassBatches,
         defences: Sequence[Defence],
-        *,
         training: SplitTraining,
-        at_once: int,
     ) -> None:
         self.model, self.batches, self.training = model, batches, training
         self.epoch = 0
@@ -207,6 +193,7 @@ class _Course:
         self.history = torch.full((training.epochs, 2, n), torch.nan).to(self.sums)
         undefended = [defence is None or not defence.lam for defence in defences]
         self.undefended = torch.tensor(undefended, device=x.device)
+        at_once = NETWORKS_ON_CPU if x.device.type == "cpu" else n
         self.parts = [
             _Part(slice(start, start + at_once), self.weights, averages, rule, defences)
             for start in range(0, n, at_once)
@@ -250,7 +237,7 @@ class _Course:
         )
 
 
-def _penalties(defences: Sequence[Defence], like: Tensor) -> list[_Penalty]:
+def _penalties(defences: Sequence[Defence], like: Tensor) -> list[Penalty]:
     """One for the networks that differ in lambda and beta alone; none for lambda = 0."""
     groups: dict[tuple[str, bool, float], dict[int, MixCon | UniCon]] = {}
     for row, defence in enumerate(defences):
@@ -266,7 +253,7 @@ def _penalties(defences: Sequence[Defence], like: Tensor) -> list[_Penalty]:
         if betas:
             beta = torch.tensor(betas, dtype=torch.float64).to(like)
             loss = partial(mixcon, beta=beta, normalise=normalise, eps=eps)
-        penalties.append(_Penalty(rows, lam, loss))
+        penalties.append((rows, lam, loss))
     return penalties
 
 

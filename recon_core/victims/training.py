@@ -1,13 +1,14 @@
 """Training of R victims at once, on R different sets of images, each until it is done.
 
 Image restoration paper, section 2: full batch, Adadelta with rate 1, 50,000 epochs. Haim et al.
-2022 and the KKT paper: gradient descent, rate .01 (.5 with classes), 1e6 epochs, which `Span` makes
-several times cheaper. Weight decay adds weight_decay * theta to the gradient of the *mean* loss, as
-torch does; the lambda_WD of KKT paper, eq. 13, is n times ours.
+2022 and the KKT paper: gradient descent, rate .01 (.5 with classes), 1e6 epochs, which is several
+times cheaper in the span of the images (`backprop`). Weight decay adds weight_decay * theta to the
+gradient of the *mean* loss, as torch does; the lambda_WD of KKT paper, eq. 13, is n times ours.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -20,11 +21,10 @@ from recon_core.cuda_graphs import repeated
 from recon_core.optimisers import Optimiser
 from recon_core.strict import Count, Strict, Within
 from recon_core.types import Progress, no_progress
-from recon_core.victims.backprop import Inputs, Span, SpanSwitch, uses_span
+from recon_core.victims.backprop import Backprop, Convolution, Dense, Inputs, SpanLayer, SpanSwitch
 from recon_core.victims.losses import Loss
 from recon_core.victims.network import Architecture, Parameters
-from recon_core.victims.separability import MixCon, feature_defence
-from recon_core.victims.stack import Problem, Stack
+from recon_core.victims.separability import FeatureDefence, MixCon, feature_defence
 
 REPORTS = 50
 
@@ -102,7 +102,7 @@ def train(
     y: Shaped[Tensor, "r n"],
     *,
     training: Training,
-    generators: Sequence[torch.Generator] | None = None,
+    generators: Sequence[torch.Generator] = (),
     progress: Progress = no_progress,
     graphs: bool = True,
     defence: MixCon | None = None,
@@ -116,135 +116,241 @@ def train(
     """
     check_victims(architecture, parameters, x)
     training.loss.check(y, architecture.n_outputs)
-    in_span = uses_span(training.span, architecture, training.optimiser, x.shape[1])
-    span = Span(parameters.weights[0], x) if in_span else None
-    inputs: Inputs = (x.contiguous(),)
-    if span is not None:
-        inputs = span.inputs()
-    elif architecture.network.conv is not None:
-        inputs = (architecture.patches(x.contiguous()),)
-    problem = Problem(
-        architecture=architecture,
-        layout=parameters,
-        inputs=inputs,
-        y=y,
-        span=span,
-        loss=training.loss,
-        optimiser=training.optimiser,
-        weight_decay=training.weight_decay,
-        batch_size=min(training.batch_size or x.shape[1], x.shape[1]),
-        defence=feature_defence(architecture, y, defence, defence_layer, training.batch_size),
-    )
-    course = _Course(problem, x, training, generators or (), graphs=graphs)
-    report_every = max(1, training.epochs // REPORTS)
-    while course.epoch < training.epochs and len(course.stack.runs):
-        next_look, next_report = (
-            (course.epoch // every + 1) * every for every in (training.stop_every, report_every)
-        )
-        course.advance(min(training.epochs, next_look, next_report))
-        if course.epoch % training.stop_every == 0 or course.epoch == training.epochs:
-            course.look()
-        if course.epoch % report_every == 0:
-            progress(course.epoch / training.epochs)
-    progress(1.0)
-    return course.trained()
+    added = feature_defence(architecture, y, defence, defence_layer, training.batch_size)
+    stack = _Backpropagated(parameters, y, training, generators)
+    stack.start(architecture, x, added, graphs=graphs)
+    return train_stack(stack, progress, look_every=training.stop_every)
 
 
-class Looks:
-    """Loss and margins of every victim when it was last looked at, and whether it diverged."""
+class Stack(ABC):
+    """Victims that still train, by their numbers `runs`; they know nothing of each other.
 
-    def __init__(self, training: Training, x: Float[Tensor, "r n d"]) -> None:
-        self.training = training
-        self.loss = x.new_full((len(x),), torch.nan)
-        self.margins = x.new_full(x.shape[:2], torch.nan)
-        self.epochs_done = torch.zeros(len(x), dtype=torch.int64, device=x.device)
-        self.diverged = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+    `values` are what is trained: weights and biases, or what stands for them.
+    """
 
-    def at(
-        self,
-        runs: Int64[Tensor, " k"],
-        phi: Float[Tensor, "k n c"],
-        y: Shaped[Tensor, "k n"],
-        epoch: int,
-    ) -> Bool[Tensor, " k"]:
-        """Notes the outputs of these victims after an epoch; those that are done."""
-        training = self.training
-        loss = training.loss.value(phi, y)
-        diverged = ~(loss.isfinite() & phi.isfinite().flatten(1).all(1))
-        if training.diverged_above is not None:
-            diverged |= loss > training.diverged_above
-        self.loss[runs], self.margins[runs] = loss, training.loss.margins(phi, y)
-        self.epochs_done[runs], self.diverged[runs] = epoch, diverged
-        return diverged if training.stop_loss is None else diverged | (loss < training.stop_loss)
-
-    def trained(self, parameters: Parameters, averages: tuple[Tensor, ...]) -> Trained:
-        return Trained(
-            parameters=parameters,
-            loss=self.loss,
-            accuracy=(self.margins > 0).to(self.margins.dtype).mean(1),
-            margin_min=self.margins.amin(1),
-            margins=self.margins,
-            epochs_done=self.epochs_done,
-            diverged=self.diverged,
-            averages=averages,
-        )
-
-
-class _Course:
     def __init__(
         self,
-        problem: Problem,
-        x: Float[Tensor, "r n d"],
+        layout: Parameters,
+        y: Shaped[Tensor, "r n"],
         training: Training,
         generators: Sequence[torch.Generator],
+    ) -> None:
+        self.layout, self.y, self.training = layout, y, training
+        self.generators = list(generators)
+        self.runs = torch.arange(len(y), device=y.device)
+        self.train_copies(layout.tensors())
+
+    def train_copies(self, values: Sequence[Tensor]) -> None:
+        self.values = [v.clone(memory_format=torch.contiguous_format) for v in values]
+        self.steppers = [self.training.optimiser.stepper(value) for value in self.values]
+
+    @abstractmethod
+    def advance(self, n_epochs: int) -> None:
+        """Train for that many epochs."""
+
+    @abstractmethod
+    def outputs(self) -> Float[Tensor, "k n c"]:
+        """phi of all images."""
+
+    def update(self, gradients: Sequence[Tensor]) -> None:
+        """Take one step; the gradients are changed."""
+        decay = self.training.weight_decay
+        for value, gradient, stepper in zip(self.values, gradients, self.steppers, strict=True):
+            if decay:
+                gradient.add_(value, alpha=decay)
+            stepper.step_(gradient)
+
+    def weights(self) -> list[Tensor]:
+        return self.values
+
+    def averages(self) -> list[Tensor]:
+        """What the optimiser remembers of the gradients of the first layer's weights (k, h, d) and
+        biases (k, h); nothing where it averages none."""
+        if not self.training.optimiser.averages_gradients:
+            return []
+        first = self.steppers[: 1 + (self.layout.biases[0] is not None)]
+        return [stepper.tensors()[0] for stepper in first]
+
+    def keep(self, rows: Int64[Tensor, " k"]) -> None:
+        """Go on with these victims alone."""
+        self.runs, self.y = self.runs[rows], self.y[rows]
+        if self.generators:
+            self.generators = [self.generators[row] for row in rows.tolist()]
+        self.values = [value[rows] for value in self.values]
+        self.steppers = [
+            old.optimiser.stepper(value, state=old.rows(rows))
+            for old, value in zip(self.steppers, self.values, strict=True)
+        ]
+
+
+def train_stack(stack: Stack, progress: Progress, *, look_every: int) -> Trained:
+    """Train victims until each is done, which is looked at every so many epochs and at the end."""
+    training, y, layout = stack.training, stack.y, stack.layout
+    loss = layout.weights[0].new_full((len(y),), torch.nan)
+    margins = layout.weights[0].new_full(y.shape, torch.nan)
+    epochs_done, diverged = torch.zeros_like(stack.runs), torch.zeros_like(stack.runs).bool()
+    final = [torch.empty_like(t) for t in (*stack.weights(), *stack.averages())]
+    epoch, report_every = 0, max(1, training.epochs // REPORTS)
+    while epoch < training.epochs and len(stack.runs):
+        looks, reports = ((epoch // every + 1) * every for every in (look_every, report_every))
+        to = min(training.epochs, looks, reports)
+        stack.advance(to - epoch)
+        epoch, is_last = to, to == training.epochs
+        if epoch % look_every == 0 or is_last:
+            runs, phi = stack.runs, stack.outputs()
+            value = training.loss.value(phi, stack.y)
+            lost = ~(value.isfinite() & phi.isfinite().flatten(1).all(1))
+            if training.diverged_above is not None:
+                lost |= value > training.diverged_above
+            loss[runs], margins[runs] = value, training.loss.margins(phi, stack.y)
+            epochs_done[runs], diverged[runs] = epoch, lost
+            ended = lost if training.stop_loss is None else lost | (value < training.stop_loss)
+            ended = torch.ones_like(ended) if is_last else ended
+            if bool(ended.any()):
+                for every, own in zip(final, (*stack.weights(), *stack.averages()), strict=True):
+                    every[runs[ended]] = own[ended]
+                if not is_last:
+                    stack.keep((~ended).nonzero().squeeze(1))
+        if epoch % report_every == 0:
+            progress(epoch / training.epochs)
+    progress(1.0)
+    n_tensors = len(layout.tensors())
+    return Trained(
+        parameters=layout.like(final[:n_tensors]),
+        loss=loss,
+        accuracy=(margins > 0).to(margins.dtype).mean(1),
+        margin_min=margins.amin(1),
+        margins=margins,
+        epochs_done=epochs_done,
+        diverged=diverged,
+        averages=tuple(final[n_tensors:]),
+    )
+
+
+class _Backpropagated(Stack):
+    """Victims that train by `Backprop`. In the span of the images (`backprop`), the values are the
+    first layer's coordinates in place of its weights, and its scale at the end; `span` has W_0 and
+    the images."""
+
+    def start(
+        self,
+        architecture: Architecture,
+        x: Float[Tensor, "r n d"],
+        defence: FeatureDefence | None,
         *,
         graphs: bool,
     ) -> None:
-        self.problem, self.training, self.graphs = problem, training, graphs
-        if problem.shuffled and len(generators) != len(x):
+        training, n = self.training, x.shape[1]
+        self.architecture, self.defence, self.graphs = architecture, defence, graphs
+        self.batch_size = min(training.batch_size or n, n)
+        self.shuffled = self.batch_size < n
+        if self.shuffled and len(self.generators) != len(x):
             raise ValueError(
                 f"batch_size={training.batch_size} needs a generator for each of {len(x)} "
-                f"victims, to shuffle their images with; got {len(generators)}"
+                f"victims, to shuffle their images with; got {len(self.generators)}"
             )
-        self.generators, self.epoch, self.looks = generators, 0, Looks(training, x)
-        self.ended: dict[int, tuple[Tensor, ...]] = {}
-        everyone = torch.arange(len(x), device=x.device)
-        self._go_on(Stack(problem, everyone, problem.start(problem.layout), None))
+        conv, is_gd = architecture.network.conv, training.optimiser.rule == "gd"
+        if training.span is True and conv is not None:
+            raise ValueError(
+                "span=True cannot be done: the first layer is a convolution, whose kernel is "
+                "smaller than the images; use span=False"
+            )
+        self.span: tuple[Tensor, ...] = ()
+        self.inputs: Inputs = (x.contiguous(),)
+        if training.span is True or (
+            training.span == "auto" and is_gd and conv is None and n < architecture.d
+        ):
+            start, wide = self.layout.weights[0], x.double()
+            self.span = (start, x)
+            products = (wide @ wide.mT, wide @ start.double().mT)  # summed in float64
+            self.inputs = tuple(product.to(x.dtype) for product in products)
+            coordinates, scale = x.new_zeros(len(x), n, start.shape[1]), x.new_ones(len(x), 1)
+            self.train_copies([coordinates, *self.layout.tensors()[1:], scale])
+        elif conv is not None:
+            self.inputs = (architecture.patches(x.contiguous()),)
+        self._build()
 
-    def _go_on(self, stack: Stack) -> None:
-        self.stack = stack
-        self.repeat = repeated(stack.epoch, stack.y.device, graphs=self.graphs)
+    def _build(self) -> None:
+        self.gradients = [torch.zeros_like(value) for value in self.values]
+        self.order = torch.arange(self.y.numel(), device=self.y.device).view_as(self.y)
+        size, n = self.batch_size, self.y.shape[1]
+        self.batches = [slice(first, min(first + size, n)) for first in range(0, n, size)]
+        self.passes = {batch.stop - batch.start: self._pass(batch) for batch in self.batches}
+        self.repeat = repeated(self._epoch, self.y.device, graphs=self.graphs)
 
-    def advance(self, to: int) -> None:
-        if self.problem.shuffled:
-            running = [self.generators[run] for run in self.stack.runs.tolist()]
-            for _ in range(self.epoch, to):
-                self.stack.shuffle(running)
-                self.repeat(1)
+    def _pass(self, batch: slice) -> tuple[Backprop, Inputs, Tensor]:
+        n, n_weights = batch.stop - batch.start, len(self.layout.tensors())
+        parameters = self.layout.like(self.values[:n_weights])
+        gradients = self.layout.like(self.gradients[:n_weights])
+        first: Dense | Convolution | SpanLayer
+        if self.span:
+            first = SpanLayer(parameters, gradients, self.values[-1])
+        elif self.architecture.network.conv is None:
+            first = Dense(parameters, gradients, 0)
         else:
-            self.repeat(to - self.epoch)
-        self.epoch = to
+            first = Convolution(parameters, gradients)
+        backprop = Backprop(
+            self.architecture, first, parameters, gradients, n, defence=self.defence
+        )
+        if not self.shuffled:
+            return backprop, self.inputs, self.y
+        buffers = [t.new_empty(len(t), n, *t.shape[2:]) for t in (*self.inputs, self.y)]
+        return backprop, tuple(buffers[:-1]), buffers[-1]
 
-    def look(self) -> None:
-        stack = self.stack
-        ended = self.looks.at(stack.runs, stack.outputs(), stack.y, self.epoch)
-        if bool(ended.any()):
-            for place in ended.nonzero().squeeze(1).tolist():
-                own = (*stack.values, *stack.averages())
-                self.ended[int(stack.runs[place])] = tuple(v[place].clone() for v in own)
-            self._go_on(stack.without(ended))
+    def advance(self, n_epochs: int) -> None:
+        if not self.shuffled:
+            self.repeat(n_epochs)
+            return
+        n = self.y.shape[1]
+        for _ in range(n_epochs):
+            order = torch.stack([torch.randperm(n, generator=g) for g in self.generators])
+            self.order.copy_(order + n * torch.arange(len(order)).unsqueeze(1))
+            self.repeat(1)
 
-    def trained(self) -> Trained:
-        values = []
-        for i, running in enumerate((*self.stack.values, *self.stack.averages())):
-            value = running.new_empty(len(self.looks.loss), *running.shape[1:])
-            value[self.stack.runs] = running
-            for run, ended in self.ended.items():
-                value[run] = ended[i]
-            values.append(value)
-        n_values = len(self.stack.values)
-        parameters = self.problem.parameters(values[:n_values])
-        return self.looks.trained(parameters, tuple(values[n_values:]))
+    def _epoch(self) -> None:
+        """Once through the images, an update after every batch."""
+        for batch in self.batches:
+            backprop, inputs, y = self.passes[batch.stop - batch.start]
+            images = None
+            if self.shuffled:
+                images = self.order[:, batch].flatten()
+                sources = (*self.inputs, self.y)
+                for source, target in zip(sources, (*inputs, y), strict=True):
+                    torch.index_select(source.flatten(0, 1), 0, images, out=target.flatten(0, 1))
+            phi = backprop.forward(inputs)
+            backprop.backward(inputs, self.training.loss.gradient(phi, y), images)
+            if self.span:
+                self.gradients[-1].zero_()
+            self.update(self.gradients)
+
+    def outputs(self) -> Float[Tensor, "k n c"]:
+        outputs = []
+        for batch in self.batches:
+            inputs = tuple(tensor[:, batch] for tensor in self.inputs)
+            outputs.append(self.passes[batch.stop - batch.start][0].forward(inputs).clone())
+        return torch.cat(outputs, 1)
+
+    def weights(self) -> list[Tensor]:
+        if not self.span:
+            return self.values
+        coordinates, *others, scale = self.values
+        return [self._first_layer(coordinates, scale), *others]
+
+    def averages(self) -> list[Tensor]:
+        kept = super().averages()
+        if kept and self.span:
+            kept[0] = self._first_layer(kept[0], self.steppers[-1].tensors()[0])
+        return kept
+
+    def _first_layer(self, coordinates: Tensor, scale: Tensor) -> Float[Tensor, "k h d"]:
+        start, x = self.span
+        return torch.baddbmm(start * scale.unsqueeze(2), coordinates.mT, x)
+
+    def keep(self, rows: Int64[Tensor, " k"]) -> None:
+        super().keep(rows)
+        self.inputs, self.span = (tuple(t[rows] for t in some) for some in (self.inputs, self.span))
+        self.defence = self.defence and self.defence.of_runs(rows)
+        self._build()
 
 
 def first_gradient(

@@ -23,8 +23,7 @@ from torch import Tensor
 
 from recon_core.attacks.autoencoder.many_starts import NoiseAware
 from recon_core.attacks.inversion.strong_inversion import StrongInversion, whiten
-from recon_core.attacks.kkt.attacks import Victim, attack_stack
-from recon_core.attacks.kkt.settings import Attack
+from recon_core.attacks.kkt.attacks import Attack, Victim, attack_stack
 from recon_core.attacks.plug_and_play import Degraded
 from recon_core.attacks.span.attack import SpanAttack
 from recon_core.attacks.span.rows import SpanRows, weight_rows

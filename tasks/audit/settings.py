@@ -18,8 +18,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from recon_core.attacks.autoencoder.many_starts import NoiseAware
 from recon_core.attacks.inversion.strong_inversion import StrongInversion
+from recon_core.attacks.kkt.attacks import Attack
 from recon_core.attacks.kkt.objective import KKTAttack
-from recon_core.attacks.kkt.settings import Attack
 from recon_core.attacks.span.inputs import ChannelOrder, PixelOrder
 from recon_core.attacks.span.rows import Source
 from recon_core.attacks.span.search import SpanAttack

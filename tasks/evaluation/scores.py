@@ -23,7 +23,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
-from recon_core.attacks.kkt.results import KnownVictim
+from recon_core.attacks.kkt.run import KnownVictim
 from recon_core.attacks.span.attack import InSpan
 from recon_core.attacks.span.subspace import NoSpanError
 from recon_core.experiments import KKT, Experiment

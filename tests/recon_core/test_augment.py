@@ -19,7 +19,7 @@ from recon_core.augment import (
     mirrored_labels,
     resample,
 )
-from tests.recon_core.drawing import generator
+from tests.recon_core.drawing import generator, refuses
 
 SIDE = 32
 
@@ -209,8 +209,7 @@ def test_the_stream_of_draws_does_not_depend_on_p() -> None:
 
 
 def test_a_probability_above_one_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"p=1\.5 is not a probability"):
-        augment_images(picture(), p=1.5, generator=generator())
+    refuses(r"p=1\.5 is not a probability", augment_images, picture(), p=1.5, generator=generator())
 
 
 def test_a_flip_at_the_end_is_one_at_the_beginning_and_the_mirror_image_of_the_rest() -> None:

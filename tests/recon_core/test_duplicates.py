@@ -19,6 +19,7 @@ from recon_core.ranking import (
     rank_runs,
 )
 from tests.recon_core.correlation import correlation_matrix
+from tests.recon_core.drawing import refuses
 from tests.recon_core.tiles import photograph_tiles
 
 
@@ -149,16 +150,14 @@ def test_without_others_there_is_no_copy() -> None:
 
 def test_bad_input_says_how_to_mend_it() -> None:
     tiles = _tiles()
-    with pytest.raises(ValueError, match=r"threshold=1\.0.*below 1, such as 0\.6"):
-        near_duplicates(tiles, tiles, threshold=1.0)
+    refuses(r"threshold=1\.0.*below 1, such as 0\.6", near_duplicates, tiles, tiles, threshold=1.0)
     with pytest.raises(ValueError, match=r"torch\.uint8 and others torch\.float32; give both"):
         near_duplicates(tiles, tiles.float())
     with pytest.raises(ValueError, match=r"7x7 are too small .* at least 8x8"):
         near_duplicates(tiles[:, :, :7, :7], tiles[:, :, :7, :7])
     broken = tiles.float() / 255
     broken[3, 0, 0, 0] = torch.nan
-    with pytest.raises(ValueError, match=r"others\[3\] has a NaN"):
-        near_duplicates(tiles.float() / 255, broken)
+    refuses(r"others\[3\] has a NaN", near_duplicates, tiles.float() / 255, broken)
 
 
 N_ATTACKS, N_FOUND, N_JUNK = 4, 6, 14
@@ -310,7 +309,5 @@ def test_nothing_in_nothing_out() -> None:
 
 def test_bad_thresholds_and_single_saves_are_named() -> None:
     pictures, attack = torch.zeros(3, 3, 8, 8), torch.arange(3)
-    with pytest.raises(ValueError, match="threshold=1"):
-        clusters(pictures, attack, threshold=1.0)
-    with pytest.raises(ValueError, match="at least two"):
-        consistency(pictures[None])
+    refuses("threshold=1", clusters, pictures, attack, threshold=1.0)
+    refuses("at least two", consistency, pictures[None])

@@ -30,9 +30,9 @@ from recon_core.attacks.instahide.run import InstaHideRecovery
 from recon_core.attacks.inversion.feature_matching import GradientInversion
 from recon_core.attacks.inversion.run import Inversion
 from recon_core.attacks.inversion.strong_inversion import StrongInversion
+from recon_core.attacks.kkt.attacks import Attack
 from recon_core.attacks.kkt.objective import KKTAttack, Search
 from recon_core.attacks.kkt.run import KKT
-from recon_core.attacks.kkt.settings import Attack
 from recon_core.attacks.plug_and_play import KnownMask, UnknownMask
 from recon_core.attacks.span.attack import SpanAttack
 from recon_core.experiments import FAMILIES, Experiment, bytes_per_run
@@ -52,6 +52,7 @@ from recon_core.victims.separability import MixCon, UniCon
 from recon_core.victims.split import LeNet5, SplitMLP, SplitNetwork
 from recon_core.victims.split_training import SplitTraining
 from recon_core.victims.training import Training
+from tests.recon_core.drawing import refuses
 from tests.recon_core.small_runs import assert_all_equal, assert_equal_results
 from tests.recon_core.tiles import photograph_tiles
 
@@ -230,8 +231,7 @@ def test_a_batch_that_does_not_fit_its_specs_is_refused(family: str) -> None:
         (one, images(one)[:, :3], "run 10 plans 4 images, the batch has 3"),
         (one * 2, images(one), "2 specs came with images of 1 runs"),
     ):
-        with pytest.raises(ValueError, match=said):
-            SMALL[family].run_batch(some, given, device=CPU)
+        refuses(said, SMALL[family].run_batch, some, given, device=CPU)
 
 
 @families
@@ -318,23 +318,15 @@ SGD, STRONG = GradientInversion(), StrongInversion()
 CASES: list[tuple[Experiment, int, tuple[int, int, int], int, float]] = [
     (kkt((600, 600), 8, 2), 8, SHAPE, 2, 2.5),
     (kkt((32, 32), 40, 6), 40, SHAPE, 2, 2.5),
-    (kkt((300,), 20, 3), 20, SHAPE, 3, 2.5),
-    (kkt((64, 64), 40, 2), 40, SHAPE, 1, 2.5),
     (kkt((32,), 10, 2, Conv(kernel=3, channels=8)), 10, SHAPE, 2, 2.5),
-    (kkt((100,), 8, 1, Conv(kernel=3, channels=32)), 8, SHAPE, 1, 2.5),
-    (kkt((64, 64), 10, 2, Conv(kernel=8, channels=16)), 10, SHAPE, 1, 2.5),
     (span((300,), 20, 1.0), 20, SHAPE, 1, 2.5),
-    (span((64, 64), 40, 1.0), 40, SHAPE, 1, 2.5),
     (span((64, 64), 40, 4.0), 40, SHAPE, 1, 2.5),
     (recovery(FullyConnected(depth=4, width=300)), 6, SHAPE, 2, 2.8),
     (recovery(FullyConnected(depth=10, width=64, activation="prelu")), 40, SHAPE, 1, 2.8),
     (recovery(UNet(channels=(8, 16))), 12, SHAPE, 1, 2.8),
-    (recovery(UNet(channels=(16,), skips=False, activation="softplus")), 6, SHAPE, 1, 2.8),
-    (inversion(LeNet5(cut=2), 20, 0, SGD), 40, GREY, 2, 2.8),
     (inversion(LeNet5(cut=1), 20, 2, SGD, MixCon()), 80, GREY, 2, 2.8),
     (inversion(LeNet5(cut=2), 2, 15, STRONG), 40, COLOUR, 2, 2.8),
     (inversion(SplitMLP(widths=(600, 500), cut=1), 8, 2, STRONG, UniCon()), 20, SHAPE, 1, 2.8),
-    (inversion(SplitMLP(widths=(30, 30)), 10, 4, SGD), 400, GREY, 1, 2.8),
 ]
 
 
@@ -360,20 +352,6 @@ def test_the_estimate_is_above_what_is_alive_and_not_far_above(
         experiment.run_stack(specs, images, torch.device("cpu"), no_progress)
     estimate = bytes_per_run(experiment, n_images, shape)
     assert 1.0 <= estimate / (live.most / n_runs) < most
-
-
-def test_attacks_that_go_at_once_take_memory_each_and_float64_doubles_it() -> None:
-    one = bytes_per_run(KKT(), 300, COLOUR)
-    assert bytes_per_run(KKT(n_attacks=5), 300, COLOUR) == pytest.approx(5 * one, rel=0.01)
-    assert bytes_per_run(KKT(dtype="float64"), 300, COLOUR) == pytest.approx(2 * one, rel=0.01)
-
-
-def test_memory_grows_with_encodings_and_pixels() -> None:
-    mixed = InstaHideRecovery(n_public=20, scheme=InstaHide(k_pub=1, n_epochs=40))
-    one = bytes_per_run(mixed, 120, COLOUR)
-    assert one > 100 * 40 * 3072 * 4 * 9
-    assert bytes_per_run(mixed, 220, COLOUR) > 2 * one
-    assert bytes_per_run(mixed, 120, SHAPE) < one
 
 
 INF, NAN = math.inf, math.nan
@@ -463,5 +441,4 @@ REFUSED: list[tuple[type[Any], dict[str, Any], str]] = [
 def test_a_setting_out_of_range_is_refused(
     kind: type[Any], settings: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=message):
-        kind(**settings)
+    refuses(message, kind, **settings)

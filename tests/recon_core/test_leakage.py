@@ -13,7 +13,6 @@ from scipy import stats
 from torch import Tensor
 
 from recon_core.leakage import (
-    Share,
     complementary_halves,
     confidence,
     exchangeable_p,
@@ -122,58 +121,46 @@ def test_one_victim_has_the_exact_interval_alone() -> None:
     assert share.interval == proportion_interval(3, 10)
 
 
-def coverage(simulated: Callable[[np.random.Generator], Share], truth: float, n: int) -> float:
-    covered = 0
-    for seed in range(n):
-        low, high = simulated(np.random.default_rng(seed)).interval
-        covered += low <= truth <= high
-    return covered / n
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("truth", "spread"),
-    [
-        (0.02, 0.0),
-        (0.02, 0.02),
-        (0.3, 0.2),
-        (0.8, 0.2),
-        *(pytest.param(p, rho, marks=pytest.mark.slow) for p in (0.3, 0.8) for rho in (0, 0.05)),
-    ],
-)
-def test_intervals_cover_the_share_that_victims_have_on_average(
-    truth: float, spread: float
-) -> None:
+def beta_shares(rng: np.random.Generator, truth: float, spread: float) -> tuple[Scores, Scores]:
     """Twelve victims, each with its own share from a beta distribution, and forty images each;
-    `spread` is the correlation of two images of a victim."""
+    `spread` is the correlation of two images of a victim. All decoys score less."""
+    shares = np.full(12, truth)
+    if spread:
+        size = (1 - spread) / spread
+        shares = rng.beta(truth * size, (1 - truth) * size, 12)
+    return (rng.random((12, 40)) < shares[:, None]) - 0.5, np.full((12, 40), -1.0)
 
-    def simulated(rng: np.random.Generator) -> Share:
-        shares = np.full(12, truth)
-        if spread:
-            size = (1 - spread) / spread
-            shares = rng.beta(truth * size, (1 - truth) * size, 12)
-        found = rng.random((12, 40)) < shares[:, None]
-        return share_found(
-            *audit(found.astype(float), np.full((12, 40), -1.0)), rate=0.0, least=0.4
-        )
 
-    assert coverage(simulated, truth, 200) >= 0.93
+def normal_scores(rng: np.random.Generator, gain: float, n: float) -> tuple[Scores, Scores]:
+    return rng.normal(gain, 1, (12, int(n))), rng.normal(0, 1, (12, int(n)))
+
+
+COVERED = [
+    *((beta_shares, p, rho, 0.0, 0.4, p) for p in (0.02, 0.3, 0.8) for rho in (0.0, 0.05, 0.2)),
+    # At 1 % false positives, Phi(gain - 2.326) of the members are found.
+    *(
+        (normal_scores, gain, n, 0.01, None, float(stats.norm.cdf(gain - stats.norm.ppf(0.99))))
+        for gain, n in ((2.5, 40), (1.0, 100), (2.5, 100), (4.0, 100))
+    ),
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("gain", "n"),
-    [(2.5, 40), *(pytest.param(gain, 100, marks=pytest.mark.slow) for gain in (1.0, 2.5, 4.0))],
-)
-def test_intervals_cover_the_power_at_a_false_positive_rate(gain: float, n: int) -> None:
-    """Normal scores: at 1 % false positives, Phi(gain - 2.326) of the members are found."""
-    truth = float(stats.norm.cdf(gain - stats.norm.ppf(0.99)))
-
-    def simulated(rng: np.random.Generator) -> Share:
-        scores = audit(rng.normal(gain, 1, (12, n)), rng.normal(0, 1, (12, n)))
-        return share_found(*scores, rate=0.01)
-
-    assert coverage(simulated, truth, 200) >= 0.93
+@pytest.mark.parametrize(("scores", "a", "b", "rate", "least", "truth"), COVERED)
+def test_intervals_cover_what_victims_have_on_average(
+    scores: Callable[[np.random.Generator, float, float], tuple[Scores, Scores]],
+    a: float,
+    b: float,
+    rate: float,
+    least: float | None,
+    truth: float,
+) -> None:
+    covered = 0
+    for seed in range(200):
+        given = audit(*scores(np.random.default_rng(seed), a, b))
+        low, high = share_found(*given, rate=rate, least=least).interval
+        covered += low <= truth <= high
+    assert covered / 200 >= 0.93
 
 
 def test_a_share_refuses_what_has_none() -> None:

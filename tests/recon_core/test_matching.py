@@ -426,12 +426,6 @@ def test_comparing_a_few_at_a_time_changes_nothing(
         torch.testing.assert_close(getattr(some, name), value, rtol=1e-6, atol=1e-6)
 
 
-def test_with_one_image_there_is_no_second() -> None:
-    found = pairs_of(saved(), TARGETS[:1], MEAN, iterations=ITERATIONS, keep="confident", **RULE)
-    assert found.candidate.unique().tolist() == [A_TO_B]
-    assert found.ssim_second.tolist() == [-1.0] * 3
-
-
 @pytest.mark.parametrize("keep", ["confident", "all"])
 def test_a_candidate_that_is_not_a_number_shows_nothing(keep: Any) -> None:
     x = saved()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -112,43 +112,6 @@ def test_on_a_gpu() -> None:
 CUDA = torch.device("cuda")
 
 
-class Stream:
-    def wait_stream(self, _other: Stream) -> None:
-        pass
-
-
-class PretendedCuda:
-    """`torch.cuda` as far as a capture needs it: what is recorded is done at every replay."""
-
-    Stream = Stream
-    current_stream = Stream
-
-    def __init__(self) -> None:
-        self.recording = False
-        self.n_replays = 0
-
-    def CUDAGraph(self) -> PretendedCuda:
-        return self
-
-    def replay(self) -> None:
-        self.n_replays += 1
-
-    @contextmanager
-    def graph(self, _graph: PretendedCuda) -> Iterator[None]:
-        self.recording = True
-        yield
-        self.recording = False
-
-    @contextmanager
-    def stream(self, _stream: Stream) -> Iterator[None]:
-        yield
-
-    @contextmanager
-    def device(self, device: torch.device) -> Iterator[None]:
-        assert device == CUDA
-        yield
-
-
 def test_on_a_cpu_steps_are_calls() -> None:
     calls: list[int] = []
     repeat = repeated(lambda: calls.append(1), CPU)
@@ -162,16 +125,19 @@ def test_on_a_cpu_steps_are_calls() -> None:
 def test_warm_ups_and_replays_add_up(
     amounts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cuda = PretendedCuda()
+    """With a `torch.cuda` that records and replays nothing."""
+    cuda, calls = MagicMock(), list[bool]()
     monkeypatch.setattr(cuda_graphs.torch, "cuda", cuda)
-    calls: list[bool] = []
-    repeat = repeated(lambda: calls.append(cuda.recording), CUDA)
+    opened, closed = cuda.graph.return_value.__enter__, cuda.graph.return_value.__exit__
+    closed.return_value = False
+    repeat = repeated(lambda: calls.append(opened.call_count > closed.call_count), CUDA)
     for n in amounts:
         repeat(n)
     n_steps = sum(amounts)
     assert calls.count(False) == min(n_steps, WARM_UPS)
     assert calls.count(True) == int(n_steps > WARM_UPS), "recorded once, if at all"
-    assert cuda.n_replays == max(0, n_steps - WARM_UPS)
+    assert cuda.CUDAGraph.return_value.replay.call_count == max(0, n_steps - WARM_UPS)
+    assert {call.args for call in cuda.device.call_args_list} == {(CUDA,)}
 
 
 def test_graphs_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:

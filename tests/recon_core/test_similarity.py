@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -130,22 +132,42 @@ def test_the_worst_case_is_the_image_recovered_best() -> None:
     assert spread(torch.tensor([0.3])).std == 0.0
 
 
-def test_bad_input_is_told() -> None:
+one, two, nothing = torch.rand(2, 1, 1, 1), torch.rand(2, 3), torch.empty(0)
+
+
+@pytest.mark.parametrize(
+    ("message", "function", "given"),
+    [
+        ("smaller than the 11x11 window", similarities, (images(0, side=8), images(0, side=8))),
+        ("1 and 0 layers", perceptual_similarity, ([two], [])),
+        (
+            r"layer 1 are \(2, 3\) and \(2, 4\)",
+            perceptual_similarity,
+            ([two, two], [two, torch.rand(2, 4)]),
+        ),
+        ("layer 0 are not finite", perceptual_similarity, ([two * torch.nan], [two])),
+        ("NaN or infinite", cosine_similarity, (images(0), images(0) / 0)),
+        ("0 scores", spread, (nothing,)),
+        ("all of them finite", spread, (torch.tensor([0.1, torch.nan]),)),
+        (r"images \[1\]", errors, (torch.tensor([0, torch.nan]).view(2, 1, 1, 1), one)),
+        ("mse has 0 numbers", rates, (nothing.double(),)),
+        *(
+            ("mse has 1 numbers", rates, (torch.tensor([bad]).double(),))
+            for bad in (math.nan, math.inf, -1e-9)
+        ),
+    ],
+)
+def test_bad_input_is_told(
+    message: str, function: Callable[..., object], given: tuple[Any, ...]
+) -> None:
+    refuses(message, function, *given)
+
+
+def test_maps_are_of_both_and_of_all_images() -> None:
     x = images(0)
     refuses("one side only", similarities, x, x, recovered_maps=maps(x))
-    with pytest.raises(ValueError, match="maps are of 4 images, not 5"):
-        similarities(x, x, recovered_maps=maps(x[:4]), original_maps=maps(x[:4]))
-    refuses("smaller than the 11x11 window", similarities, images(0, side=8), images(0, side=8))
-    refuses("1 and 0 layers", perceptual_similarity, [torch.rand(2, 3)], [])
-    with pytest.raises(ValueError, match=r"layer 1 are \(2, 3\) and \(2, 4\)"):
-        perceptual_similarity(
-            [torch.rand(2, 3), torch.rand(2, 3)], [torch.rand(2, 3), torch.rand(2, 4)]
-        )
-    with pytest.raises(ValueError, match="layer 0 are not finite"):
-        perceptual_similarity([torch.full((1, 2), torch.nan)], [torch.rand(1, 2)])
-    refuses("NaN or infinite", cosine_similarity, x, torch.full_like(x, torch.inf))
-    refuses("0 scores", spread, torch.empty(0))
-    refuses("all of them finite", spread, torch.tensor([0.1, torch.nan]))
+    few = {"recovered_maps": maps(x[:4]), "original_maps": maps(x[:4])}
+    refuses("maps are of 4 images, not 5", similarities, x, x, **few)
 
 
 def mse(*values: float) -> Tensor:
@@ -164,13 +186,6 @@ def test_errors_are_means_over_an_image_and_in_float64() -> None:
     assert errors(torch.nextafter(near, torch.ones(())), near)[0] == pytest.approx(
         2.0**-48, rel=1e-6
     )
-
-
-def test_errors_are_refused_where_there_are_none() -> None:
-    x = torch.zeros(2, 1, 4, 4)
-    broken = x.clone()
-    broken[1, 0, 0, 0] = torch.nan
-    refuses(r"images \[1\]", errors, broken, x)
 
 
 def test_psnr_of_the_papers_thresholds() -> None:
@@ -195,8 +210,3 @@ def test_the_mean_psnr_is_of_psnrs_not_of_errors() -> None:
     expected = bootstrap_interval(np.array([-10 * math.log10(v) for v in values]))
     assert (low, high) == pytest.approx(expected)
     assert low < mean < high
-
-
-@pytest.mark.parametrize("values", [(), (math.nan,), (math.inf,), (-1e-9,)])
-def test_rates_of_no_errors_are_refused(values: tuple[float, ...]) -> None:
-    refuses(f"mse has {len(values)} numbers", rates, mse(*values))

@@ -11,14 +11,13 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from recon_core.attacks.kkt.objective import KKTAttack, settings_of, starting_points
-from recon_core.attacks.kkt.results import AttackOutput, outputs_of
-from recon_core.attacks.kkt.settings import Attack
+from recon_core.attacks.kkt.objective import SETTINGS, KKTAttack, settings_of, starting_points
 from recon_core.attacks.kkt.solver import Judge, reconstruct
 from recon_core.attacks.span.attack import Separated, SpanAttack, separate
 from recon_core.attacks.span.rows import SpanRows
@@ -27,6 +26,7 @@ from recon_core.attacks.span.separation import n_features
 from recon_core.attacks.span.separator import SHIPPED, Separator
 from recon_core.attacks.span.subspace import NoSpanError
 from recon_core.metrics import ncc_matrix
+from recon_core.strict import Tagged
 from recon_core.threads import share_of
 from recon_core.types import Progress
 from recon_core.victims.network import Architecture, Parameters, Shape
@@ -38,6 +38,10 @@ IN_THE_METRIC = 4
 separation holds for each source."""
 ROWS_AT_ONCE = 1 << 14
 """Candidates of one stack of attacks on the same victim; bounds memory, 200 MB per buffer."""
+
+
+Attack = Annotated[KKTAttack | SpanAttack, Tagged("kind")]
+"""Any attack on a victim's weights."""
 
 
 def features_of(span: SpanAttack, shape: Shape) -> int:
@@ -75,6 +79,19 @@ def check_pictures(attack: Attack, n_images: int, shape: Shape) -> None:
     """Raises ValueError, before a victim is trained, for pictures too small for a separation."""
     if isinstance(attack, SpanAttack):
         checked(attack, attack.n_images or n_images, shape)
+
+
+@dataclass(frozen=True)
+class AttackOutput:
+    """Candidates of one attack at the saved iterations, in the victim's input space. `finite`: it
+    reached its end. `stopped`: a rule ended it, or the weights gave it nothing to start from.
+    `score`: attacks on one victim are compared by it, lower is better. `stats` as in `STATS`."""
+
+    x: Float[Tensor, "s m d"]
+    finite: bool
+    stopped: bool
+    score: float
+    stats: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -139,7 +156,26 @@ def attack_stack(
         judge=_judge(attack, victim),
         progress=progress,
     )
-    return outputs_of(attack, attacked, settings)
+    columns = {
+        "attack_loss": attacked.loss,
+        "kkt_residual": attacked.residual,
+        "residual_relu": attacked.residual_relu,
+        "n_iterations": attacked.n_iterations,
+        **{name: getattr(settings, name) for name in SETTINGS},
+    }
+    rows = zip(*(column.tolist() for column in columns.values()), strict=True)
+    every = [dict(zip(columns, map(float, row), strict=True)) for row in rows]
+    return [
+        AttackOutput(
+            x=attacked.x[q],
+            finite=finite,
+            stopped=stats["n_iterations"] < attack.n_iterations
+            and math.isfinite(stats["attack_loss"]),
+            score=stats["kkt_residual"],
+            stats=stats,
+        )
+        for q, (finite, stats) in enumerate(zip(attacked.usable().tolist(), every, strict=True))
+    ]
 
 
 def _judge(attack: KKTAttack, victim: Victim) -> Judge | None:

@@ -62,17 +62,6 @@ class Search(Strict):
                     f"search.{name}={bounds} is not a range 0 < low <= high; e.g. (0.01, 0.5)"
                 )
 
-    def draw(self, name: str, fixed: float, generator: torch.Generator) -> float:
-        """One value of a hyperparameter; draws a number even where it is fixed."""
-        u = float(torch.rand((), generator=generator, dtype=torch.float64))
-        bounds: Range | None = getattr(self, name)
-        if bounds is None:
-            return fixed
-        low, high = bounds
-        if name in ("lam_min", "alpha"):
-            return low + u * (high - low)
-        return math.exp(math.log(low) + u * (math.log(high) - math.log(low)))
-
 
 @dataclass(frozen=True, kw_only=True)
 class KKTAttack(Strict):
@@ -176,17 +165,25 @@ SETTINGS = ("lr", "lam_lr", "sigma", "lam_min", "alpha")
 
 def settings_of(attack: KKTAttack, generators: Sequence[torch.Generator]) -> Settings:
     """One attack's hyperparameters per generator; drawn if there is a search, else all the same."""
-    lr = attack.optimiser.lr
+    lr, search = attack.optimiser.lr, attack.search
     fixed = {name: getattr(attack, name) for name in ("sigma", "lam_min", "alpha")}
     fixed |= {"lr": lr, "lam_lr": lr if attack.lam_lr is None else attack.lam_lr}
     drawn: dict[str, list[float]] = {name: [] for name in SETTINGS}
     for generator in generators:
         for name in SETTINGS:
             value = fixed[name]
-            if attack.search is not None:
-                value = attack.search.draw(name, value, generator)
+            bounds: Range | None = None
+            if search is not None:  # which draws a number even for what is fixed
+                u = float(torch.rand((), generator=generator, dtype=torch.float64))
+                bounds = getattr(search, name)
+            if bounds is not None:
+                low, high = bounds
+                if name in ("lam_min", "alpha"):
+                    value = low + u * (high - low)
+                else:
+                    value = math.exp(math.log(low) + u * (math.log(high) - math.log(low)))
             drawn[name].append(value)
-        if attack.lam_lr is None and (attack.search is None or attack.search.lam_lr is None):
+        if attack.lam_lr is None and (search is None or search.lam_lr is None):
             drawn["lam_lr"][-1] = drawn["lr"][-1]  # the same rate for both, whatever was drawn
     return Settings(*(torch.tensor(drawn[name], dtype=torch.float64) for name in SETTINGS))
 

@@ -8,8 +8,7 @@ rebuilt without it. On a GPU a step is captured once as a CUDA graph and replaye
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -35,46 +34,9 @@ Judge = Callable[[int, Float[Tensor, "k m d"], Int64[Tensor, " k"]], Bool[Tensor
 """judge(iteration, x, attacks): which of the running attacks are hopeless."""
 
 
-@dataclass(frozen=True)
-class AttackState:
-    """Running attacks after `iteration` iterations: those listed in `running` have `x`, `lam` and
-    `moments`, the optimisers' state of each; the rest is of all Q attacks."""
-
-    iteration: int
-    running: Int64[Tensor, " k"]
-    x: Float[Tensor, "k m d"]
-    lam: Float[Tensor, "k m"]
-    moments: tuple[tuple[Tensor, ...], ...]
-    saved: Float[Tensor, "q s m d"]
-    last_lam: Float[Tensor, "q m"]
-    last_x: Float[Tensor, "q m d"]
-    loss: Float[Tensor, " q"]
-    n_iterations: Int64[Tensor, " q"]
-
-    def tensors(self) -> dict[str, Tensor]:
-        named = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
-        for which, moments in zip(("x", "lam"), self.moments, strict=True):
-            named |= {f"moments.{which}.{i}": moment for i, moment in enumerate(moments)}
-        named["iteration"] = torch.tensor(self.iteration)
-        return {name: value.cpu().clone() for name, value in named.items()}
-
-    @classmethod
-    def from_tensors(cls, named: Mapping[str, Tensor], device: torch.device) -> AttackState:
-        """The inverse of `tensors`, on a device; ValueError if a tensor is missing."""
-        expected = set(cls.__dataclass_fields__) - {"moments"}
-        missing = sorted(expected - set(named))
-        if missing:
-            raise ValueError(f"not the state of an attack: {', '.join(missing)} missing")
-        moved = {name: value.to(device) for name, value in named.items()}
-        moments = []
-        for which in ("x", "lam"):
-            names = (f"moments.{which}.{i}" for i in itertools.count())
-            moments.append(tuple(moved[n] for n in itertools.takewhile(moved.__contains__, names)))
-        return cls(
-            **{name: moved[name] for name in expected - {"iteration"}},
-            iteration=int(named["iteration"]),
-            moments=tuple(moments),
-        )
+STATE = ("running", "x", "lam", "saved", "last_x", "last_lam", "loss", "n_iterations")
+"""What a solver goes on from, beside the number of iterations and its optimisers' moments. `x` and
+`lam` are of the attacks in `running`, the rest of all Q."""
 
 
 @dataclass(frozen=True)
@@ -107,15 +69,15 @@ def reconstruct(
     settings: Settings,
     judge: Judge | None = None,
     progress: Progress = no_progress,
-    state: AttackState | None = None,
-    on_state: Callable[[AttackState], None] | None = None,
+    state: Mapping[str, Tensor] | None = None,
+    on_state: Callable[[Solver], None] | None = None,
     state_every: int = 0,
 ) -> Attacked:
     """Minimise L from the starting point (x, lam) of every attack; nothing is modified in place.
 
     `parameters` are of Q victims, or of one that all Q attacks share. `judge` is asked at every
-    check from iteration `attack.stop_after` on. With `state_every`, `on_state` gets the state every
-    so many iterations; passed as `state`, with the same other arguments, the attack goes on from
+    check from iteration `attack.stop_after` on. `on_state` gets the solver every `state_every`
+    iterations; with its `state()` as `state` and the same other arguments, the attack goes on from
     there and ends bit for bit as if it had not been interrupted. Raises ValueError for a start or a
     state of other attacks.
     """
@@ -136,7 +98,7 @@ def reconstruct(
         if solver.iteration % report_every == 0:
             progress(solver.iteration / n)
         if state_every and on_state is not None and solver.iteration % state_every == 0:
-            on_state(solver.state())
+            on_state(solver)
     progress(1.0)
     return solver.finished()
 
@@ -171,13 +133,20 @@ class Solver:
         running = torch.arange(len(x), device=x.device)
         self._run(running, x, lam, None)
 
-    def resume(self, state: AttackState) -> None:
-        self._check_size("a state", tuple(state.saved.shape))
-        self.iteration = state.iteration
-        self.saved, self.loss = state.saved.clone(), state.loss.clone()
-        self.last_x, self.last_lam = state.last_x.clone(), state.last_lam.clone()
-        self.n_iterations = state.n_iterations.clone()
-        self._run(state.running, state.x, state.lam, state.moments)
+    def resume(self, state: Mapping[str, Tensor]) -> None:
+        missing = sorted({"iteration", *STATE} - set(state))
+        if missing:
+            raise ValueError(f"not the state of an attack: {', '.join(missing)} missing")
+        self._check_size("a state", tuple(state["saved"].shape))
+        self.iteration = int(state["iteration"])
+        here = {name: t.to(self.theta_square.device, copy=True) for name, t in state.items()}
+        self.saved, self.last_x, self.last_lam = (here[name] for name in STATE[3:6])
+        self.loss, self.n_iterations = here["loss"], here["n_iterations"]
+        moments = [
+            [here[name] for name in sorted(here) if name.startswith(f"moments.{which}.")]
+            for which in ("x", "lam")
+        ]
+        self._run(here["running"], here["x"], here["lam"], moments)
 
     def _check_size(self, what: str, size: tuple[int, ...]) -> None:
         n_saved, m = len(self.attack.save_at), self.attack.n_candidates
@@ -188,26 +157,20 @@ class Solver:
                 f"settings of {needed}; use the attack and the settings that they were made with"
             )
 
-    def state(self) -> AttackState:
-        return AttackState(
-            iteration=self.iteration,
-            running=self.running.clone(),
-            x=self.x.clone(),
-            lam=self.lam.clone(),
-            moments=tuple(tuple(t.clone() for t in s.tensors()) for s in self.steppers),
-            saved=self.saved.clone(),
-            last_x=self.last_x.clone(),
-            last_lam=self.last_lam.clone(),
-            loss=self.loss.clone(),
-            n_iterations=self.n_iterations.clone(),
-        )
+    def state(self) -> dict[str, Tensor]:
+        """As named tensors on the CPU."""
+        named = {name: getattr(self, name) for name in STATE}
+        named["iteration"] = torch.tensor(self.iteration)
+        for which, stepper in zip(("x", "lam"), self.steppers, strict=True):
+            named |= {f"moments.{which}.{i}": t for i, t in enumerate(stepper.tensors())}
+        return {name: value.cpu().clone() for name, value in named.items()}
 
     def _run(
         self,
         running: Tensor,
         x: Tensor,
         lam: Tensor,
-        moments: tuple[tuple[Tensor, ...], ...] | None,
+        moments: Sequence[Sequence[Tensor]] | None,
     ) -> None:
         self.running = running
         self.x, self.lam = (t.clone(memory_format=torch.contiguous_format) for t in (x, lam))

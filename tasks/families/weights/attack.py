@@ -29,7 +29,7 @@ from recon_core.attacks.kkt.objective import (
     settings_of,
     starting_points,
 )
-from recon_core.attacks.kkt.solver import AttackState, reconstruct
+from recon_core.attacks.kkt.solver import Solver, reconstruct
 from recon_core.attacks.span.attack import separate
 from recon_core.attacks.span.inputs import ChannelOrder, InputOrder, PixelOrder
 from recon_core.attacks.span.search import SpanAttack
@@ -292,17 +292,16 @@ class _Runner:
         started, state = last_saved, None
         if saved is not None:  # its seconds count, too
             started -= saved[1]["seconds"]
-            tensors = {name: torch.from_numpy(array.copy()) for name, array in saved[0].items()}
-            state = AttackState.from_tensors(tensors, self.device)
+            state = {name: torch.from_numpy(array.copy()) for name, array in saved[0].items()}
 
-        def on_state(state: AttackState) -> None:
+        def on_state(solver: Solver) -> None:
             nonlocal last_saved
-            self.fractions |= dict.fromkeys(piece, state.iteration / attack.n_iterations)
+            self.fractions |= dict.fromkeys(piece, solver.iteration / attack.n_iterations)
             report()
             now, stopping = time.perf_counter(), self.stop.is_set()
             if stopping or now - last_saved >= SAVE_SECONDS:
                 last_saved = now
-                arrays = {name: np.asarray(t) for name, t in state.tensors().items()}
+                arrays = {name: t.numpy() for name, t in solver.state().items()}
                 save_checkpoint(self.cache, running, arrays, {"seconds": now - started})
             if stopping:
                 raise _StopAttackError

@@ -19,7 +19,7 @@ from recon_core.restore.examples import (
     noise_examples,
     to_pictures,
 )
-from tests.recon_core.drawing import generator
+from tests.recon_core.drawing import generator, refuses
 
 
 def stream_batch(n: int) -> dict[str, np.ndarray]:
@@ -67,8 +67,7 @@ def test_conditions_are_those_of_fit_to_range(dtype: str) -> None:
 def test_a_batch_without_a_column_is_refused_by_name() -> None:
     batch = stream_batch(2)
     del batch["mean_image"]
-    with pytest.raises(ValueError, match=r"lacks \['mean_image'\]"):
-        make_examples(batch)
+    refuses(r"lacks \['mean_image'\]", make_examples, batch)
 
 
 def test_noise_examples_average_their_own_target() -> None:
@@ -174,8 +173,7 @@ def test_the_weaker_the_others_the_nearer_the_condition_to_the_target(strength: 
 
 
 def test_nothing_to_mix_is_refused() -> None:
-    with pytest.raises(ValueError, match="n_mixed=1 of 40 images"):
-        made(3, n_mixed=1)
+    refuses("n_mixed=1 of 40 images", made, 3, n_mixed=1)
     with pytest.raises(ValueError, match="n_mixed=4 of 0 images"):
         mixture_examples(
             pool()[:0], n_examples=1, n_mixed=4, strength=1.0, generator=torch.Generator()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,7 +11,8 @@ from torch import Tensor
 from recon_core.optimisers import Optimiser
 from recon_core.types import seeded_generator
 from recon_core.victims.network import Architecture, Network, Parameters
-from recon_core.victims.training import Trained
+from recon_core.victims.noisy_training import Noise, train_with_noise
+from recon_core.victims.training import Trained, Training, train
 
 R, N, SHAPE = 3, 8, (1, 4, 5)
 GD = Optimiser(rule="gd", lr=0.1, momentum=0.5)
@@ -40,6 +42,24 @@ def data(n_outputs: int = 1, dtype: torch.dtype = torch.float64) -> tuple[Tensor
     y = torch.tensor([-1.0, 1.0]).repeat(N // 2).expand(R, N)
     x[..., 0] += y
     return x.to(dtype), y.to(dtype)
+
+
+def trained(
+    arch: Architecture,
+    training: Training,
+    noise: Noise | None = None,
+    *,
+    parameters: Parameters | None = None,
+    given: tuple[Tensor, Tensor] | None = None,
+    **more: Any,
+) -> Trained:
+    """The victims, on `data`, by either way of training."""
+    weights = victims(arch) if parameters is None else parameters
+    x, y = data(arch.n_outputs, weights.weights[0].dtype) if given is None else given
+    how: dict[str, Any] = {"training": training, "generators": order()[: len(x)]} | more
+    if noise is None:
+        return train(arch, weights, x, y, **how)
+    return train_with_noise(arch, weights, x, y, noise=noise, **how)
 
 
 def wild(parameters: Parameters, run: int = 1) -> Parameters:

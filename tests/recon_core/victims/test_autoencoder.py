@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recon_core.types import seeded_generator
 from recon_core.victims import autoencoder
 from recon_core.victims.autoencoder import (
     Activation,
@@ -21,8 +20,8 @@ from recon_core.victims.autoencoder import (
     n_parameters,
     single,
 )
-from tests.recon_core.drawing import generator
-from tests.recon_core.victims.torch_autoencoders import torch_autoencoder
+from tests.recon_core.drawing import generator, refuses
+from tests.recon_core.victims.torch_nets import leaves_of, torch_autoencoder
 
 SHAPE = (3, 8, 8)
 R = 3
@@ -40,19 +39,19 @@ NETWORKS: dict[str, Autoencoder] = {
 }
 
 
-def stack(settings: Autoencoder, dtype: torch.dtype = torch.float64) -> Weights:
-    """Initial weights of R networks; slopes of PReLUs are made to differ."""
-    generators = [generator(i) for i in range(R)]
+def stack(settings: Autoencoder, dtype: torch.dtype = torch.float64, n_runs: int = R) -> Weights:
+    """Initial weights of networks; slopes of PReLUs are made to differ."""
+    generators = [generator(i) for i in range(n_runs)]
     weights = initial_weights(settings.on(SHAPE), generators, dtype=dtype)
     slopes = [name for name in weights if name.endswith(".slope")]
+    apart = torch.linspace(-0.3, 0.6, n_runs * max(1, len(slopes)), dtype=dtype)
     for i, name in enumerate(slopes):
-        weights[name] = torch.linspace(-0.3, 0.6, R * len(slopes), dtype=dtype)[i :: len(slopes)]
+        weights[name] = apart[i :: len(slopes)]
     return weights
 
 
-def images(n: int = 5) -> Tensor:
-    generator = torch.Generator().manual_seed(7)
-    return torch.rand(R, n, *SHAPE, generator=generator, dtype=torch.float64)
+def images(n: int = 5, n_runs: int = R) -> Tensor:
+    return torch.rand(n_runs, n, *SHAPE, generator=generator(7), dtype=torch.float64)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -60,9 +59,9 @@ def test_a_network_is_that_of_torchs_layers(name: str) -> None:
     model, weights, x = NETWORKS[name].on(SHAPE), stack(NETWORKS[name]), images()
     together = model.forward(weights, x)
     for r in range(R):
-        net, leaves = torch_autoencoder(NETWORKS[name], SHAPE, weights, r)
-        with torch.no_grad():
-            torch.testing.assert_close(together[r], net(x[r]), rtol=1e-12, atol=1e-13)
+        leaves = leaves_of(weights, r)
+        theirs = torch_autoencoder(NETWORKS[name], leaves, x[r]).detach()
+        torch.testing.assert_close(together[r], theirs, rtol=1e-12, atol=1e-13)
         assert n_parameters(model) == sum(leaf.numel() for leaf in leaves.values())
 
 
@@ -139,21 +138,19 @@ def test_kaimings_start_keeps_a_signal_through_twenty_layers_where_torchs_loses_
 def test_weights_of_another_network_are_refused() -> None:
     model = FullyConnected(depth=2, width=6, activation="prelu").on(SHAPE)
     state = {name: torch.zeros(shape) for name, shape in model.tensor_shapes.items()}
-    with pytest.raises(ValueError, match=r"missing \['1.bias'\], unknown \[\]"):
-        single(model, {n: t for n, t in state.items() if n != "1.bias"})
-    with pytest.raises(ValueError, match=r"missing \[\], unknown \['2.weight'\]"):
-        single(model, {**state, "2.weight": torch.zeros(2)})
-    with pytest.raises(ValueError, match=r"0.weight is \(7, 192\), the network has \(6, 192\)"):
-        single(model, {**state, "0.weight": torch.zeros(7, 192)})
-    with pytest.raises(ValueError, match=r"0.slope is \(6,\), the network has \(\)"):
-        single(model, {**state, "0.slope": torch.zeros(6)})
+    less = {n: t for n, t in state.items() if n != "1.bias"}
+    refuses(r"missing \['1.bias'\], unknown \[\]", single, model, less)
+    for message, name, shape in (
+        (r"missing \[\], unknown \['2.weight'\]", "2.weight", (2,)),
+        (r"0.weight is \(7, 192\), the network has \(6, 192\)", "0.weight", (7, 192)),
+        (r"0.slope is \(6,\), the network has \(\)", "0.slope", (6,)),
+    ):
+        refuses(message, single, model, {**state, name: torch.zeros(shape)})
 
 
 def test_images_that_cannot_be_halved_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"10x8 cannot be halved 2 times.*multiples of 4"):
-        UNet().on((3, 10, 8))
-    with pytest.raises(ValueError, match=r"8x10 cannot be halved 2 times"):
-        UNet().on((3, 8, 10))
+    refuses(r"10x8 cannot be halved 2 times.*multiples of 4", UNet().on, (3, 10, 8))
+    refuses(r"8x10 cannot be halved 2 times", UNet().on, (3, 8, 10))
     UNet(channels=(4,)).on((3, 9, 7))
 
 
@@ -164,16 +161,6 @@ LAID_OUT = (
     UNet(channels=(4, 6), convolutions=1, skips=False, activation="softplus"),
     UNet(channels=(4, 6), activation="prelu"),
 )
-
-
-def started(network: Autoencoder, n_runs: int, dtype: torch.dtype) -> Weights:
-    generators = [seeded_generator(0, run, "victim") for run in range(n_runs)]
-    return initial_weights(network.on(SHAPE), generators, dtype=dtype)
-
-
-def pictures(n_runs: int, n_images: int) -> Tensor:
-    generator = torch.Generator().manual_seed(1)
-    return torch.rand(n_runs, n_images, *SHAPE, generator=generator, dtype=torch.float64)
 
 
 def gradients(network: Autoencoder, weights: Weights, x: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -191,9 +178,9 @@ def apart(a: Tensor, b: Tensor) -> float:
 @pytest.mark.parametrize("n_runs", [1, 3])
 @pytest.mark.parametrize("n_images", [1, 20])
 def test_float32_is_float64_to_rounding(network: Autoencoder, n_runs: int, n_images: int) -> None:
-    x = pictures(n_runs, n_images)
-    exact = gradients(network, started(network, n_runs, torch.float64), x)
-    found = gradients(network, started(network, n_runs, torch.float32), x.float())
+    x, weights = images(n_images, n_runs), stack(network, torch.float32, n_runs)
+    exact = gradients(network, {name: t.double() for name, t in weights.items()}, x)
+    found = gradients(network, weights, x.float())
     assert apart(found[0], exact[0]) < 1e-6
     for a, b in zip(found[1], exact[1], strict=True):
         assert apart(a, b) < 1e-4
@@ -202,7 +189,7 @@ def test_float32_is_float64_to_rounding(network: Autoencoder, n_runs: int, n_ima
 @pytest.mark.parametrize("n_runs", [1, 3])
 def test_parts_of_a_unet_are_the_whole(n_runs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     network = UNet(channels=(4, 6))
-    weights, x = started(network, n_runs, torch.float64), pictures(n_runs, 7)
+    weights, x = stack(network, n_runs=n_runs), images(7, n_runs)
     whole = gradients(network, weights, x)
     monkeypatch.setattr(autoencoder, "PIXELS_AT_ONCE", 3 * 64)
     sizes: list[int] = []

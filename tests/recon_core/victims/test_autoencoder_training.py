@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -23,8 +24,8 @@ from recon_core.victims.autoencoder_training import (
     Overfitted,
     train_autoencoders,
 )
-from tests.recon_core.drawing import generator
-from tests.recon_core.victims.torch_autoencoders import torch_autoencoder
+from tests.recon_core.drawing import generator, refuses
+from tests.recon_core.victims.torch_nets import leaves_of, torch_autoencoder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -77,9 +78,19 @@ def all_same(a: list[Overfitted], b: list[Overfitted], *, tolerance: float = 0.0
             same(checkpoint, other.levels[level], tolerance=tolerance)
 
 
+def train(
+    x: Tensor | None = None, training: AutoencoderTraining = LONG, **how: Any
+) -> list[Overfitted]:
+    """All networks on the usual images, or those of `weights`."""
+    weights = how.pop("weights", None) or start()
+    return train_autoencoders(
+        FC.on(SHAPE), weights, images() if x is None else x, training=training, **how
+    )
+
+
 @pytest.fixture(scope="module")
 def trained() -> list[Overfitted]:
-    return train_autoencoders(FC.on(SHAPE), start(), images(), training=LONG)
+    return train()
 
 
 def test_levels_hold_weights_of_the_loss_that_they_say(trained: list[Overfitted]) -> None:
@@ -87,10 +98,8 @@ def test_levels_hold_weights_of_the_loss_that_they_say(trained: list[Overfitted]
     for run, result in enumerate(trained):
         assert set(result.levels) == set(LEVELS)
         for level, checkpoint in result.levels.items():
-            double = {name: t.double() for name, t in checkpoint.weights.items()}
-            net, _leaves = torch_autoencoder(FC, SHAPE, double)
-            with torch.no_grad():
-                loss = float((net(x[run]) - x[run]).square().mean())
+            double = {name: t[0].double() for name, t in checkpoint.weights.items()}
+            loss = float((torch_autoencoder(FC, double, x[run]) - x[run]).square().mean())
             assert checkpoint.loss == pytest.approx(loss, rel=1e-3)
             assert checkpoint.loss <= level
         assert result.last.loss == result.levels[LEVELS[-1]].loss
@@ -100,9 +109,7 @@ def test_levels_hold_weights_of_the_loss_that_they_say(trained: list[Overfitted]
 def test_levels_are_the_first_check_below() -> None:
     states: list[dict[str, Tensor]] = []
     every = LONG.check_every
-    found = train_autoencoders(
-        FC.on(SHAPE), start(), images(), training=LONG, on_state=states.append, state_every=every
-    )
+    found = train(on_state=states.append, state_every=every)
     for run, result in enumerate(found):
         epochs = [result.levels[level].epoch for level in LEVELS]
         assert epochs == sorted(epochs)
@@ -123,7 +130,7 @@ def test_who_has_reached_the_last_level_leaves_the_others_as_they_are(
     ends = [result.last.epoch for result in trained]
     assert ends[1] < min(ends[0], ends[2]) < LONG.epochs
     others = [0, 2]
-    alone = train_autoencoders(FC.on(SHAPE), only(start(), others), images()[others], training=LONG)
+    alone = train(images()[others], weights=only(start(), others))
     all_same([trained[0], trained[2]], alone, tolerance=1e-5)
 
 
@@ -136,15 +143,16 @@ def test_training_is_that_of_torchs_adam(settings: Autoencoder, batch_size: int 
     weights, x = start(settings, torch.float64), images(torch.float64)
     results = train_autoencoders(settings.on(SHAPE), weights, x, training=training, shuffle=shuffle)
     for r in range(R):
-        net, leaves = torch_autoencoder(settings, SHAPE, weights, r)
-        adam = torch.optim.Adam(net.parameters(), betas=(0.9, 0.99))
+        leaves = leaves_of(weights, r)
+        adam = torch.optim.Adam(list(leaves.values()), betas=(0.9, 0.99))
         for epoch in range(20):
             rate = 2e-3 if epoch <= 6 else 2e-3 * 0.05 ** ((epoch - 6) / 14)
             adam.param_groups[0]["lr"] = rate
             rows = torch.arange(N) if batch_size is None else shuffle(r, epoch)
             for part in rows.split(batch_size or N):
                 adam.zero_grad()
-                (net(x[r, part]) - x[r, part]).square().mean().backward()
+                own = x[r, part]
+                (torch_autoencoder(settings, leaves, own) - own).square().mean().backward()
                 adam.step()
         for name, leaf in leaves.items():
             ours = results[r].last.weights[name][0]
@@ -156,48 +164,38 @@ def test_training_is_that_of_torchs_adam(settings: Autoencoder, batch_size: int 
 def test_resumes_bit_for_bit(batch_size: int | None) -> None:
     training = dataclasses.replace(LONG, epochs=100, batch_size=batch_size)
     states: list[dict[str, Tensor]] = []
-    model, x = FC.on(SHAPE), images()
+    x = images()
     x[2, 0, 0, 0, 0] = torch.nan
-    whole = train_autoencoders(
-        model, start(), x, training=training, shuffle=shuffle, on_state=states.append,
-        state_every=15,
-    )  # fmt: skip
+    whole = train(x, training, shuffle=shuffle, on_state=states.append, state_every=15)
     epochs = [int(state["epoch"]) for state in states]
     assert epochs == list(range(15, 15 * len(epochs) + 1, 15))
     assert len(states[-1]["running"]) < len(states[0]["running"]) < R, "one ends on the way"
     assert whole[2].diverged
     for state in states:
         stored = safetensors.torch.load(safetensors.torch.save(state))
-        resumed = train_autoencoders(
-            model, start(), x, training=training, shuffle=shuffle, state=stored
-        )
-        all_same(whole, resumed)
+        all_same(whole, train(x, training, shuffle=shuffle, state=stored))
 
 
 def test_a_state_of_another_training_is_refused() -> None:
     states: list[dict[str, Tensor]] = []
-    train_autoencoders(
-        FC.on(SHAPE), start(), images(), training=SHORT, on_state=states.append, state_every=30
-    )
+    train(training=SHORT, on_state=states.append, state_every=30)
     (state,) = states
-    wider = dataclasses.replace(FC, width=25)
-    with pytest.raises(ValueError, match=r"not the state of this training: \['weights/0.weight'"):
-        train_autoencoders(wider.on(SHAPE), start(wider), images(), training=SHORT, state=state)
+    wider, message = dataclasses.replace(FC, width=25), "not the state of this training: "
+    given = (wider.on(SHAPE), start(wider), images())
+    message += r"\['weights/0.weight'"
+    refuses(message, train_autoencoders, *given, training=SHORT, state=state)
     for name in ("running", "averages/1/0.bias"):
         part = {n: t for n, t in state.items() if n != name}
-        with pytest.raises(ValueError, match=rf"\['{name}'\] missing"):
-            train_autoencoders(FC.on(SHAPE), start(), images(), training=SHORT, state=part)
-    with pytest.raises(ValueError, match="some of its runs"):
-        train_autoencoders(
-            FC.on(SHAPE), only(start(), [0]), images()[:1], training=SHORT, state=state
-        )
+        refuses(rf"\['{name}'\] missing", train, training=SHORT, state=part)
+    one = {"weights": only(start(), [0]), "training": SHORT}
+    refuses("some of its runs", train, images()[:1], state=state, **one)
 
 
 def test_images_without_numbers_diverge_and_leave_the_others_alone() -> None:
     x = images()
-    clean = train_autoencoders(FC.on(SHAPE), start(), x, training=LONG)
+    clean = train(x)
     x[0, 2, 0, 1, 1] = torch.nan
-    found = train_autoencoders(FC.on(SHAPE), start(), x, training=LONG)
+    found = train(x)
     assert found[0].diverged
     assert not found[0].levels
     assert math.isnan(found[0].last.loss)
@@ -207,7 +205,7 @@ def test_images_without_numbers_diverge_and_leave_the_others_alone() -> None:
 def test_a_rate_that_is_far_too_high_is_a_result_and_no_error() -> None:
     wild = dataclasses.replace(SHORT, lr=1e20, lr_end=1e19)
     weights, x = start(), images()
-    found = train_autoencoders(FC.on(SHAPE), weights, x, training=wild)
+    found = train(x, wild, weights=weights)
     assert all(result.diverged and not result.levels for result in found)
     assert all(torch.equal(weights[name], tensor) for name, tensor in start().items())
     assert torch.equal(x, images())
@@ -216,13 +214,11 @@ def test_a_rate_that_is_far_too_high_is_a_result_and_no_error() -> None:
 def test_the_last_epoch_is_checked_even_between_checks() -> None:
     seen: list[float] = []
     fifty = dataclasses.replace(SHORT, epochs=50)
-    ended = train_autoencoders(
-        FC.on(SHAPE), start(), images(), training=fifty, progress=seen.append
-    )
+    ended = train(training=fifty, progress=seen.append)
     assert seen == pytest.approx([0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
     level = ended[0].last.loss * 1.0001
     training = dataclasses.replace(LONG, epochs=50, levels=(level,), check_every=49)
-    found = train_autoencoders(FC.on(SHAPE), only(start(), [0]), images()[:1], training=training)
+    found = train(images()[:1], training, weights=only(start(), [0]))
     assert [c.epoch for c in found[0].levels.values()] == [50]
     assert found[0].last.epoch == 50
 
@@ -237,11 +233,8 @@ def test_the_rate_is_held_and_falls() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"images of \(1, 4, 4\) for a network of \(3, 4, 4\)"):
-        train_autoencoders(FC.on((3, 4, 4)), start(), images(), training=SHORT)
-    with pytest.raises(ValueError, match="batch_size=2 needs the order"):
-        train_autoencoders(
-            FC.on(SHAPE), start(), images(), training=dataclasses.replace(SHORT, batch_size=2)
-        )
-    with pytest.raises(ValueError, match=r"\[2\] networks for the images of 3"):
-        train_autoencoders(FC.on(SHAPE), only(start(), [0, 1]), images(), training=SHORT)
+    message = r"images of \(1, 4, 4\) for a network of \(3, 4, 4\)"
+    other = FC.on((3, 4, 4))
+    refuses(message, train_autoencoders, other, start(), images(), training=SHORT)
+    refuses("batch_size=2 needs", train, training=dataclasses.replace(SHORT, batch_size=2))
+    refuses(r"\[2\] networks for the images of 3", train, weights=only(start(), [0, 1]))

@@ -19,6 +19,7 @@ from recon_core.victims.separability import (
     mixcon,
 )
 from recon_core.victims.training import Trained, Training, train
+from tests.recon_core.drawing import refuses
 from tests.recon_core.victims.small_victims import (
     GD,
     architecture,
@@ -26,6 +27,7 @@ from tests.recon_core.victims.small_victims import (
     assert_same,
     data,
     of,
+    trained,
     victims,
     wild,
 )
@@ -86,23 +88,17 @@ def torch_step(
     """The gradient of the whole of it by autograd through torch's own layers."""
     stacks = []
     for row in range(len(x)):
-        net = torch_net(arch, parameters, row)
-        # The activation of hidden layer `layer`: a convolution has a Flatten behind its own.
-        found: list[Tensor] = []
-        a = x[row]
-        for module in net:
+        net, a, hidden = torch_net(arch, parameters, row), x[row], list[Tensor]()
+        for module in net:  # a convolution has a Flatten behind its activation
             a = module(a)
-            behind = isinstance(module, (torch.nn.ReLU, torch.nn.LeakyReLU, torch.nn.GELU))
-            if behind:
-                found.append(a.flatten(1))
+            if isinstance(module, (torch.nn.ReLU, torch.nn.LeakyReLU, torch.nn.GELU)):
+                hidden.append(a.flatten(1))
         classes = y[row] if arch.n_outputs > 1 else (y[row] > 0).long()
-        extra = penalty(defence, found[layer - 1], classes)
-        total = torch_loss(loss, a, y[row]) + defence.lam * extra
+        extra = defence.lam * penalty(defence, hidden[layer - 1], classes)
+        total = torch_loss(loss, a, y[row]) + extra
         stacks.append(torch.autograd.grad(total, list(net.parameters())))
-    return [
-        torch.stack(gradients).view_as(tensor)
-        for gradients, tensor in zip(zip(*stacks, strict=True), parameters.tensors(), strict=True)
-    ]
+    pairs = zip(zip(*stacks, strict=True), parameters.tensors(), strict=True)
+    return [torch.stack(gradients).view_as(tensor) for gradients, tensor in pairs]
 
 
 @pytest.mark.parametrize("kind", ["bce", "ce", "huber"])
@@ -140,22 +136,19 @@ def test_a_step_is_the_gradient_of_both_losses(
 @pytest.mark.parametrize("conv", [None, Conv(kernel=3, channels=3)], ids=["dense", "conv"])
 def test_lam_of_0_is_no_defence_bit_for_bit(conv: Conv | None) -> None:
     arch = architecture(conv=conv)
-    parameters, (x, y) = victims(arch, torch.float32), data(dtype=torch.float32)
-    training = Training(epochs=30)
-    plain = train(arch, parameters, x, y, training=training)
-    none = train(arch, parameters, x, y, training=training, defence=MixCon(lam=0.0))
+    plain, none, some = (
+        trained(arch, Training(epochs=30), parameters=victims(arch, torch.float32), defence=defence)
+        for defence in (None, MixCon(lam=0.0), MixCon())
+    )
     assert_same(plain, none)
-    some = train(arch, parameters, x, y, training=training, defence=MixCon())
     assert not torch.equal(plain.parameters.weights[0], some.parameters.weights[0])
 
 
 def test_in_the_span_of_the_images_it_is_the_same_training() -> None:
-    arch = architecture(bias="all")
-    parameters, (x, y) = victims(arch), data()
-    training = Training(epochs=50, optimiser=GD, weight_decay=0.01)
+    arch, training = architecture(bias="all"), Training(epochs=50, optimiser=GD, weight_decay=0.01)
     direct, spanned = (
-        train(arch, parameters, x, y, training=how, defence=DEFENCES["mixcon"]).parameters
-        for how in (training, replace(training, span=True))
+        trained(arch, replace(training, span=span), defence=DEFENCES["mixcon"]).parameters
+        for span in (False, True)
     )
     assert_close(spanned, direct, 1e-9)
 
@@ -164,15 +157,16 @@ def test_defended_victims_go_on_as_they_are_alone_after_others_have_left() -> No
     arch = architecture(bias="all")
     parameters, (x, y) = wild(victims(arch, torch.float32)), data(dtype=torch.float32)
 
-    def trained(rows: slice = slice(None)) -> Trained:
-        how = {"training": Training(epochs=20, stop_every=5), "defence": DEFENCES["mixcon"]}
-        return train(arch, parameters.rows(rows), x[rows], y[rows], **how)
+    def of_rows(rows: slice = slice(None)) -> Trained:
+        given: dict[str, Any] = {"parameters": parameters.rows(rows), "given": (x[rows], y[rows])}
+        training = Training(epochs=20, stop_every=5)
+        return trained(arch, training, defence=DEFENCES["mixcon"], **given)
 
-    whole = trained()
+    whole = of_rows()
     assert whole.diverged.tolist() == [False, True, False]
     # Each is, to rounding, what it is alone: pairs stay with their victim when another leaves.
     for row in (0, 2):
-        alone = trained(slice(row, row + 1)).parameters
+        alone = of_rows(slice(row, row + 1)).parameters
         for stack, single in zip(of(whole, row).tensors(), alone.tensors(), strict=True):
             torch.testing.assert_close(stack, single, rtol=1e-5, atol=1e-6)
 
@@ -182,11 +176,10 @@ def test_defended_victims_go_on_as_they_are_alone_after_others_have_left() -> No
 @pytest.mark.parametrize("case", DEFENCES)
 def test_on_a_gpu_alone_and_as_a_graph(case: str, graphs: bool) -> None:
     arch = architecture(bias="all")
-    parameters, (x, y) = victims(arch), data()
-    how: dict[str, Any] = {"training": Training(epochs=60), "defence": DEFENCES[case]}
-    here = train(arch, parameters, x, y, **how).parameters
-    cuda = parameters.map(lambda t: t.cuda()), x.cuda(), y.cuda()
-    there = train(arch, *cuda, graphs=graphs, **how).parameters
+    how: dict[str, Any] = {"defence": DEFENCES[case]}
+    here, (x, y) = trained(arch, Training(epochs=60), **how).parameters, data()
+    cuda = {"parameters": victims(arch).map(lambda t: t.cuda()), "given": (x.cuda(), y.cuda())}
+    there = trained(arch, Training(epochs=60), graphs=graphs, **cuda, **how).parameters
     assert_close(there.map(lambda t: t.cpu()), here, 1e-8)
 
 
@@ -200,5 +193,4 @@ def test_nothing_in_a_step_looks_at_a_number() -> None:
 
 def test_victims_of_one_class_are_refused() -> None:
     y = torch.tensor([[-1.0, 1.0], [1.0, 1.0]])
-    with pytest.raises(ValueError, match="of one class"):
-        feature_defence(architecture(), y, MixCon(), None, None)
+    refuses("of one class", feature_defence, architecture(), y, MixCon(), None, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -17,9 +18,9 @@ from recon_core.victims.noisy_training import (
     Noise,
     poisson_sample,
     squared_norms,
-    train_with_noise,
 )
-from recon_core.victims.training import Trained, Training, train
+from recon_core.victims.training import Trained, Training
+from tests.recon_core.drawing import refuses
 from tests.recon_core.victims.small_victims import (
     ADAM,
     GD,
@@ -30,6 +31,7 @@ from tests.recon_core.victims.small_victims import (
     data,
     of,
     order,
+    trained,
     victims,
     wild,
 )
@@ -99,15 +101,8 @@ def moved(before: Parameters, after: Parameters, run: int = 0) -> list[Tensor]:
     return [old[run] - new[run] for old, new in pairs]
 
 
-def stepped(
-    arch: Architecture,
-    parameters: Parameters,
-    data: tuple[Tensor, Tensor],
-    noise: Noise,
-    **more: object,
-) -> Parameters:
-    settings = {"training": ONE, "generators": order()[: len(data[0])]} | more
-    return train_with_noise(arch, parameters, *data, noise=noise, **settings).parameters  # type: ignore[arg-type]
+def stepped(arch: Architecture, noise: Noise, training: Training = ONE, **more: Any) -> Parameters:
+    return trained(arch, training, noise, **more).parameters
 
 
 def assert_all_close(ours: list[Tensor], theirs: list[Tensor], tolerance: float = 1e-10) -> None:
@@ -126,26 +121,16 @@ def test_without_noise_it_is_ordinary_training(
     rule: Optimiser, bias: str, conv: Conv | None
 ) -> None:
     arch = architecture(bias=bias, conv=conv)
-    parameters, (x, y) = victims(arch), data()
     training = Training(epochs=5, optimiser=rule, weight_decay=0.01)
-    ordinary = train(arch, parameters, x, y, training=training)
+    ordinary = trained(arch, training)
     fractions: list[float] = []
-    ours = train_with_noise(
-        arch,
-        parameters,
-        x,
-        y,
-        training=training,
-        noise=Noise(),
-        generators=order(),
-        progress=fractions.append,
-    )
+    ours = trained(arch, training, Noise(), progress=fractions.append)
     assert_close(ours.parameters, ordinary.parameters, 1e-11)
     for name in ("loss", "accuracy", "margins", "margin_min", "epochs_done", "diverged"):
         torch.testing.assert_close(getattr(ours, name), getattr(ordinary, name))
     assert (fractions[-1], fractions) == (1.0, sorted(fractions))
     # A bound that no gradient reaches changes nothing, either.
-    bounded = stepped(arch, parameters, (x, y), Noise(clip=1e9), training=training)
+    bounded = stepped(arch, Noise(clip=1e9), training)
     assert_close(bounded, ordinary.parameters, 1e-11)
 
 
@@ -174,8 +159,7 @@ def test_a_step_takes_the_mean_of_clipped_gradients(
     arch = architecture(n_outputs, bias=bias, conv=conv)
     parameters, (x, y), loss = victims(arch), data(n_outputs), Loss(kind=kind)  # type: ignore[arg-type]
     clip = float(gradient_norms(arch, parameters, x, y, loss).median())
-    training = replace(ONE, loss=loss)
-    after = stepped(arch, parameters, (x, y), Noise(clip=clip), training=training)
+    after = stepped(arch, Noise(clip=clip), replace(ONE, loss=loss))
     for run in range(R):
         each = gradients_of_each(arch, parameters, x[run], y[run], loss, run=run)
         expected = [total / N for total in clipped_sum(each, clip)]
@@ -192,7 +176,7 @@ def test_a_step_is_that_of_opacus(kind: str, bias: str, conv: Conv | None) -> No
     arch = architecture(n_outputs, bias=bias, conv=conv)
     parameters, (x, y), loss = victims(arch), data(n_outputs), Loss(kind=kind)  # type: ignore[arg-type]
     clip = float(gradient_norms(arch, parameters, x, y, loss).median())
-    after = stepped(arch, parameters, (x, y), Noise(clip=clip), training=replace(ONE, loss=loss))
+    after = stepped(arch, Noise(clip=clip), replace(ONE, loss=loss))
     for run in range(R):
         net = opacus.GradSampleModule(torch_net(arch, parameters, run))
         optimiser = optimizers.DPOptimizer(
@@ -217,11 +201,11 @@ def test_no_image_changes_the_sum_by_more_than_the_bound(bias: str, conv: Conv |
     x = x.clone()
     x[:, 0] *= 1e4
     squares = replace(ONE, loss=Loss(kind="mse"))  # steep, on either side
-    whole = stepped(arch, parameters, (x, y), Noise(clip=clip), training=squares)
+    whole = stepped(arch, Noise(clip=clip), squares, given=(x, y))
     for left_out in range(N):
         kept = [i for i in range(N) if i != left_out]
         rest = (x[:, kept], y[:, kept])
-        less = stepped(arch, parameters, rest, Noise(clip=clip), training=squares)
+        less = stepped(arch, Noise(clip=clip), squares, given=rest)
         for run in range(R):
             with_it = [N * g for g in moved(parameters, whole, run)]
             without = [(N - 1) * g for g in moved(parameters, less, run)]
@@ -232,23 +216,13 @@ def test_no_image_changes_the_sum_by_more_than_the_bound(bias: str, conv: Conv |
 
 def test_noise_has_the_stated_deviation() -> None:
     arch = architecture(bias="all", conv=CONV)
-    parameters, images = victims(arch), data()
-    calm = stepped(arch, parameters, images, Noise(clip=0.5))
+    calm = stepped(arch, Noise(clip=0.5))
     draws: list[Tensor] = []
     for seed in range(30):
         own = [seeded_generator(seed, run, "noise") for run in range(R)]
-        noisy = stepped(
-            arch, parameters, images, Noise(clip=0.5, noise_multiplier=3.0), generators=own
-        )
-        draws.append(
-            torch.stack(
-                [
-                    torch.cat([N * (a - b).flatten() for a, b in zip(*pair, strict=True)])
-                    for run in range(R)
-                    for pair in [(moved(parameters, noisy, run), moved(parameters, calm, run))]
-                ]
-            )
-        )
+        noisy = stepped(arch, Noise(clip=0.5, noise_multiplier=3.0), generators=own)
+        change = zip(calm.tensors(), noisy.tensors(), strict=True)
+        draws.append(torch.cat([N * (a - b).flatten(1) for a, b in change], 1))
     noise = torch.stack(draws) / 1.5  # seeds, victims, parameters
     assert noise.shape[2] == arch.n_parameters
     count = noise.numel()
@@ -278,7 +252,7 @@ def test_dropout_is_autograds_with_the_same_masks(
 ) -> None:
     arch = architecture(bias=bias, conv=conv, activation=activation)
     parameters, (x, y) = victims(arch), data()
-    after = stepped(arch, parameters, (x, y), Noise(dropout=0.4, clip=clip))
+    after = stepped(arch, Noise(dropout=0.4, clip=clip))
     for run, generator in enumerate(order()):
         masks = masks_of(arch, N, 0.4, generator)
         each = gradients_of_each(arch, parameters, x[run], y[run], Loss(), masks=masks, run=run)
@@ -290,17 +264,14 @@ def test_dropout_keeps_the_mean_of_activations() -> None:
     """A last layer of 0 has the same output and slope for every mask, so that its gradient is
     linear in what it reads."""
     arch = architecture(widths=(7,), bias="first")
-    parameters, (x, y) = victims(arch), data()
+    parameters, training = victims(arch), replace(ONE, loss=Loss(kind="mse"))
     parameters.weights[-1].zero_()
-    training = replace(ONE, loss=Loss(kind="mse"))
-    (expected,) = stepped(arch, parameters, (x, y), Noise(), training=training).weights[1:]
+    (expected,) = stepped(arch, Noise(), training, parameters=parameters).weights[1:]
     found = []
     for seed in range(400):
         own = [seeded_generator(seed, run, "masks") for run in range(R)]
-        after = stepped(
-            arch, parameters, (x, y), Noise(dropout=0.5), training=training, generators=own
-        )
-        found.append(after.weights[1])
+        given: dict[str, Any] = {"parameters": parameters, "generators": own}
+        found.append(stepped(arch, Noise(dropout=0.5), training, **given).weights[1])
     drawn = torch.stack(found)
     error = drawn.std(0) / math.sqrt(len(drawn))
     assert float(error.max()) > 1e-4
@@ -309,15 +280,11 @@ def test_dropout_keeps_the_mean_of_activations() -> None:
 
 def test_results_are_those_of_the_whole_network() -> None:
     arch = architecture(bias="all")
-    parameters, (x, y) = victims(arch), data()
-    training = Training(epochs=7, optimiser=GD)
-    trained = train_with_noise(
-        arch, parameters, x, y, training=training, noise=Noise(dropout=0.5), generators=order()
-    )
-    phi = arch.forward(trained.parameters, x).output
-    torch.testing.assert_close(trained.margins, Loss().margins(phi, y))
-    torch.testing.assert_close(trained.loss, Loss().value(phi, y))
-    assert torch.equal(trained.margin_min, trained.margins.amin(1))
+    (x, y), ended = data(), trained(arch, Training(epochs=7, optimiser=GD), Noise(dropout=0.5))
+    phi = arch.forward(ended.parameters, x).output
+    torch.testing.assert_close(ended.margins, Loss().margins(phi, y))
+    torch.testing.assert_close(ended.loss, Loss().value(phi, y))
+    assert torch.equal(ended.margin_min, ended.margins.amin(1))
 
 
 def trained_by_the_book(
@@ -367,13 +334,12 @@ def test_epochs_are_those_of_the_book(
 ) -> None:
     """Images, masks and noise drawn in this order, and sums divided by the expected batch."""
     arch = architecture(bias="all", conv=conv)
-    parameters, images = victims(arch), data()
     training = Training(
         epochs=3, optimiser=replace(STEP, lr=0.3), batch_size=batch_size, weight_decay=0.01
     )
-    ours = stepped(arch, parameters, images, noise, training=training)
+    ours = stepped(arch, noise, training)
     for run in range(R):
-        expected = trained_by_the_book(arch, parameters, run, training, noise)
+        expected = trained_by_the_book(arch, victims(arch), run, training, noise)
         assert_all_close([t[run] for t in ours.tensors()], expected)
 
 
@@ -409,19 +375,17 @@ def test_a_victim_does_not_depend_on_those_beside_it(
     training = Training(epochs=20, optimiser=optimiser, batch_size=batch_size)
     noise = Noise(dropout=0.2, clip=0.3, noise_multiplier=0.1)
 
-    def trained(p: Parameters, runs: slice) -> tuple[Trained, list[torch.Generator]]:
+    def of_runs(p: Parameters, runs: slice) -> tuple[Trained, list[torch.Generator]]:
         own = order()[runs]
-        done = train_with_noise(
-            arch, p, x[runs], y[runs], training=training, noise=noise, generators=own
-        )
-        return done, own
+        given: dict[str, Any] = {"given": (x[runs], y[runs]), "generators": own}
+        return trained(arch, training, noise, parameters=p, **given), own
 
-    together, generators = trained(parameters, slice(0, R))
-    beside, _ = trained(wild(parameters, 1), slice(0, R))
+    together, generators = of_runs(parameters, slice(0, R))
+    beside, _ = of_runs(wild(parameters, 1), slice(0, R))
     tolerance = 1e-3 if dtype == torch.float32 else 1e-10
     for run in range(R):
         only = slice(run, run + 1)
-        alone, own = trained(parameters.rows(only), only)
+        alone, own = of_runs(parameters.rows(only), only)
         assert_close(of(together, run), alone.parameters, tolerance)
         assert torch.equal(generators[run].get_state(), own[0].get_state())
         if run != 1:
@@ -430,67 +394,17 @@ def test_a_victim_does_not_depend_on_those_beside_it(
     assert beside.epochs_done.tolist() == [20] * R  # with a bound nobody ends before the others
 
 
-def test_victims_with_dropout_stop_where_their_loss_is_low_and_others_go_on() -> None:
-    arch = architecture(bias="all")
-    parameters, (x, y) = victims(arch), data()
-    noise = Noise(dropout=0.2)
-
-    def trained(**settings: object) -> Trained:
-        training = replace(Training(epochs=60, optimiser=GD, stop_every=5), **settings)  # type: ignore[arg-type]
-        return train_with_noise(
-            arch, parameters, x, y, training=training, noise=noise, generators=order()
-        )
-
-    losses = torch.stack([trained(epochs=5 * k).loss for k in range(1, 13)])
-    limit = float(losses[-1].sort().values[1:].mean())
-    first = [
-        int((column < limit).nonzero()[0]) if (column < limit).any() else 11 for column in losses.T
-    ]
-    expected = [5 * (place + 1) for place in first]
-    assert len(set(expected)) > 1, "all ended at once"
-    stopped = trained(stop_loss=limit)
-    assert stopped.epochs_done.tolist() == expected
-    for run, epochs in enumerate(expected):
-        assert_close(of(stopped, run), of(trained(epochs=epochs), run), 1e-10)
-    parameters = wild(parameters)
-    ended = trained()
-    assert ended.diverged.tolist() == [False, True, False]
-    assert ended.epochs_done.tolist() == [60, 5, 60]
-    parameters = victims(arch)
-    above = trained(diverged_above=float(losses[0].median()))
-    assert int(above.diverged.sum()) == 1
-
-
 def test_refuses_what_does_not_fit_together() -> None:
-    arch = architecture()
-    parameters, (x, y) = victims(arch), data()
-
-    def refused(
-        message: str,
-        *,
-        noise: Noise,
-        images: Tensor = x,
-        y: Tensor = y,
-        n: int = R,
-        **settings: object,
-    ) -> None:
-        training = replace(ONE, **settings)  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match=message):
-            train_with_noise(
-                arch, parameters, images, y, training=training, noise=noise, generators=order()[:n]
-            )
-
-    private = Noise(clip=1.0)
-    refused(r"stop_loss=0.1 with clip=1.0.*use stop_loss=None", noise=private, stop_loss=0.1)
-    refused("diverged_above=9.0 with clip=1.0", noise=private, diverged_above=9.0)
-    refused("span=True, but .*use span=False or 'auto'", noise=Noise(), span=True)
-    refused("1 generators for 3 victims", noise=Noise(), n=1)
-    refused(
-        r"3 victims of 20 inputs came with .*\(2, 8, 20\)", noise=Noise(), images=x[:2], y=y[:2]
-    )
-    refused("make them all the same", noise=Noise(), images=x.float())
-    refused("'bce' needs -1 and", noise=Noise(), y=y + 1)
-    stepped(arch, parameters, (x, y), Noise(clip=1.0), training=replace(ONE, span="auto"))
+    private, arch = Noise(clip=1.0), architecture()
+    refused: list[tuple[str, Noise, dict[str, Any]]] = [
+        (r"stop_loss=0.1 with clip=1.0.*use stop_loss=None", private, {"stop_loss": 0.1}),
+        ("diverged_above=9.0 with clip=1.0", private, {"diverged_above": 9.0}),
+        ("span=True, but .*use span=False or 'auto'", Noise(), {"span": True}),
+    ]
+    for message, noise, settings in refused:
+        refuses(message, trained, arch, replace(ONE, **settings), noise)
+    refuses("1 generators for 3 victims", trained, arch, ONE, Noise(), generators=order()[:1])
+    trained(arch, replace(ONE, span="auto"), private)
 
 
 @pytest.mark.gpu
@@ -501,8 +415,6 @@ def test_on_a_gpu(conv: Conv | None, batch_size: int | None) -> None:
     parameters, (x, y) = victims(arch), data()
     training = Training(epochs=20, optimiser=GD, batch_size=batch_size)
     noise = Noise(dropout=0.2, clip=0.3, noise_multiplier=0.1)
-    here = stepped(arch, parameters, (x, y), noise, training=training)
-    there = stepped(
-        arch, parameters.map(lambda t: t.cuda()), (x.cuda(), y.cuda()), noise, training=training
-    )
+    here, cuda = stepped(arch, noise, training), parameters.map(lambda t: t.cuda())
+    there = stepped(arch, noise, training, parameters=cuda, given=(x.cuda(), y.cuda()))
     assert_close(there.map(lambda t: t.cpu()), here, 1e-9)

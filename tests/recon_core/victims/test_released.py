@@ -26,27 +26,19 @@ def trained(n_runs: int = 2) -> Parameters:
 
 
 def every(parameters: Parameters) -> list[torch.Tensor]:
-    return [*parameters.weights, *(b for b in parameters.biases if b is not None)]
+    return list(parameters.tensors())
 
 
-def test_by_default_the_weights_themselves_are_given() -> None:
+def test_rounding_is_torchs() -> None:
+    """To half precision, or every neuron by itself to int8, where one that is zero stays zero."""
     parameters = trained()
     assert Released().of(parameters, generators(2)) is parameters
-
-
-def test_half_precision_is_that_of_torch() -> None:
-    parameters = trained()
-    given = Released(precision="float16").of(parameters, generators(2))
-    for tensor, rounded in zip(every(parameters), every(given), strict=True):
-        assert rounded.dtype == torch.float32
-        assert torch.equal(rounded, tensor.half().float())
-        assert not torch.equal(rounded, tensor)
-
-
-def test_int8_is_torchs_quantisation_of_every_neuron() -> None:
-    parameters = trained()
-    given = Released(precision="int8").of(parameters, generators(2))
-    for tensor, rounded in zip(every(parameters), every(given), strict=True):
+    half, int8 = (
+        every(Released(precision=how).of(parameters, generators(2))) for how in ("float16", "int8")
+    )
+    for tensor, halved, rounded in zip(every(parameters), half, int8, strict=True):
+        assert torch.equal(halved, tensor.half().float())
+        assert not torch.equal(halved, tensor)
         rows, found = tensor.flatten(0, -2), rounded.flatten(0, -2)
         steps = rows.abs().amax(1) / 127
         places = torch.zeros(len(rows), dtype=torch.int32)
@@ -54,12 +46,8 @@ def test_int8_is_torchs_quantisation_of_every_neuron() -> None:
         torch.testing.assert_close(found, quantised, rtol=1e-5, atol=1e-9)
         assert bool(((found - rows).abs() <= steps[:, None] * 0.5001).all())
         assert not torch.equal(found, rows) or rows.shape[1] == 1
-
-
-def test_a_neuron_that_is_zero_stays_zero_in_int8() -> None:
-    parameters = trained().map(torch.zeros_like)
-    given = Released(precision="int8").of(parameters, generators(2))
-    assert all(bool((tensor == 0).all()) for tensor in every(given))
+    nothing = Released(precision="int8").of(parameters.map(torch.zeros_like), generators(2))
+    assert all(bool((tensor == 0).all()) for tensor in every(nothing))
 
 
 def test_noise_is_in_units_of_each_victims_own_weights() -> None:

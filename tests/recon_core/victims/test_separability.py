@@ -10,11 +10,7 @@ import torch
 from torch import Tensor
 
 from recon_core.victims import separability as module
-from recon_core.victims.separability import (
-    mixcon,
-    separability,
-    unicon,
-)
+from recon_core.victims.separability import mixcon, separability, unicon
 from tests.recon_core.drawing import normal, refuses
 
 R, P, K, M = 3, 4, 5, 6

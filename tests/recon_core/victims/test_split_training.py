@@ -10,7 +10,7 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from recon_core.victims import split_training as module
 from recon_core.victims.autoencoder import Shape, Weights
@@ -35,7 +35,7 @@ from recon_core.victims.split_training import (
     train_split,
 )
 from tests.recon_core.drawing import generator, refuses
-from tests.recon_core.victims.torch_split import torch_split
+from tests.recon_core.victims.torch_nets import leaves_of, torch_split
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -53,8 +53,6 @@ DEFENCES: tuple[Defence, ...] = (
 """With the usual eps, two images that are close can throw a network out, which multiplies the
 rounding in which two implementations differ."""
 R = len(DEFENCES)
-Network = tuple[nn.Module, nn.Module, dict[str, Tensor]]
-"""h, g and their leaves."""
 TRAINING = SplitTraining(epochs=3, lr=0.05, per_class=4)
 
 
@@ -100,16 +98,15 @@ def rows_of(trained: TrainedSplit, rows: list[int]) -> TrainedSplit:
     )
 
 
-def train(model: SplitModel = MODEL, **changed: object) -> TrainedSplit:
+def train(model: SplitModel = MODEL, at_once: int = 4, **changed: object) -> TrainedSplit:
+    """`at_once`: networks of a part that takes its steps beside the others."""
     arguments = {
-        "weights": start(),
-        "x": images(N),
-        "labels": classes(),
-        "defences": DEFENCES,
-        "training": TRAINING,
-        "shuffle": shuffle,
-    }
-    return train_split(model, **(arguments | changed))
+        "weights": start(), "x": images(N), "labels": classes(), "defences": DEFENCES,
+        "training": TRAINING, "shuffle": shuffle,
+    }  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "NETWORKS_ON_CPU", at_once)
+        return train_split(model, **(arguments | changed))
 
 
 def penalty(defence: Defence, features: Tensor, k: int) -> Tensor:
@@ -129,36 +126,41 @@ def penalty(defence: Defence, features: Tensor, k: int) -> Tensor:
     return total / (k * p * (p - 1))
 
 
+def batches_of(epoch: int, x: Tensor, labels: Tensor, per_class: int) -> list[Tensor]:
+    """Rows of the images of an epoch's batches, drawn class by class."""
+    generator, members = shuffle(0, epoch), [(labels == c).nonzero()[:, 0] for c in range(K)]
+    orders = [m[torch.randperm(len(m), generator=generator)] for m in members]
+    smallest = min(map(len, members))
+    return [
+        torch.stack([order[i : min(i + per_class, smallest)] for order in orders], 1).flatten()
+        for i in range(0, smallest, per_class)
+    ]
+
+
 def plainly_trained(
-    network: Network, x: Tensor, labels: Tensor, defence: Defence, training: SplitTraining
+    settings: SplitNetwork,
+    leaves: dict[str, Tensor],
+    x: Tensor,
+    labels: Tensor,
+    defence: Defence,
+    training: SplitTraining,
 ) -> list[float]:
     """torch.optim.SGD moves one network; the cross-entropy of each epoch."""
-    h, g, leaves = network
-    optimiser = torch.optim.SGD(
-        list(leaves.values()),
-        lr=training.lr,
-        momentum=training.momentum,
-        weight_decay=training.weight_decay,
-    )
-    members = [(labels == c).nonzero()[:, 0] for c in range(K)]
-    smallest = min(map(len, members))
+    how = {"momentum": training.momentum, "weight_decay": training.weight_decay}
+    optimiser = torch.optim.SGD(list(leaves.values()), lr=training.lr, **how)
     losses = []
     for epoch in range(training.epochs):
-        generator = shuffle(0, epoch)
-        orders = [m[torch.randperm(len(m), generator=generator)] for m in members]
-        total = 0.0
-        for i in range(0, smallest, training.per_class):
-            stop = min(i + training.per_class, smallest)
-            batch = torch.tensor([int(orders[c][j]) for j in range(i, stop) for c in range(K)])
-            features = h(x[batch]).flatten(1)
-            loss = F.cross_entropy(g(features), labels[batch])
-            total += loss.item() * len(batch)
+        total = torch.zeros(2, dtype=torch.float64)
+        for batch in batches_of(epoch, x, labels, training.per_class):
+            features, logits = torch_split(settings, leaves, x[batch])
+            loss = F.cross_entropy(logits, labels[batch])
+            total += torch.tensor([loss.item() * len(batch), len(batch)])
             if defence is not None:
                 loss = loss + defence.lam * penalty(defence, features, K)
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
-        losses.append(total / (smallest * K))
+        losses.append(float(total[0] / total[1]))
     return losses
 
 
@@ -171,21 +173,19 @@ def test_steps_are_those_of_torchs_sgd(
 ) -> None:
     training = dataclasses.replace(TRAINING, momentum=momentum, weight_decay=weight_decay)
     shape = SHAPE if settings is MLP else (1, 16, 16)
-    model = settings.on(shape, K)
-    x, labels = images(N, shape=shape, dtype=torch.float64), classes()
-    weights = start(model=model, dtype=torch.float64)
+    model, labels = settings.on(shape, K), classes()
+    x, weights = images(N, shape=shape, dtype=torch.float64), start(R, model, torch.float64)
     found = train(model, weights=weights, x=x, training=training)
     for r, defence in enumerate(DEFENCES):
-        h, g, leaves = torch_split(settings, shape, K, weights, r)
-        losses = plainly_trained((h, g, leaves), x, labels, defence, training)
+        leaves = leaves_of(weights, r)
+        losses = plainly_trained(settings, leaves, x, labels, defence, training)
         for name, leaf in leaves.items():
             ours = found.weights[name][r]
             torch.testing.assert_close(ours, leaf.detach(), rtol=1e-7, atol=1e-9)
             assert not torch.allclose(ours, weights[name][r], atol=1e-5)
         torch.testing.assert_close(found.losses[r], torch.tensor(losses, dtype=torch.float64))
         with torch.no_grad():
-            features = h(x).flatten(1)
-            logits = g(features)
+            features, logits = torch_split(settings, leaves, x)
         assert float(found.loss[r]) == pytest.approx(float(F.cross_entropy(logits, labels)))
         right = (logits.argmax(1) == labels).double().mean()
         assert float(found.accuracy[r]) == pytest.approx(float(right))
@@ -199,18 +199,16 @@ def test_penalties_are_those_of_the_batches() -> None:
     x, labels = images(N, dtype=torch.float64), classes()
     weights = start(dtype=torch.float64)
     found = train(weights=weights, x=x, training=whole)
-    generator = shuffle(0, 0)
-    members = [(labels == c).nonzero()[:, 0] for c in range(K)]
-    orders = [m[torch.randperm(len(m), generator=generator)][:10] for m in members]
-    features = features_of(MODEL, weights, x[torch.stack(orders, dim=1).flatten()])
+    (batch,) = batches_of(0, x, labels, 10)
+    features = features_of(MODEL, weights, x[batch])
     for r, defence in enumerate(DEFENCES):
         expected = math.nan if defence is None else penalty(defence, features[r], K).item()
         assert float(found.penalties[r, 0]) == pytest.approx(expected, rel=1e-8, nan_ok=True)
 
 
 @pytest.mark.parametrize("own", ["nothing", "images", "labels", "order", "all"])
-@pytest.mark.parametrize("at_once", [2, None])
-def test_a_stack_trains_as_each_does_alone(own: str, at_once: int | None) -> None:
+@pytest.mark.parametrize("at_once", [2, R])
+def test_a_stack_trains_as_each_does_alone(own: str, at_once: int) -> None:
     x, labels, streams = images(N, dtype=torch.float64), classes(), [0] * R
     if own in {"images", "all"}:
         x = images(R, N, dtype=torch.float64)
@@ -220,7 +218,7 @@ def test_a_stack_trains_as_each_does_alone(own: str, at_once: int | None) -> Non
         streams = [3, 1, 3, 2, 0]
     weights = start(dtype=torch.float64)
     given = {"weights": weights, "x": x, "labels": labels, "streams": streams}
-    together = train(networks_at_once=at_once or R, **given)
+    together = train(at_once=at_once, **given)
     for r in range(R):
         alone = train(
             weights=only(weights, [r]),
@@ -234,8 +232,8 @@ def test_a_stack_trains_as_each_does_alone(own: str, at_once: int | None) -> Non
 
 def test_parts_go_side_by_side_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     """All have come forward before any has moved, and none is disturbed by the others' steps."""
-    arguments = {"networks_at_once": 2, "training": dataclasses.replace(TRAINING, momentum=0.9)}
-    apart = train(**arguments)
+    training = dataclasses.replace(TRAINING, momentum=0.9)
+    alone = train(at_once=2, training=training)
     meeting = threading.Barrier(3)
     right = module.cross_entropies
 
@@ -245,7 +243,7 @@ def test_parts_go_side_by_side_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(module, "cross_entropies", met)
     torch.set_num_threads(3)  # `one_thread` puts it back
-    same(apart, train(**arguments))
+    same(alone, train(at_once=2, training=training))
 
 
 @pytest.mark.parametrize("at_once", [1, 4])
@@ -254,7 +252,7 @@ def test_lambda_0_is_no_defence_bit_for_bit(at_once: int) -> None:
     weights = only(start(), [0, 0, 0, 0])
 
     def trained(*defences: Defence) -> TrainedSplit:
-        return train(weights=weights, defences=defences, networks_at_once=at_once)
+        return train(weights=weights, defences=defences, at_once=at_once)
 
     vanilla = trained(None, None, None, None)
     no_number = MixCon(lam=0.0, beta=1e50, eps=1e-30)
@@ -275,7 +273,7 @@ def test_who_diverges_is_marked_and_disturbs_nobody(at_once: int) -> None:
     given = {
         "labels": torch.arange(N) % K,
         "training": dataclasses.replace(TRAINING, epochs=6),
-        "networks_at_once": at_once,
+        "at_once": at_once,
     }
     good, bad = train(x=clean, **given), train(x=broken, defences=wild, **given)
     assert bad.diverged.tolist() == [False, True, False, False, True]
@@ -290,10 +288,7 @@ def test_who_diverges_is_marked_and_disturbs_nobody(at_once: int) -> None:
 def test_who_diverges_keeps_what_was_finite_last() -> None:
     """A NaN among the larger class is left out of some epochs, by the shuffle."""
     x, labels = images(N), classes()
-    batches = ClassBatches(
-        x=torch.arange(N, dtype=torch.float32).view(N, 1, 1, 1),
-        labels=labels, n_classes=K, per_class=4, shuffle=shuffle, streams=(0,),
-    )  # fmt: skip
+    batches = numbered(labels, (0,))
     used = [set(torch.cat(list(batches.of_epoch(e)), 1).flatten().tolist()) for e in range(8)]
     i, epoch = next(
         (i, e) for e in range(2, 8) for i in used[e] if not any(i in before for before in used[:e])
@@ -321,7 +316,6 @@ def test_who_diverges_keeps_what_was_finite_last() -> None:
         ({"defences": ()}, r"0 defences for 5 networks; give one each, None for none"),
         ({"defences": [None] * 4}, r"4 defences for 5 networks"),
         ({"streams": [0]}, r"1 streams for 5 networks; give one each, or None"),
-        ({"networks_at_once": 0}, r"networks_at_once=0 must be at least 1"),
         ({"x": images(N).mT.contiguous()}, r"images \(36, 1, 3, 2\) for a network of \(1, 2, 3\)"),
         ({"x": images(4, N)}, r"images of 4 networks for 5; give \(n, c, h, w\) to share them"),
         (
@@ -336,8 +330,7 @@ def test_who_diverges_keeps_what_was_finite_last() -> None:
     ],
 )  # fmt: skip
 def test_what_does_not_fit_together_is_refused(changed: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        train(**changed)
+    refuses(message, train, **changed)
 
 
 STACK = NETWORKS_ON_CPU + 2
@@ -346,16 +339,12 @@ STACK = NETWORKS_ON_CPU + 2
 def test_evaluates_and_asks_in_blocks() -> None:
     n = IMAGES_AT_ONCE + 3
     x, labels = images(STACK, n), torch.arange(n) % K
-    found, features = (
-        evaluate_split(MODEL, start(STACK), x, labels),
-        features_of(MODEL, start(STACK), x),
-    )
+    found = evaluate_split(MODEL, start(STACK), x, labels)
+    features = features_of(MODEL, start(STACK), x)
     assert features.shape == (STACK, n, MODEL.n_features)
     for r in range(STACK):
-        h, g, _leaves = torch_split(MLP, SHAPE, K, start(STACK), r)
         with torch.no_grad():
-            z = h(x[r])
-            logits = g(z)
+            z, logits = torch_split(MLP, leaves_of(start(STACK), r), x[r])
         torch.testing.assert_close(features[r], z)
         assert float(found.loss[r]) == pytest.approx(float(F.cross_entropy(logits, labels)))
         assert float(found.accuracy[r]) == int((logits.argmax(1) == labels).sum()) / n
@@ -370,47 +359,22 @@ def test_other_shapes_are_refused() -> None:
     uneven = start(STACK) | {name: tensor[:2] for name, tensor in start(STACK).items()}
     uneven |= {name: start(STACK)[name] for name in list(uneven)[:1]}
     refuses(rf"weights of \[2, {STACK}\] networks", check_fits, MODEL, uneven, images(N))
-    with pytest.raises(
-        ValueError, match=rf"labels of \(35,\) for 36 images of each of {STACK} networks"
-    ):
-        check_fits(MODEL, start(STACK), images(N), torch.arange(N - 1) % K)
+    message = rf"labels of \(35,\) for 36 images of each of {STACK} networks"
+    refuses(message, check_fits, MODEL, start(STACK), images(N), torch.arange(N - 1) % K)
     refuses(r"images \(1, 2, 3\) for a network of", check_fits, MODEL, start(STACK), images(N)[0])
 
 
-def test_without_beta_features_collapse_and_with_it_they_stay_apart() -> None:
-    """MixCon paper, section 4.2, figure 2 and table 1, on its synthetic data; with torch's own
-    start, a rate of .02 and a larger eps, since at the paper's start and rate of .1 all ReLUs of
-    the two features soon give 0, of a network without defence too."""
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.arange(1000) % 2
-    x = (torch.randn(1000, 10, generator=generator) - labels.unsqueeze(1)).view(1000, 1, 1, 10)
-    model = SplitMLP(init="torch").on((1, 1, 10), 2)
-    pairs = ((0.1, 0.01), (1.0, 0.01), (1.0, 0.0))
-    mixcons = [MixCon(lam=lam, beta=beta, eps=1e-2, normalise=False) for lam, beta in pairs]
-    weights = initial_weights(model, [generator], dtype=torch.float32)
-    weights = {name: tensor[[0] * 4] for name, tensor in weights.items()}
-    found = train_split(
-        model, weights, x[:800], labels[:800], defences=[None, *mixcons],
-        training=SplitTraining(lr=0.02), shuffle=shuffle,
-    )  # fmt: skip
-    features = features_of(model, found.weights, x[:800])
-    vanilla, mild, strong, collapsed = [float(torch.pdist(z).square().mean()) for z in features]
-    assert vanilla > 2
-    assert 0.1 < mild < 1
-    assert 0.03 < strong < 1
-    assert collapsed < 1e-2
-    accuracy = evaluate_split(model, found.weights, x[800:], labels[800:]).accuracy.tolist()
-    assert min(accuracy[:2]) > 0.85
-    assert accuracy[3] < 0.65
+def numbered(labels: Tensor, streams: tuple[int, ...], per_class: int = 4) -> ClassBatches:
+    """Of images that show their own number."""
+    x = torch.arange(len(labels), dtype=torch.float32).view(-1, 1, 1, 1)
+    return ClassBatches(
+        x=x, labels=labels, n_classes=K, per_class=per_class, shuffle=shuffle, streams=streams
+    )
 
 
 def test_batches_have_as_many_of_each_class() -> None:
-    x = torch.arange(N, dtype=torch.float32).view(N, 1, 1, 1)
     labels = classes()
-    batches = ClassBatches(
-        x=x, labels=labels, n_classes=K, per_class=4, shuffle=shuffle, streams=(5, 5)
-    )
-    seen: set[int] = set()
+    batches, seen = numbered(labels, (5, 5)), set[int]()
     for epoch in range(6):
         found = [batch.flatten().long() for batch in batches.of_epoch(epoch)]
         assert [len(batch) for batch in found] == [12, 12, 6]
@@ -424,12 +388,8 @@ def test_batches_have_as_many_of_each_class() -> None:
     assert seen == set(range(N)), "what one epoch leaves out is used in others"
 
 
-def test_epochs_and_classes_have_orders_of_their_own() -> None:
-    x = torch.arange(30, dtype=torch.float32).view(30, 1, 1, 1)
-    batches = ClassBatches(
-        x=x, labels=torch.arange(30) // 10, n_classes=3, per_class=10, shuffle=shuffle,
-        streams=(0, 1, 0),
-    )  # fmt: skip
+def test_epochs_classes_and_streams_have_orders_of_their_own() -> None:
+    batches = numbered(torch.arange(30) // 10, (0, 1, 0), per_class=10)
     (one,), (other,) = (list(batches.of_epoch(epoch)) for epoch in range(2))
     assert one.shape == (3, 30, 1, 1, 1)
     assert torch.equal(one[0], one[2])
@@ -437,12 +397,7 @@ def test_epochs_and_classes_have_orders_of_their_own() -> None:
     orders = [(batch[r].view(10, 3)[:, c] % 10).tolist() for batch, r, c in drawn]
     assert len({tuple(order) for order in orders}) == 4
     assert all(sorted(order) == list(range(10)) for order in orders)
-
-
-def test_networks_of_one_stream_get_one_batch() -> None:
-    shared = ClassBatches(
-        x=images(N), labels=classes(), n_classes=K, per_class=4, shuffle=shuffle, streams=(2, 2)
-    )
-    assert {len(batch) for batch in shared.of_epoch(0)} == {1}
-    own = dataclasses.replace(shared, x=images(2, N))
-    assert {len(batch) for batch in own.of_epoch(0)} == {2}
+    shared = numbered(classes(), (2, 2))
+    own = dataclasses.replace(shared, x=shared.x.expand(2, -1, -1, -1, -1))
+    for some, n in ((shared, 1), (own, 2)):  # networks of one stream share a batch
+        assert {len(batch) for batch in some.of_epoch(0)} == {n}

@@ -1,8 +1,8 @@
-"""The same networks and their training with torch's own layers, autograd and optimisers."""
+"""The same networks, one at a time, of torch's own layers, and their training by its optimisers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -10,8 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from recon_core.optimisers import Optimiser
+from recon_core.victims.autoencoder import Autoencoder, UNet
 from recon_core.victims.losses import Loss
 from recon_core.victims.network import Architecture, Parameters
+from recon_core.victims.split import LeNet5, SplitNetwork
 from recon_core.victims.training import Training
 
 
@@ -111,3 +113,62 @@ def torch_trained(
             for leaves, tensor in zip(zip(*stacks, strict=True), parameters.tensors(), strict=True)
         ]
     )
+
+
+def leaves_of(weights: Mapping[str, Tensor], run: int = 0) -> dict[str, Tensor]:
+    """The tensors of one network of a stack, which want gradients."""
+    return {name: t[run].detach().clone().requires_grad_() for name, t in weights.items()}
+
+
+def torch_split(
+    settings: SplitNetwork, leaves: Mapping[str, Tensor], x: Tensor
+) -> tuple[Tensor, Tensor]:
+    """h(x) and the logits of one split network."""
+    a, found = x, []
+    for i in (1, 2) if isinstance(settings, LeNet5) else ():
+        padding = 2 if i == 1 and x.shape[2:] == (28, 28) else 0
+        z = F.conv2d(a, leaves[f"conv{i}.weight"], leaves[f"conv{i}.bias"], padding=padding)
+        a = F.max_pool2d(z.relu(), 2)
+        found.append(a)
+    a, i = a.flatten(1), 1
+    while f"fc{i + 1}.weight" in leaves:
+        a = F.linear(a, leaves[f"fc{i}.weight"], leaves[f"fc{i}.bias"]).relu()
+        found.append(a)
+        i += 1
+    logits = F.linear(a, leaves[f"fc{i}.weight"], leaves[f"fc{i}.bias"])
+    return found[settings.cut - 1].flatten(1), logits
+
+
+def torch_autoencoder(settings: Autoencoder, leaves: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    """What one autoencoder makes of images."""
+
+    def activated(z: Tensor, name: str) -> Tensor:
+        if settings.activation == "softplus":
+            return F.softplus(z)
+        if settings.activation == "prelu":
+            return F.prelu(z, leaves[f"{name}.slope"].view(1))
+        return F.leaky_relu(z, settings.leak)
+
+    def convolved(name: str, a: Tensor) -> Tensor:
+        return F.conv2d(a, leaves[f"{name}.weight"], leaves[f"{name}.bias"], padding=1)
+
+    if not isinstance(settings, UNet):
+        a = x.flatten(1)
+        for i in range(settings.depth):
+            a = F.linear(a, leaves[f"{i}.weight"], leaves[f"{i}.bias"])
+            a = activated(a, str(i)) if i < settings.depth - 1 else a
+        return a.view_as(x)
+
+    def level(name: str, a: Tensor) -> Tensor:
+        for k in range(settings.convolutions):
+            a = activated(convolved(f"{name}.{k}", a), f"{name}.{k}")
+        return a
+
+    seen = [level("down.0", x)]
+    for i in range(1, len(settings.channels)):
+        seen.append(level(f"down.{i}", F.max_pool2d(seen[-1], 2)))
+    a = seen.pop()
+    for i in reversed(range(len(seen))):
+        a = F.interpolate(a, scale_factor=2, mode="nearest")
+        a = level(f"up.{i}", torch.cat([a, seen[i]], 1) if settings.skips else a)
+    return convolved("out", a)

@@ -207,7 +207,7 @@ def test_a_recipe_has_an_output_per_class_and_the_condition_of_its_loss() -> Non
     assert private.is_noisy
     assert private.noise(2.5).clip == 0.3
     assert private.noise(2.5).noise_multiplier == 2.5
-    assert PLAIN.noise(0.0).is_off
+    assert PLAIN.noise(0.0).clip is None
     assert many.architecture((3, 8, 8)).n_outputs == 4
 
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from recon_core.attacks.kkt.attacks import Attack
 from recon_core.attacks.kkt.objective import KKTAttack
-from recon_core.attacks.kkt.settings import Attack
 from recon_core.attacks.span.attack import SpanAttack
 from recon_core.experiments import KKT, InstaHideRecovery
 from recon_core.metrics import ssim_matrix

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from distributed import Client
 
-from recon_core.attacks.kkt.results import KnownVictim
+from recon_core.attacks.kkt.run import KnownVictim
 from recon_core.experiments import KKT, Experiment
 from recon_core.summary import detect, summarise
 from recon_core.types import Progress, RunSpec, Victims, no_progress, seeded_generator

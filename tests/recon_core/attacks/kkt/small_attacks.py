@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from recon_core.attacks.kkt.objective import SETTINGS, Condition, KKTAttack, Settings, settings_of
-from recon_core.attacks.kkt.solver import Attacked
+from recon_core.attacks.kkt.solver import Attacked, reconstruct
 from recon_core.optimisers import Optimiser
 from recon_core.victims.network import Architecture, Network, Parameters
 
@@ -68,6 +69,20 @@ def problem(
     skeleton = of.initial([generator], dtype=dtype)
     parameters = skeleton.map(lambda t: normal(n_runs, *t.shape[1:]) / t.shape[-1] ** 0.5)
     return parameters, 0.3 * normal(Q, M, of.d), torch.rand(Q, M, generator=generator).to(dtype)
+
+
+def attacked(
+    attack: KKTAttack,
+    each: Settings | None = None,
+    *,
+    of: Architecture | None = None,
+    start: tuple[Parameters, Tensor, Tensor] | None = None,
+    **more: Any,
+) -> Attacked:
+    """All attacks, by default of the same hyperparameters, on the usual problem."""
+    of = architecture(attack.condition) if of is None else of
+    settings = same(attack) if each is None else each
+    return reconstruct(of, *(start or problem(of)), attack=attack, settings=settings, **more)
 
 
 def assert_same(one: Attacked, other: Attacked, rows: Sequence[int] | None = None) -> None:

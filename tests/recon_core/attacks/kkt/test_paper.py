@@ -8,7 +8,6 @@ from typing import Literal
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from recon_core.attacks.kkt.layers import Form
@@ -16,7 +15,6 @@ from recon_core.attacks.kkt.objective import KKTAttack, Objective, relative_resi
 from recon_core.attacks.kkt.solver import Attacked, reconstruct
 from recon_core.attacks.kkt.stationarity import Stationarity
 from recon_core.optimisers import Optimiser
-from recon_core.victims.losses import Loss
 from recon_core.victims.network import Architecture, Bias, Conv, Network, Parameters
 from tests.recon_core.attacks.kkt import double_backprop
 from tests.recon_core.attacks.kkt.planted import STEEP, planted_relu
@@ -305,30 +303,3 @@ def test_of_two_classes_the_penalty_of_lam_has_half_the_weight() -> None:
     torch.testing.assert_close(free_2, free_1, rtol=1e-12, atol=0)
     assert bool((held_1 - free_1 > 1).all())
     torch.testing.assert_close(held_2 - free_2, (held_1 - free_1) / 2, rtol=1e-10, atol=0)
-
-
-def test_cross_entropy_of_two_outputs_is_that_of_their_difference() -> None:
-    """Value, margins, and the gradient: minus that of the difference, and that of it. Whatever is
-    added to both outputs changes none of it."""
-    generator = torch.Generator().manual_seed(0)
-    pair = 3 * torch.randn(3, 8, 2, generator=generator, dtype=torch.float64)
-    classes = torch.randint(2, (3, 8), generator=generator)
-    y = 2 * classes.double() - 1
-    difference = pair[..., 1:] - pair[..., :1]
-    several, one = Loss(kind="ce"), Loss()
-    value = F.binary_cross_entropy_with_logits(
-        difference[..., 0], classes.double(), reduction="none"
-    ).mean(1)
-    gradient = one.gradient(difference, y)
-    for outputs in (pair, pair + 5, torch.cat([-difference / 2, difference / 2], 2)):
-        torch.testing.assert_close(several.value(outputs, classes), value, rtol=1e-12, atol=0)
-        torch.testing.assert_close(several.value(outputs, classes), one.value(difference, y))
-        torch.testing.assert_close(
-            several.gradient(outputs, classes),
-            torch.cat([-gradient, gradient], 2),
-            rtol=1e-12,
-            atol=1e-16,
-        )
-        torch.testing.assert_close(
-            several.margins(outputs, classes), one.margins(difference, y), rtol=1e-12, atol=1e-14
-        )

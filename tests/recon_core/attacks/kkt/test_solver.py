@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,21 +11,14 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from recon_core.attacks.kkt.objective import (
-    SETTINGS,
-    Condition,
-    KKTAttack,
-    Objective,
-    Settings,
-)
-from recon_core.attacks.kkt.solver import Attacked, AttackState, reconstruct
+from recon_core.attacks.kkt.objective import SETTINGS, Condition, KKTAttack, Objective
+from recon_core.attacks.kkt.solver import Attacked, Solver
 from recon_core.optimisers import Optimiser
-from recon_core.victims.network import Architecture, Conv, Network, Parameters
+from recon_core.victims.network import Conv, Network, Parameters
 from tests.recon_core.attacks.kkt import double_backprop
 from tests.recon_core.attacks.kkt.planted import plant
 from tests.recon_core.attacks.kkt.small_attacks import (
     ADADELTA,
-    ADAM,
     CONDITIONS,
     CPU,
     GD,
@@ -36,27 +29,31 @@ from tests.recon_core.attacks.kkt.small_attacks import (
     assert_near,
     assert_same,
     attack_with,
+    attacked,
     different,
     problem,
     row,
     same,
 )
+from tests.recon_core.drawing import refuses
 from tests.recon_core.victims.torch_nets import torch_optimiser
 
+rules = pytest.mark.parametrize("rule", list(RULES))
 
-@pytest.mark.parametrize("rule", list(RULES))
+
+@rules
 @pytest.mark.parametrize("condition", CONDITIONS)
 def test_equals_torchs_optimisers_on_double_backprop(condition: Condition, rule: str) -> None:
     attack = attack_with(RULES[rule], condition, save_at=(1, 5))
     of, each = architecture(condition), different(attack_with(RULES[rule]))
     parameters, x, lam = problem(of)
     signs, classes = attack.signs(lam), attack.classes(of.n_outputs, CPU)
-    ours = reconstruct(of, parameters, x, lam, attack=attack, settings=each)
+    ours = attacked(attack, each)
     for q in range(Q):
         only = slice(q, q + 1)
         x_q, lam_q = x[only].clone().requires_grad_(), lam[only].clone().requires_grad_()
         optimisers = [
-            torch_optimiser(dataclasses.replace(attack.optimiser, lr=float(lr[q])), [leaf])
+            torch_optimiser(replace(attack.optimiser, lr=float(lr[q])), [leaf])
             for lr, leaf in ((each.lr, x_q), (each.lam_lr, lam_q))
         ]
         for iteration in range(1, 6):
@@ -81,19 +78,16 @@ def test_equals_torchs_optimisers_on_double_backprop(condition: Condition, rule:
         torch.testing.assert_close(ours.lam[q], lam_q.detach()[0], rtol=1e-9, atol=1e-10)
 
 
-def test_equal_hyperparameters_written_out_are_the_same_bits() -> None:
+@rules
+def test_equal_hyperparameters_written_out_are_the_same_bits(rule: str) -> None:
     # A number for all and a number each take different paths through the kernels.
-    for rule in RULES.values():
-        attack = attack_with(rule)
-        of = architecture()
-        parameters, x, lam = problem(of)
-        once = reconstruct(of, parameters, x, lam, attack=attack, settings=same(attack))
-        mixed = different(attack)
-        for name in SETTINGS:
-            getattr(mixed, name)[:2] = getattr(same(attack), name)[:2]
-        each = reconstruct(of, parameters, x, lam, attack=attack, settings=mixed)
-        assert_same(once, each, rows=[0, 1])
-        assert not torch.equal(once.x[2], each.x[2])
+    attack = attack_with(RULES[rule])
+    mixed = different(attack)
+    for name in SETTINGS:
+        getattr(mixed, name)[:2] = getattr(same(attack), name)[:2]
+    once, each = attacked(attack), attacked(attack, mixed)
+    assert_same(once, each, rows=[0, 1])
+    assert not torch.equal(once.x[2], each.x[2])
 
 
 @pytest.mark.parametrize("network", [None, Network(widths=(5,), conv=Conv(kernel=2, channels=3))])
@@ -101,21 +95,17 @@ def test_equal_hyperparameters_written_out_are_the_same_bits() -> None:
 def test_shared_weights_equal_copies_of_them(condition: Condition, network: Network | None) -> None:
     attack = attack_with(MOMENTUM, condition)
     of, each = architecture(condition, network), different(attack)
-    parameters, x, lam = problem(of, n_runs=1)
+    parameters, *start = problem(of, n_runs=1)
     copies = parameters.map(lambda tensor: tensor.expand(Q, *tensor.shape[1:]).clone())
-    shared = reconstruct(of, parameters, x, lam, attack=attack, settings=each)
-    assert_near(
-        shared, reconstruct(of, copies, x, lam, attack=attack, settings=each), tolerance=1e-12
-    )
+    shared, own = (attacked(attack, each, of=of, start=(w, *start)) for w in (parameters, copies))
+    assert_near(shared, own, tolerance=1e-12)
 
 
 def test_saves_are_what_a_rerun_that_ends_there_would_give() -> None:
-    of, attack = architecture(), attack_with(save_at=(1, 7, 30, 45))
-    parameters, x, lam = problem(of)
-    whole = reconstruct(of, parameters, x, lam, attack=attack, settings=same(attack))
+    attack = attack_with(save_at=(1, 7, 30, 45))
+    whole = attacked(attack)
     for index, iteration in enumerate(attack.save_at):
-        short = dataclasses.replace(attack, save_at=(iteration,))
-        part = reconstruct(of, parameters, x, lam, attack=short, settings=same(short))
+        part = attacked(replace(attack, save_at=(iteration,)))
         assert torch.equal(part.x[:, 0], whole.x[:, index])
         assert part.n_iterations.tolist() == [iteration] * Q
     assert torch.equal(part.lam, whole.lam)
@@ -127,30 +117,28 @@ def test_the_loss_and_the_residual_are_those_of_the_last_candidates() -> None:
     of, attack = architecture(), attack_with(save_at=(5, 20))
     each = different(attack)
     parameters, x, lam = problem(of)
-    before = Objective(of, parameters, attack=attack, settings=each)(x, lam)[0]
-    attacked = reconstruct(of, parameters, x, lam, attack=attack, settings=each)
-    last = attacked.x[:, -1]
-    loss = Objective(of, parameters, attack=attack, settings=each)(last, attacked.lam)[0]
+    found = attacked(attack, each)
+    last, objective = found.x[:, -1], Objective(of, parameters, attack=attack, settings=each)
+    before, loss = (objective(*point)[0] for point in ((x, lam), (last, found.lam)))
     assert loss is not None
     assert before is not None
-    assert bool((attacked.loss < before).all())
-    torch.testing.assert_close(attacked.loss, loss, rtol=1e-12, atol=0)
+    assert bool((found.loss < before).all())
+    torch.testing.assert_close(found.loss, loss, rtol=1e-12, atol=0)
     value = double_backprop.stationarity(
-        of, parameters, last, attacked.lam * attack.signs(lam), alpha=each.alpha
+        of, parameters, last, found.lam * attack.signs(lam), alpha=each.alpha
     )[0]
     expected = value / parameters.squared_norm()
-    torch.testing.assert_close(attacked.residual, expected, rtol=1e-10, atol=0)
+    torch.testing.assert_close(found.residual, expected, rtol=1e-10, atol=0)
 
 
 @pytest.mark.parametrize("n_iterations", [1, 7, 49, 50, 157])
 def test_progress_rises_to_one_and_nothing_is_modified(n_iterations: int) -> None:
-    of, attack = architecture(), attack_with(save_at=(n_iterations,))
-    parameters, x, lam = problem(of)
-    each = different(attack)
-    given = [x, lam, *parameters.tensors(), *(getattr(each, name) for name in SETTINGS)]
+    attack = attack_with(save_at=(n_iterations,))
+    start, each = problem(architecture()), different(attack)
+    given = [*start[0].tensors(), *start[1:], *(getattr(each, name) for name in SETTINGS)]
     before = [tensor.clone() for tensor in given]
     fractions: list[float] = []
-    reconstruct(of, parameters, x, lam, attack=attack, settings=each, progress=fractions.append)
+    attacked(attack, each, start=start, progress=fractions.append)
     assert fractions[-1] == 1.0
     assert fractions[0] > 0
     assert all(a <= b for a, b in itertools.pairwise(fractions))
@@ -160,16 +148,12 @@ def test_progress_rises_to_one_and_nothing_is_modified(n_iterations: int) -> Non
 
 
 def test_refuses_a_start_of_other_attacks() -> None:
-    of, attack = architecture(), attack_with()
-    parameters, x, lam = problem(of, n_runs=1)
-    with pytest.raises(ValueError, match=r"starting points of .* \(3, 2, 6, 12\) .*\(2, 2, 6, 12"):
-        reconstruct(of, parameters, x, lam, attack=attack, settings=same(attack, 2))
-    more = dataclasses.replace(attack, n_candidates=8)
-    with pytest.raises(ValueError, match=r"starting points of .* \(3, 2, 6, 12\) .*\(3, 2, 8, 12"):
-        reconstruct(of, parameters, x, lam, attack=more, settings=same(more))
-    two, _, _ = problem(of, n_runs=2)
-    with pytest.raises(ValueError, match="settings of 3 attacks on 2 victims"):
-        reconstruct(of, two, x, lam, attack=attack, settings=same(attack))
+    attack, shared = attack_with(), problem(architecture(), n_runs=1)
+    ours = r"starting points of .* \(3, 2, 6, 12\) .*"
+    refuses(ours + r"\(2, 2, 6, 12", attacked, attack, same(attack, 2), start=shared)
+    refuses(ours + r"\(3, 2, 8, 12", attacked, replace(attack, n_candidates=8), start=shared)
+    two = problem(architecture(), n_runs=2)
+    refuses("settings of 3 attacks on 2 victims", attacked, attack, start=two)
 
 
 FOUND = (
@@ -183,16 +167,15 @@ def test_a_planted_kkt_point_is_found_from_nearby_and_not_left(name: str) -> Non
     momentum = Optimiser(rule="gd", lr=0.02, momentum=0.9)
     planted, attack, lam = plant(name, alpha=200.0, optimiser=momentum, save_at=(5, 240))
     noise = torch.randn(planted.x.shape, generator=torch.Generator().manual_seed(0)).double()
+    near = planted.x + 0.05 * noise
 
     def run(x: Tensor, some: KKTAttack) -> Attacked:
-        return reconstruct(
-            planted.architecture, planted.parameters, x, lam, attack=some, settings=same(some, 1)
-        )
+        start = (planted.parameters, x, lam)
+        return attacked(some, same(some, 1), of=planted.architecture, start=start)
 
-    found = run(planted.x + 0.05 * noise, attack)
+    found = run(near, attack)
     assert float(found.residual) < 1e-9
-    start = float(run(planted.x + 0.05 * noise, dataclasses.replace(attack, save_at=(1,))).residual)
-    assert start > 1e-4
+    assert float(run(near, replace(attack, save_at=(1,))).residual) > 1e-4
     if "convolution" not in name:  # there only some combinations of pixels are determined
         # lam and |x| trade off: the condition knows only their product.
         product = found.x[0, -1] * found.lam[0, :, None]
@@ -200,29 +183,26 @@ def test_a_planted_kkt_point_is_found_from_nearby_and_not_left(name: str) -> Non
         error = (product - truth)[planted.active].abs().max()
         assert float(error) < 1e-3 * float(truth.abs().max())
     for optimiser in (Optimiser(lr=0.01), Optimiser(rule="gd", lr=1e-3, momentum=0.9)):
-        stays = run(planted.x, dataclasses.replace(attack, optimiser=optimiser, save_at=(10, 20)))
+        stays = run(planted.x, replace(attack, optimiser=optimiser, save_at=(10, 20)))
         for saved in stays.x.unbind(1):
             torch.testing.assert_close(saved, planted.x, rtol=0, atol=1e-8)
         torch.testing.assert_close(stays.lam, lam, rtol=0, atol=1e-8)
         assert float(stays.residual) < 1e-12
 
 
-def with_one_explosive(of: Architecture, which: int = 1) -> tuple[Parameters, Tensor, Tensor]:
-    parameters, x, lam = problem(of)
+def with_one_explosive(which: int = 1) -> tuple[Parameters, Tensor, Tensor]:
+    parameters, x, lam = problem(architecture())
     x = x.clone()
     x[which] *= 1e200
     return parameters, x, lam
 
 
 @pytest.mark.usefixtures("often")
-@pytest.mark.parametrize("rule", list(RULES))
+@rules
 def test_a_diverging_attack_leaves_and_the_others_go_on(rule: str) -> None:
     attack = attack_with(RULES[rule], save_at=(4, 10, 25, 45))
-    of, each = architecture(), different(attack)
-    parameters, x, lam = problem(of)
-    given: dict[str, Any] = {"attack": attack, "settings": each}
-    calm = reconstruct(of, parameters, x, lam, **given)
-    wild = reconstruct(of, parameters, with_one_explosive(of)[1], lam, **given)
+    calm = attacked(attack, different(attack))
+    wild = attacked(attack, different(attack), start=with_one_explosive())
     assert wild.n_iterations.tolist() == [45, 10, 45]
     assert wild.usable().tolist() == [True, False, True]
     assert not bool(wild.loss[1].isfinite())
@@ -234,100 +214,81 @@ def test_a_diverging_attack_leaves_and_the_others_go_on(rule: str) -> None:
         assert_near(row(wild, q), row(calm, q), 1e-12)
 
 
-@pytest.mark.parametrize("rule", list(RULES))
+@rules
 def test_all_attacks_may_diverge(rule: str) -> None:
     attack = attack_with(RULES[rule], save_at=(10, 400))
-    of, each = architecture(), different(attack)
-    parameters, x, lam = problem(of)
+    parameters, x, lam = problem(architecture())
+    states: list[dict[str, Tensor]] = []
     fractions: list[float] = []
-    states: list[AttackState] = []
-
-    def run(state: AttackState | None = None) -> Attacked:
-        return reconstruct(
-            of,
-            parameters,
-            x * 1e200,
-            lam,
-            attack=attack,
-            settings=each,
-            progress=fractions.append,
-            state=state,
-            on_state=states.append,
-            state_every=100,
-        )
-
-    whole = run()
+    given: dict[str, Any] = {
+        "start": (parameters, x * 1e200, lam),
+        "progress": fractions.append,
+        "on_state": lambda solver: states.append(solver.state()),
+        "state_every": 100,
+    }
+    whole = attacked(attack, different(attack), **given)
     assert whole.n_iterations.tolist() == [100] * Q
     assert not bool(whole.usable().any())
     assert bool(whole.x[:, 1].isnan().all())
     assert fractions[-1] == 1.0
-    assert [state.iteration for state in states] == [100], "nothing is left to go on with"
-    assert len(states[0].running) == 0
-    assert_same(run(states[0]), whole)
+    assert [int(state["iteration"]) for state in states] == [100], "nothing is left to go on with"
+    assert len(states[0]["running"]) == 0
+    assert_same(attacked(attack, different(attack), state=states[0], **given), whole)
 
 
 @pytest.mark.usefixtures("often")
 def test_a_loss_that_stays_high_stops_an_attack() -> None:
-    free = dataclasses.replace(attack_with(save_at=(20, 25, 45)), stop_after=21)
-    of, each = architecture(), same(free)
+    free = replace(attack_with(save_at=(20, 25, 45)), stop_after=21)
+    each, (parameters, *_) = same(free), problem(architecture())
     each.lr[1], each.lam_lr[1] = 1e-9, 1e-9
-    parameters, x, lam = problem(of)
-    calm = reconstruct(of, parameters, x, lam, attack=free, settings=each)
+    calm = attacked(free, each)
     relative = calm.loss / parameters.squared_norm()
     limit = float(relative[1]) * 0.99
     assert bool((relative[[0, 2]] < limit).all())
-    strict = dataclasses.replace(free, stop_above=limit)
-    attacked = reconstruct(of, parameters, x, lam, attack=strict, settings=each)
+    found = attacked(replace(free, stop_above=limit), each)
     assert calm.n_iterations.tolist() == [45, 45, 45]
-    assert attacked.n_iterations.tolist() == [45, 30, 45]
-    assert attacked.usable().tolist() == [True, False, True]
-    assert torch.equal(attacked.x[1, :2], calm.x[1, :2]), "what it reached is kept"
-    assert bool(attacked.x[1, 2].isnan().all())
-    assert float(attacked.loss[1]) > limit * float(parameters.squared_norm()[1])
-    assert bool(attacked.residual.isfinite().all())
+    assert found.n_iterations.tolist() == [45, 30, 45]
+    assert found.usable().tolist() == [True, False, True]
+    assert torch.equal(found.x[1, :2], calm.x[1, :2]), "what it reached is kept"
+    assert bool(found.x[1, 2].isnan().all())
+    assert float(found.loss[1]) > limit * float(parameters.squared_norm()[1])
+    assert bool(found.residual.isfinite().all())
     for q in (0, 2):
-        assert_near(row(attacked, q), row(calm, q), 1e-12)
+        assert_near(row(found, q), row(calm, q), 1e-12)
 
 
 @pytest.mark.usefixtures("often")
 def test_the_limit_is_relative_to_the_attacks_own_victim() -> None:
     # Attack 0, whose victim is much larger than the others, has left when the limit is looked at.
     still = Optimiser(rule="gd", lr=1e-12)
-    free = dataclasses.replace(attack_with(still, save_at=(10, 30)), stop_after=20)
-    of, each = architecture(), same(free)
-    parameters, x, lam = with_one_explosive(of, which=0)
+    free = replace(attack_with(still, save_at=(10, 30)), stop_after=20)
+    parameters, x, lam = with_one_explosive(which=0)
     larger = parameters.map(lambda t: torch.cat([100 * t[:1], t[1:]]))
     lam[1] *= 30
-    calm = reconstruct(of, larger, x, lam, attack=free, settings=each)
+    calm = attacked(free, start=(larger, x, lam))
     assert calm.n_iterations.tolist() == [10, 30, 30]
     relative = calm.loss / larger.squared_norm()
     limit = float(relative[1]) / 2
     assert float(relative[2]) < limit / 10
-    strict = dataclasses.replace(free, stop_above=limit)
-    attacked = reconstruct(of, larger, x, lam, attack=strict, settings=each)
-    assert attacked.n_iterations.tolist() == [10, 20, 30]
+    found = attacked(replace(free, stop_above=limit), start=(larger, x, lam))
+    assert found.n_iterations.tolist() == [10, 20, 30]
 
 
 def test_an_attack_whose_multipliers_overflow_last_is_not_usable() -> None:
-    of, attack = architecture(), attack_with(GD, save_at=(1, 2))
-    parameters, x, lam = problem(of)
+    attack = attack_with(GD, save_at=(1, 2))
     each = same(attack)
     each.lam_min[1], each.lam_lr[1] = 1e300, 0.0
-    calm = reconstruct(of, parameters, x, lam, attack=attack, settings=each)
-    assert calm.usable().tolist() == [True] * Q
+    assert attacked(attack, each).usable().tolist() == [True] * Q
     each.lam_lr[1] = 1e300
-    one_step = dataclasses.replace(attack, save_at=(1,))
-    attacked = reconstruct(of, parameters, x, lam, attack=one_step, settings=each)
-    assert bool(attacked.x.isfinite().all())
-    assert not bool(attacked.lam[1].isfinite().any())
-    assert attacked.usable().tolist() == [True, False, True]
+    found = attacked(replace(attack, save_at=(1,)), each)
+    assert bool(found.x.isfinite().all())
+    assert not bool(found.lam[1].isfinite().any())
+    assert found.usable().tolist() == [True, False, True]
 
 
 @pytest.mark.usefixtures("often")
 def test_a_judge_is_asked_from_stop_after_on_about_those_that_run() -> None:
-    attack = dataclasses.replace(attack_with(save_at=(10, 30, 45)), stop_after=20)
-    of = architecture()
-    parameters, x, lam = problem(of)
+    attack = replace(attack_with(save_at=(10, 30, 45)), stop_after=20)
     asked: list[tuple[int, list[int]]] = []
     seen: dict[tuple[int, int], Tensor] = {}
 
@@ -339,24 +300,17 @@ def test_a_judge_is_asked_from_stop_after_on_about_those_that_run() -> None:
             return attacks == 0
         return (attacks == 2) & (iteration == 40)
 
-    attacked = reconstruct(
-        of, parameters, x, lam, attack=attack, settings=same(attack), judge=judge
-    )
+    found = attacked(attack, judge=judge)
     assert asked == [(20, [0, 1, 2]), (30, [1, 2]), (40, [1, 2]), (45, [1])]
-    assert attacked.n_iterations.tolist() == [20, 45, 40]
-    assert attacked.usable().tolist() == [False, True, False]
-    assert torch.equal(seen[30, 2], attacked.x[2, 1])
-    assert torch.equal(seen[45, 1], attacked.x[1, 2])
-    nan = attacked.x.isnan().flatten(2).all(2)
+    assert found.n_iterations.tolist() == [20, 45, 40]
+    assert found.usable().tolist() == [False, True, False]
+    assert torch.equal(seen[30, 2], found.x[2, 1])
+    assert torch.equal(seen[45, 1], found.x[1, 2])
+    nan = found.x.isnan().flatten(2).all(2)
     assert nan.tolist() == [[False, True, True], [False] * 3, [False, False, True]]
-    everyone = reconstruct(of, parameters, x, lam, attack=attack, settings=same(attack))
-    assert_near(row(attacked, 1), row(everyone, 1), 1e-12)
-    assert torch.equal(attacked.x[0, 0], everyone.x[0, 0])
-
-
-def through_bytes(state: AttackState) -> AttackState:
-    data = safetensors.torch.save(state.tensors())
-    return AttackState.from_tensors(safetensors.torch.load(data), CPU)
+    everyone = attacked(attack)
+    assert_near(row(found, 1), row(everyone, 1), 1e-12)
+    assert torch.equal(found.x[0, 0], everyone.x[0, 0])
 
 
 @pytest.mark.usefixtures("often")
@@ -365,9 +319,8 @@ def through_bytes(state: AttackState) -> AttackState:
     [*((rule, torch.float32) for rule in RULES), ("adadelta", torch.float64)],
 )
 def test_resumes_from_every_state_bit_for_bit(rule: str, dtype: torch.dtype) -> None:
-    attack = dataclasses.replace(attack_with(RULES[rule], save_at=(4, 25, 45)), stop_after=20)
-    of, each = architecture(), different(attack)
-    parameters, x, lam = problem(of, dtype=dtype)
+    attack = replace(attack_with(RULES[rule], save_at=(4, 25, 45)), stop_after=20)
+    each, (parameters, x, lam) = different(attack), problem(architecture(), dtype=dtype)
     x[1] *= 1e30 if dtype == torch.float32 else 1e200
     x[2] *= 9  # outside the box
     each.lam_min[1] = 0.2
@@ -375,65 +328,42 @@ def test_resumes_from_every_state_bit_for_bit(rule: str, dtype: torch.dtype) -> 
     def judge(iteration: int, _candidates: Tensor, attacks: Tensor) -> Tensor:
         return (attacks == 0) & (iteration >= 30)
 
-    given: dict[str, Any] = {"attack": attack, "settings": each, "judge": judge}
-    states: list[AttackState] = []
-    keep = {"on_state": states.append, "state_every": 5}
-    whole = reconstruct(of, parameters, x, lam, **given, **keep)
+    states: list[bytes] = []
+
+    def save(solver: Solver) -> None:
+        states.append(safetensors.torch.save(solver.state()))
+
+    given: dict[str, Any] = {"start": (parameters, x, lam), "judge": judge}
+    whole = attacked(attack, each, on_state=save, state_every=5, **given)
     assert whole.n_iterations.tolist() == [30, 10, 45]
-    assert [state.iteration for state in states] == list(range(5, 46, 5))
-    assert {tuple(state.running.tolist()) for state in states} == {(0, 1, 2), (0, 2), (2,)}
-    assert_same(whole, reconstruct(of, parameters, x, lam, **given))
-    for state in states:
-        before = state.tensors()
-        again = reconstruct(of, parameters, x, lam, state=through_bytes(state), **given)
-        assert_same(again, whole)
-        for name, value in state.tensors().items():
-            torch.testing.assert_close(value, before[name], rtol=0, atol=0, equal_nan=True)
-    assert_same(reconstruct(of, parameters, x, lam, state=states[3], **given), whole)
+    assert_same(whole, attacked(attack, each, **given))
+    running = []
+    for k, state in enumerate(map(safetensors.torch.load, states), start=1):
+        assert int(state["iteration"]) == 5 * k
+        running.append(tuple(state["running"].tolist()))
+        for _twice in range(2):  # a state is not changed by going on from it
+            assert_same(attacked(attack, each, state=state, **given), whole)
+    assert len(states) == 9
+    assert set(running) == {(0, 1, 2), (0, 2), (2,)}
 
 
-def some_state(attack: KKTAttack) -> AttackState:
-    parameters, x, lam = problem(architecture())
-    states: list[AttackState] = []
-    reconstruct(
-        architecture(),
-        parameters,
-        x,
-        lam,
-        attack=attack,
-        settings=same(attack),
-        on_state=states.append,
-        state_every=5,
-    )
+def some_state(attack: KKTAttack) -> dict[str, Tensor]:
+    states: list[dict[str, Tensor]] = []
+    attacked(attack, on_state=lambda solver: states.append(solver.state()), state_every=5)
     return states[0]
 
 
 def test_refuses_a_state_that_is_not_its_own() -> None:
-    attack = attack_with(GD, save_at=(5, 10))
-    state = some_state(attack)
-    parameters, x, lam = problem(architecture(), n_runs=1)
-
-    def resume(other: KKTAttack, each: Settings) -> Attacked:
-        return reconstruct(
-            architecture(), parameters, x, lam, attack=other, settings=each, state=state
-        )
-
-    with pytest.raises(ValueError, match=r"a state of .* \(3, 2, 6, 12\) do not go .*\(3, 1, 6,"):
-        resume(dataclasses.replace(attack, save_at=(10,)), same(attack))
-    with pytest.raises(ValueError, match=r"a state of .* \(3, 2, 6, 12\) do not go .*\(2, 2, 6,"):
-        resume(attack, same(attack, 2))
-    for rule in (MOMENTUM, ADADELTA, ADAM):
-        with pytest.raises(ValueError, match="resume with the settings"):
-            resume(dataclasses.replace(attack, optimiser=rule), same(attack))
-    named = state.tensors()
-    for name in ("x", "iteration", "saved"):
-        rest = {key: value for key, value in named.items() if key != name}
-        with pytest.raises(ValueError, match=f"not the state of an attack: {name} missing"):
-            AttackState.from_tensors(rest, CPU)
-    adadelta = attack_with(ADADELTA, save_at=(5, 10))
-    named = some_state(adadelta).tensors()
-    for name in ("moments.x.0", "moments.x.1", "moments.lam.0"):
-        rest = {key: value for key, value in named.items() if key != name}
-        state = AttackState.from_tensors(rest, CPU)
-        with pytest.raises(ValueError, match="resume with the settings"):
-            resume(adadelta, same(adadelta))
+    attack, adadelta = (attack_with(rule, save_at=(5, 10)) for rule in (GD, ADADELTA))
+    state, other = some_state(attack), some_state(adadelta)
+    ours = r"a state of .* \(3, 2, 6, 12\) do not go .*"
+    refuses(ours + r"\(3, 1, 6,", attacked, replace(attack, save_at=(10,)), state=state)
+    shared = problem(architecture(), n_runs=1)
+    refuses(ours + r"\(2, 2, 6,", attacked, attack, same(attack, 2), start=shared, state=state)
+    for rule in ("momentum", "adadelta", "adam"):
+        unlike = replace(attack, optimiser=RULES[rule])
+        refuses("resume with the settings", attacked, unlike, state=state)
+    for name in ("x", "iteration", "saved", "moments.x.0", "moments.x.1", "moments.lam.0"):
+        rest = {key: value for key, value in other.items() if key != name}
+        message = "resume with the" if "moments" in name else f"of an attack: {name} missing"
+        refuses(message, attacked, adadelta, state=rest)

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from recon_core.attacks.kkt.objective import KKTAttack, Search
-from recon_core.attacks.kkt.solver import AttackState
+from recon_core.attacks.kkt.solver import Solver
 from recon_core.matching import fit_to_range
 from recon_core.metrics import ssim_matrix
 from recon_core.optimisers import Optimiser
@@ -306,15 +306,15 @@ def test_an_interrupted_attack_ends_bit_for_bit_as_one_that_was_not(
     def slow(*given: Any, on_state: Any, **settings: Any) -> Any:
         """Comes to its third state only when the attack is being stopped."""
         n_states = 0
-        resumed.append(0 if settings["state"] is None else settings["state"].iteration)
+        resumed.append(0 if settings["state"] is None else int(settings["state"]["iteration"]))
 
-        def stopped_at(state: AttackState) -> None:
+        def stopped_at(solver: Solver) -> None:
             nonlocal n_states
             n_states += 1
             if n_states == n_before_stop:
                 held.set()
                 assert runners[-1].stop.wait(60)
-            on_state(state)
+            on_state(solver)
 
         return plain(*given, on_state=stopped_at, **settings)
 
