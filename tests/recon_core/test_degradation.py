@@ -48,13 +48,6 @@ def test_a_mask_follows_from_its_generator(name: str) -> None:
     assert not torch.equal(pattern(name, seed=3), pattern(name, seed=4))
 
 
-@pytest.mark.parametrize("name", ["half", "window"])
-def test_half_and_window_draw_nothing(name: str) -> None:
-    drawn_from = generator()
-    mask_pattern(name, 16, 16, generator=drawn_from)
-    assert torch.equal(drawn_from.get_state(), generator().get_state())
-
-
 def test_half_is_the_lower_half_and_the_window_is_central() -> None:
     half = pattern("half")
     assert half[:16].all()

@@ -18,8 +18,8 @@ from recon_core.ranking import (
     consistency,
     rank_runs,
 )
-from tests.recon_core.correlation import correlation_matrix
 from tests.recon_core.drawing import refuses
+from tests.recon_core.test_metrics import correlation_matrix
 from tests.recon_core.tiles import photograph_tiles
 
 

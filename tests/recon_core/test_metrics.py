@@ -25,8 +25,13 @@ from recon_core.metrics import (
     ssim_pairs,
     unit_vectors,
 )
-from tests.recon_core.correlation import correlation_matrix
 from tests.recon_core.drawing import refuses
+
+
+def correlation_matrix(a: Tensor, b: Tensor, *, half_size: bool = False) -> Tensor:
+    """Of every image of `a` with every image of `b`, in [-1, 1]."""
+    left, right = (unit_vectors(x, half_size=half_size) for x in (a, b))
+    return (left @ right.T).clamp(-1, 1).float()
 
 
 def skimage_ssim(x: Tensor, y: Tensor) -> float:

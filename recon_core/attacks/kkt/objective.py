@@ -30,8 +30,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from recon_core.attacks.kkt.layers import Form
-from recon_core.attacks.kkt.stationarity import Stationarity
+from recon_core.attacks.kkt.stationarity import Form, Stationarity
 from recon_core.optimisers import Optimiser
 from recon_core.strict import Count, Positive, Strict, Within
 from recon_core.victims.network import Architecture, Parameters

@@ -248,15 +248,15 @@ def test_a_tolerance_is_a_standard_deviation(tolerance: float) -> None:
 MU, STD = 0.3, 0.2
 
 
-def gaussian_batch(step: int, n: int = 64) -> Examples:
-    y = MU + STD * torch.randn(n, 3, 4, 4, generator=generator(1000 + step))
+def gaussian_examples(n: int, *, seed: int = 1, side: int = 8) -> Examples:
+    y = MU + STD * torch.randn(n, 3, side, side, generator=generator(seed))
     return Examples(condition=torch.zeros_like(y), target=y, augment=torch.zeros(n, 9))
 
 
 def distance_to_the_exact_denoiser(edm: EDM, net: nn.Module) -> float:
     """weight(sigma) |D(x; sigma) - E[y | x]|^2 per pixel, averaged over training's noise levels:
     by how much the network's loss is above the least one."""
-    batch = gaussian_batch(-1, 256)
+    batch = gaussian_examples(256, seed=999, side=4)
     draw = generator(3)
     sigma = (edm.P_mean + edm.P_std * torch.randn(256, 1, 1, 1, generator=draw)).exp()
     x = batch.target + sigma * torch.randn(batch.target.shape, generator=draw)
@@ -278,7 +278,7 @@ def test_training_finds_the_denoiser_of_a_gaussian(monkeypatch: pytest.MonkeyPat
     fit = Fit(edm, training, device="cpu")
     untrained = distance_to_the_exact_denoiser(edm, fit.net)
     for step in range(training.n_steps):
-        fit.update(gaussian_batch(step))
+        fit.update(gaussian_examples(64, seed=1000 + step, side=4))
     assert untrained > 0.3  # what F = 0 costs: D is c_skip x there
     assert distance_to_the_exact_denoiser(edm, fit.ema) < 0.06 * untrained
 
@@ -334,14 +334,6 @@ class KnowsTheGaussian(nn.Module):
         x = inputs[:, :3].double() / c_in
         D_x = (STD**2 * x + sigma**2 * MU) / (STD**2 + sigma**2)
         return ((D_x - c_skip * x) / c_out).float()
-
-
-def gaussian_examples(n: int) -> Examples:
-    return Examples(
-        condition=torch.zeros(n, 3, 8, 8),
-        target=MU + STD * torch.randn(n, 3, 8, 8, generator=generator(1)),
-        augment=torch.zeros(n, 9),
-    )
 
 
 def test_preconditioning_keeps_unit_variance_and_least_amplification() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import threading
 
@@ -35,6 +34,7 @@ from recon_core.victims.split_training import (
     train_split,
 )
 from tests.recon_core.drawing import generator, refuses
+from tests.recon_core.victims.test_separability import literal_mixcon, literal_unicon
 from tests.recon_core.victims.torch_nets import leaves_of, torch_split
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -109,21 +109,12 @@ def train(model: SplitModel = MODEL, at_once: int = 4, **changed: object) -> Tra
         return train_split(model, **(arguments | changed))
 
 
-def penalty(defence: Defence, features: Tensor, k: int) -> Tensor:
-    """MixCon paper's eq. 1, or D.1's, pair by pair, of features in the order of the classes."""
-    assert defence is not None
-    z = F.normalize(features, dim=1) if defence.normalise else features
-    z = z.view(-1, k, z.shape[1])
-    p = len(z)
-    total = features.new_zeros(())
-    if isinstance(defence, MixCon):
-        for i, (a, b) in itertools.product(range(p), itertools.permutations(range(k), 2)):
-            d = (z[i, a] - z[i, b]).square().sum().clamp(defence.eps, 1 / defence.eps)
-            total = total + d + defence.beta / d
-        return total / (p * k * (k - 1))
-    for c, (i, j) in itertools.product(range(k), itertools.permutations(range(p), 2)):
-        total = total + (z[i, c] - z[j, c]).square().sum()
-    return total / (k * p * (p - 1))
+def penalty(defence: MixCon | UniCon, features: Tensor, k: int) -> Tensor:
+    """Of features in the order of the classes, pair by pair."""
+    z = features.view(-1, k, features.shape[1])
+    if isinstance(defence, UniCon):
+        return literal_unicon(z, normalise=defence.normalise)
+    return literal_mixcon(z, defence.beta, normalise=defence.normalise, eps=defence.eps)
 
 
 def batches_of(epoch: int, x: Tensor, labels: Tensor, per_class: int) -> list[Tensor]:

@@ -95,20 +95,6 @@ def test_equals_the_definition(
             assert float((ours.double() - truth).norm() / truth.norm()) < tolerance
 
 
-def test_the_value_is_optional_and_nothing_is_modified() -> None:
-    parameters, x, lam = problem()
-    given = (x, lam, *parameters.tensors())
-    before = [tensor.clone() for tensor in given]
-    objective = Objective(network(), parameters, attack=ATTACK, settings=settings())
-    with_value = [tensor.clone() for tensor in objective(x, lam) if tensor is not None]
-    without = objective(x, lam, with_value=False)
-    assert without[0] is None
-    assert torch.equal(without[1], with_value[1])
-    assert torch.equal(without[2], with_value[2])
-    for tensor, copy in zip(given, before, strict=True):
-        assert torch.equal(tensor, copy)
-
-
 def test_labels_are_balanced() -> None:
     like = torch.zeros(1, dtype=torch.float64)
     assert KKTAttack(n_candidates=4).signs(like).tolist() == [-1, -1, 1, 1]

@@ -10,10 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from recon_core.attacks.kkt.layers import Form
 from recon_core.attacks.kkt.objective import KKTAttack, Objective, relative_residual, settings_of
 from recon_core.attacks.kkt.solver import Attacked, reconstruct
-from recon_core.attacks.kkt.stationarity import Stationarity
+from recon_core.attacks.kkt.stationarity import Form, Stationarity
 from recon_core.optimisers import Optimiser
 from recon_core.victims.network import Architecture, Bias, Conv, Network, Parameters
 from tests.recon_core.attacks.kkt import double_backprop

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from recon_core.attacks.kkt.layers import Form
 from recon_core.attacks.kkt.objective import (
     STEEP,
     Condition,
@@ -21,6 +20,7 @@ from recon_core.attacks.kkt.objective import (
     settings_of,
 )
 from recon_core.attacks.kkt.solver import Attacked, reconstruct
+from recon_core.attacks.kkt.stationarity import Form
 from recon_core.optimisers import Optimiser
 from recon_core.victims.diagnostics import (
     all_rivals,

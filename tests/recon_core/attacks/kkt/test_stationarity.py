@@ -16,8 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recon_core.attacks.kkt.layers import Form, Surrogate
-from recon_core.attacks.kkt.stationarity import Stationarity
+from recon_core.attacks.kkt.stationarity import Form, Stationarity, Surrogate
 from recon_core.victims.network import Activation, Bias, Conv, Network, Parameters
 from tests.recon_core.attacks.kkt import double_backprop
 from tests.recon_core.attacks.kkt.planted import Planted, planted_gelu, planted_relu
