@@ -147,8 +147,7 @@ def test_degrade_refuses_what_does_not_fit() -> None:
     refuses(r"mask is torch.float32", degrade, x, mask.float())
     for bad in (-0.1, float("nan"), float("inf")):
         refuses(f"sigma={bad}", degrade, x, mask, sigma=bad)
-    with pytest.raises(ValueError, match=r"one generator per image: 2 for 3"):
-        degrade(x, mask, sigma=0.1, generators=generators(2))
+    refuses(r"one generator per image: 2", degrade, x, mask, sigma=0.1, generators=generators(2))
     refuses(r"images have pixels from .*\[0, 1\].*255", degrade, x * 255, mask)
     refuses("images have NaN", degrade, torch.full_like(x, torch.nan), mask)
 
@@ -191,9 +190,7 @@ def test_pictures_of_no_mask_are_refused() -> None:
     red = np.zeros((32, 32, 3), np.uint8)
     red[..., 0] = picture
     refuses(r"512 of 1024 pixels .* neither black nor white", mask_from_picture, red, 32, 32)
-    with pytest.raises(ValueError, match="all white, no pixel is missing"):
-        mask_from_picture(np.full((8, 8), 255, np.uint8), 8, 8)
-    with pytest.raises(ValueError, match="all black, every pixel is missing"):
-        mask_from_picture(np.zeros((8, 8), np.uint8), 8, 8)
+    refuses("all white, no pixel is", mask_from_picture, np.full((8, 8), 255, np.uint8), 8, 8)
+    refuses("all black, every pixel is", mask_from_picture, np.zeros((8, 8), np.uint8), 8, 8)
     for wrong in (np.zeros((8, 8, 4), np.uint8), np.zeros((8, 8)), np.zeros(8, np.uint8)):
         refuses(r"expected uint8 \(h, w\)", mask_from_picture, wrong, 8, 8)

@@ -286,8 +286,7 @@ def test_the_u_nets_norms_stay_in_float32() -> None:
 
 
 def test_tf32_is_refused_where_there_is_none() -> None:
-    with pytest.raises(ValueError, match="precision='tf32' needs a CUDA device and this is cpu"):
-        Fit(EDM_TINY, replace(TRAINING, precision="tf32"), device="cpu")
+    refuses("precision='tf32'", Fit, EDM_TINY, replace(TRAINING, precision="tf32"), device="cpu")
 
 
 def test_convolutions_are_exact_inside_and_as_before_after() -> None:

@@ -227,8 +227,7 @@ def test_a_network_without_a_condition_is_its_denoiser() -> None:
 
 def test_inputs_that_do_not_fit_are_refused() -> None:
     y = pictures(2, 2)
-    with pytest.raises(ValueError, match="1 generators for 2 images"):
-        QUICK.inpaint(gaussian, y, mask_of(y), generators=generators(0))
+    refuses("1 generators for 2", QUICK.inpaint, gaussian, y, mask_of(y), generators=generators(0))
     for sigma in (-0.1, math.nan):
         with pytest.raises(ValueError, match=f"sigma={sigma} is no standard deviation"):
             QUICK.inpaint(gaussian, y, mask_of(y), generators=generators(0, 1), sigma=sigma)

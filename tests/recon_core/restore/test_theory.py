@@ -21,7 +21,7 @@ from recon_core.restore.examples import Examples
 from recon_core.restore.fit import Fit
 from recon_core.restore.inpaint import ancestral_step
 from recon_core.restore.unet import UNET_SIZES, UNetSize
-from tests.recon_core.drawing import generator, normal
+from tests.recon_core.drawing import generator, normal, refuses
 
 SIGMA_DATA = EDM().sigma_data
 
@@ -241,8 +241,7 @@ def test_what_is_correlated_with_the_outside_is_nearer_than_if_projected_at_the_
 
 @pytest.mark.parametrize("tolerance", [-0.1, math.nan, math.inf])
 def test_a_tolerance_is_a_standard_deviation(tolerance: float) -> None:
-    with pytest.raises(ValueError, match=f"tolerance={tolerance} is no standard deviation"):
-        Constraint(nearest=nearest, tolerance=tolerance)
+    refuses(f"tolerance={tolerance} is no", Constraint, nearest=nearest, tolerance=tolerance)
 
 
 MU, STD = 0.3, 0.2

@@ -186,8 +186,7 @@ def test_architectures_by_name() -> None:
 )
 def test_refuses_names(text: str) -> None:
     refuses("is not of the form mlp:3072-1000-1000-1", parse_architecture, text)
-    with pytest.raises(ValueError, match=r"has 3072 inputs, but images of \(1, 28, 28\) have 784"):
-        parse_architecture("mlp:3072-10-1", (1, 28, 28))
+    refuses(r"has 3072 inputs, but images of", parse_architecture, "mlp:3072-10-1", (1, 28, 28))
 
 
 def test_refuses_impossible_kernels_and_outputs() -> None:

@@ -172,10 +172,8 @@ def test_the_residual_is_relative_and_each_attacks_own() -> None:
 def test_condition_and_outputs_must_go_together() -> None:
     cpu = torch.device("cpu")
     for condition in ("binary", "regression"):
-        with pytest.raises(ValueError, match=f"condition='{condition}' on a network with 3 output"):
-            KKTAttack(condition=condition).classes(3, cpu)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="condition='multiclass' on a network with 1 outputs"):
-        KKTAttack(condition="multiclass").classes(1, cpu)
+        refuses(f"condition='{condition}' on a", KKTAttack(condition=condition).classes, 3, cpu)
+    refuses("condition='multiclass' on a", KKTAttack(condition="multiclass").classes, 1, cpu)
     few = KKTAttack(condition="multiclass", n_candidates=4)
     refuses(r"n_candidates=4 is less than one per class of 5.* 10 or", few.classes, 5, cpu)
     with pytest.raises(ValueError, match="condition='binary' on a network with 3 outputs"):

@@ -231,8 +231,7 @@ def test_a_diverging_run_does_not_disturb_its_neighbours(monkeypatch: pytest.Mon
 def test_refuses_batches_that_do_not_fit(
     changes: dict[str, Any], labels: tuple[int, ...], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=message):
-        run(replace(QUICK, **changes), [replace(specs(1)[0], labels=labels)])
+    refuses(message, run, replace(QUICK, **changes), [replace(specs(1)[0], labels=labels)])
 
 
 SHORT = SpanAttack(n_images=4, n_independent=20, overcomplete=1.0)

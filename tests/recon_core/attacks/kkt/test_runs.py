@@ -22,6 +22,7 @@ from recon_core.types import Outcome, RunResult, RunSpec
 from recon_core.victims.losses import Loss
 from recon_core.victims.network import Conv, Network
 from recon_core.victims.training import Training
+from tests.recon_core.drawing import refuses
 from tests.recon_core.small_runs import (
     CPU,
     FROZEN,
@@ -342,8 +343,7 @@ def test_a_kept_victim_is_not_trained_again(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_sweep_is_of_single_attacks() -> None:
-    with pytest.raises(ValueError, match="n_attacks=2; in a sweep every run is one"):
-        swept(replace(SWEEP, n_attacks=2), attacks(2))
+    refuses("n_attacks=2; in a sweep every run is", swept, replace(SWEEP, n_attacks=2), attacks(2))
 
 
 @pytest.mark.gpu

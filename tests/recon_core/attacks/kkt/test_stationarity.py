@@ -209,8 +209,7 @@ def test_refuses_what_does_not_fit() -> None:
         )
 
     for n_victims, n_attacks in ((3, 2), (2, 3)):
-        with pytest.raises(ValueError, match=f"{n_attacks} attacks on {n_victims} victims"):
-            fitted(one, n_victims, n_attacks, M, None)
+        refuses(f"{n_attacks} attacks on {n_victims}", fitted, one, n_victims, n_attacks, M, None)
     refuses("n_outputs=3 was given no classes", fitted, several, 1, 2, M, None)
     refuses("6 classes for 4 candidates", fitted, several, 1, 2, 4, torch.tensor(CLASSES))
     refuses("n_outputs=1 was given classes", fitted, one, 1, 2, M, torch.tensor(CLASSES))
