@@ -24,7 +24,7 @@ import numpy.typing as npt
 from storage.documents import read_array, read_document
 from storage.errors import DocumentError, SourceError
 from storage.files import whole_folder, write_file, write_json
-from storage.sources.pictures import CorruptPictureError, Reading, Tally, decoded
+from storage.sources.pictures import CorruptPictureError, Reading, decoded
 from storage.sources.trees import pictures_below
 
 SCHEMA, VERSION = "palimpsest-instahide-challenge", 1
@@ -162,7 +162,7 @@ def _pictures(folder: Path, what: str) -> tuple[npt.NDArray[np.uint8], Reading]:
     walk = pictures_below(folder)
     if not walk.files:
         raise SourceError(f"{folder} has no pictures and no {FACTS}; expected {what}")
-    tally = Tally(said=walk.said)
+    reading = Reading(said=walk.said)
     found: list[npt.NDArray[np.uint8]] = []
     for path in walk.files:
         try:
@@ -176,8 +176,8 @@ def _pictures(folder: Path, what: str) -> tuple[npt.NDArray[np.uint8], Reading]:
                 f"{found[0].shape[0]} x {found[0].shape[1]}; {what} must be of one size"
             )
         found.append(pixels)
-        tally.count(picture.found)
-    return np.stack(found), tally.reading()
+        reading.count(picture.found)
+    return np.stack(found), reading
 
 
 def _check(challenge: Challenge) -> None:

@@ -11,12 +11,10 @@ import contextlib
 import errno
 import hashlib
 import json
-import math
-import os
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -160,39 +158,20 @@ def read_array(path: Path, what: str, *, at_most: int | None = None) -> npt.NDAr
     arrays (.npz), or fewer numbers than its header announces.
     """
     try:
-        with open_regular(path) as file:
-            _check_announced(file, at_most)
-            array = np.load(file, allow_pickle=False)
-            if isinstance(array, np.lib.npyio.NpzFile):
-                array.close()
-                raise SourceError(f"{path} holds several arrays; save {what} alone, as .npy")
+        open_regular(path).close()
+        with np.errstate(over="raise"):  # of a shape beyond all files
+            mapped = np.load(path, mmap_mode="r", allow_pickle=False)  # takes no memory yet
+        if isinstance(mapped, np.lib.npyio.NpzFile):
+            mapped.close()
+            raise SourceError(f"{path} holds several arrays; save {what} alone, as .npy")
+        if at_most is not None and mapped.size > at_most:
+            raise ValueError(f"its shape is {mapped.shape}, more than {at_most:,} numbers")
+        return np.array(mapped)
     except FileNotFoundError:
         raise SourceError(f"{path} is not there; it should hold {what}") from None
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, ValueError, ArithmeticError, zipfile.BadZipFile) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise SourceError(
             f"{path} is not an array that can be read safely ({reason}); save {what} with "
             "numpy.save as numbers, without pickle"
         ) from error
-    return np.asarray(array)
-
-
-def _check_announced(file: BinaryIO, at_most: int | None) -> None:
-    """Raises ValueError if the header announces more than the file has, for which numpy would make
-    room, or more than `at_most` numbers; the file is then where it was."""
-    if file.read(6) == b"\x93NUMPY":
-        file.seek(0)
-        version = np.lib.format.read_magic(file)
-        read = np.lib.format.read_array_header_1_0
-        if version != (1, 0):
-            read = np.lib.format.read_array_header_2_0
-        shape, _in_columns, dtype = read(file)
-        n_there = os.fstat(file.fileno()).st_size - file.tell()
-        n_bytes = math.prod(shape) * dtype.itemsize
-        if at_most is not None and math.prod(shape) > at_most:
-            raise ValueError(f"its shape is {shape}, more than {at_most:,} numbers")
-        if n_bytes > n_there and not dtype.hasobject:
-            raise ValueError(
-                f"its header announces shape {shape}, {n_bytes:,} bytes, but {n_there:,} are there"
-            )
-    file.seek(0)

@@ -36,7 +36,6 @@ from storage.pairs.layout import COLUMNS, ENCODINGS, TABLES, receipt_name, schem
 from storage.pairs.receipts import (
     RECEIPTS_FOLDER,
     Receipt,
-    image_table,
     pack_images,
 )
 from storage.pairs.shards import shard_names
@@ -135,7 +134,7 @@ def made_up_receipt(campaign: Campaign, part: int) -> Receipt:
         array_hashes={name: secrets.token_hex(32) for name in COLUMNS},
         files={name: (secrets.randbelow(1000), secrets.randbits(32)) for name in sorted(names)},
         outcomes={"ok": n_runs, "unfitted": 0, "nonfinite": 0, "stopped": 0},
-        images=pack_images(image_table(columns)),
+        images=pack_images(columns),
     )
 
 

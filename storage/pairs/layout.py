@@ -16,6 +16,7 @@ import functools
 import math
 import re
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -58,7 +59,7 @@ ENCODINGS: tuple[Encoding, ...] = get_args(Encoding)
 RECONSTRUCTION_DTYPES: dict[Encoding, str] = {"float16": "<f2", "float32": "<f4", "uint8": "|u1"}
 OFFSETS: dict[Encoding, int] = {"float16": 0, "float32": 0, "uint8": 128}
 _UINT8_STEPS = 127
-_ROWS_AT_ONCE = 64
+_ROWS_AT_ONCE, _THREADS = 64, 8
 
 
 class Column(NamedTuple):
@@ -170,42 +171,44 @@ def _row_bytes(picture: tuple[int, ...]) -> dict[str, int]:
 
 
 def compress_reconstruction(
-    x: npt.NDArray[np.float32], encoding: Encoding = "float16", first_row: int = 0
+    x: npt.NDArray[np.float32], encoding: Encoding = "float16"
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.float32]]:
     """`x` (p, c, h, w) as stored (p, c, h, w), and the scale (p,) that belongs to it.
 
     float16: x / max|x|, back within scale * 2^-12. uint8: round(127 x / max|x|) + 128, back within
     scale / 2. float32: x itself, scale 1. A pair that is 0 everywhere comes back as 0. Raises
-    ValueError if a value is not finite, counting rows from `first_row`.
+    ValueError if a value is not finite.
     """
     stored = np.empty(x.shape, RECONSTRUCTION_DTYPES[encoding])
-    largest = np.empty(len(x), np.float32)
-    for start in range(0, len(x), _ROWS_AT_ONCE):
+    scale = np.ones(len(x), np.float32)
+
+    def compress(start: int) -> None:
         rows = slice(start, start + _ROWS_AT_ONCE)
         piece = x[rows]
         peak = np.maximum(
             piece.max(axis=(1, 2, 3), initial=0), -piece.min(axis=(1, 2, 3), initial=0)
         )
         if not np.isfinite(peak).all():  # NaN and infinity are the maximum of their row
-            row = first_row + start + int(np.argmin(np.isfinite(peak)))
             raise ValueError(
-                f"pairs/reconstruction has NaN or infinity in row {row}; leave out the pairs of "
-                "runs that diverged"
+                "pairs/reconstruction has NaN or infinity in row "
+                f"{start + int(np.argmin(np.isfinite(peak)))}; leave out the pairs of runs that "
+                "diverged"
             )
-        largest[rows] = np.where(peak == 0, 1, peak)
         if encoding == "float32":
             stored[rows] = piece
-            continue
-        scaled = piece / largest[rows, None, None, None]
+            return
+        scale[rows] = np.where(peak == 0, 1, peak)
+        scaled = piece / scale[rows, None, None, None]
         if encoding == "uint8":
             np.rint(scaled * _UINT8_STEPS, out=scaled)
             scaled += OFFSETS["uint8"]
+            scale[rows] /= _UINT8_STEPS
         stored[rows] = scaled
-    if encoding == "uint8":
-        largest /= _UINT8_STEPS
-    elif encoding == "float32":
-        largest[:] = 1
-    return stored, largest
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for _ in pool.map(compress, range(0, len(x), _ROWS_AT_ONCE)):
+            pass
+    return stored, scale
 
 
 def expand_reconstruction(
@@ -220,10 +223,10 @@ def expand_reconstruction(
     return expanded
 
 
-def checked_columns(columns: Columns) -> dict[str, npt.NDArray[Any]]:
-    """`columns` as a part is made of them: checked, and all but the float32 reconstructions (whose
-    finiteness is seen on compressing) in the dtypes on disk. Raises ValueError if a column is
-    missing, unknown, of a wrong type, shape or length, or refers to a row that does not exist."""
+def stored_columns(columns: Columns, encoding: Encoding = "float16") -> dict[str, npt.NDArray[Any]]:
+    """`columns` as a part is made of them, with the scale of its reconstructions. Raises ValueError
+    if a column is missing, unknown, of a wrong type, shape or length, not finite where it has to
+    be, or refers to a row that does not exist."""
     missing = set(GIVEN_COLUMNS) - set(columns)
     unknown = set(columns) - set(GIVEN_COLUMNS)
     if unknown or missing:
@@ -246,7 +249,9 @@ def checked_columns(columns: Columns) -> dict[str, npt.NDArray[Any]]:
     check_size_of_part(sizes, tuple(sizes[letter] for letter in PICTURE))
     cast = {name: _cast(name, columns[name]) for name in GIVEN_COLUMNS}
     check_values(cast, sizes)
-    return {name: np.ascontiguousarray(array) for name, array in cast.items()}
+    x = cast["pairs/reconstruction"]
+    cast["pairs/reconstruction"], cast["pairs/scale"] = compress_reconstruction(x, encoding)
+    return {name: np.ascontiguousarray(cast[name]) for name in COLUMNS}
 
 
 def _cast(name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -14,7 +14,7 @@ import functools
 import itertools
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -34,10 +34,9 @@ from storage.pairs.receipts import (
     Receipt,
     array_hash,
     check_same,
-    hash_of_pieces,
     load_receipt,
-    make_receipt,
     new_group,
+    pack_images,
     publish_receipt,
     receipt_path,
 )
@@ -62,25 +61,34 @@ def write_part(
         raise ValueError(f"part={part}; expected 0 to {layout.MAX_PART}")
     place = open_place(root)
     encoding, _manifest = layout.read_store_file(place)
-    checked = layout.checked_columns(columns)
+    stored = layout.stored_columns(columns, encoding)
     try:
         present = load_receipt(place, receipt_path(part))
     except FileNotFoundError:
         present = None
-    with _GroupEncoder(checked, encoding) as encoder:
+    with _GroupEncoder(stored) as encoder:
         if present is not None:
             return check_same(present, encoder.array_hashes())
         with new_group(place, part) as group:
             folder = f"{PARTS_FOLDER}/{group}"
-            place.write_tree((f"{folder}/{name}", content) for name, content in encoder.files())
-            receipt = make_receipt(
-                part,
-                group,
-                checked,
-                provenance,
+            files = encoder.files(encoding)
+            place.write_tree((f"{folder}/{name}", content) for name, content in files)
+            outcomes = np.bincount(stored["runs/outcome"], minlength=len(layout.OUTCOMES))
+            channels, height, width = stored["targets/image"].shape[1:]
+            receipt = Receipt(
+                schema=layout.schema_name(),
+                part=part,
+                group=group,
                 encoding=encoding,
+                picture=(channels, height, width),
+                n_runs=len(stored["runs/run"]),
+                n_targets=len(stored["targets/image_id"]),
+                n_pairs=len(stored["pairs/target_row"]),
                 array_hashes=encoder.array_hashes(),
-                files=encoder.written,
+                files=dict(sorted(encoder.written.items())),
+                outcomes=dict(zip(layout.OUTCOMES, outcomes.tolist(), strict=True)),
+                images=pack_images(stored),
+                **provenance,
             )
             return publish_receipt(place, receipt)
 
@@ -182,37 +190,24 @@ def _slice(content: bytes, start: int, stop: int) -> bytes:
     return content[start:stop]
 
 
-_Chunk = tuple[npt.NDArray[Any], npt.NDArray[np.float32], bytes]
-"""Some rows as stored, the scales of reconstructions, and the encoded rows."""
-
-
 class _GroupEncoder:
-    """The files of a group of `layout.checked_columns`, made by threads while others are being
+    """The files of a group of `layout.stored_columns`, made by threads while others are being
     written."""
 
-    def __init__(self, columns: Columns, encoding: Encoding) -> None:
+    def __init__(self, columns: Columns) -> None:
         self.written: dict[str, tuple[int, int]] = {}
-        self._columns, self._encoding = columns, encoding
+        self._columns = columns
         self._pool = ThreadPoolExecutor(min(_MAX_THREADS, len(os.sched_getaffinity(0))))
         self._hasher = ThreadPoolExecutor(1)
-        self._names = (*_LARGEST, *(name for name in columns if name not in _LARGEST))
-        self._chunks: dict[str, list[Future[_Chunk]]] = {
+        names = (*_LARGEST, *(name for name in columns if name not in _LARGEST))
+        self._chunks = {
             name: [
-                self._pool.submit(self._chunk, name, at)
+                self._pool.submit(shards.encode_chunk, columns[name][at : at + CHUNK_ROWS])
                 for at in range(0, len(columns[name]), CHUNK_ROWS)
             ]
-            for name in self._names
+            for name in names
         }
-        # The reconstructions last, so that their hash follows their encoding.
-        self._hashes = {
-            name: self._hasher.submit(
-                hash_of_pieces,
-                layout.dtype_of(name, encoding),
-                self._shape(name),
-                (future.result()[0] for future in self._chunks[name]),
-            )
-            for name in reversed(self._names)
-        }
+        self._hashes = {name: self._hasher.submit(array_hash, columns[name]) for name in names}
 
     def __enter__(self) -> _GroupEncoder:
         return self
@@ -221,75 +216,44 @@ class _GroupEncoder:
         self._pool.shutdown(cancel_futures=True)
         self._hasher.shutdown(cancel_futures=True)
 
-    def files(self) -> Iterator[tuple[str, Content]]:
-        """Every file of the group by its name in it; ValueError if a pair is not finite."""
-        for name in self._names:
-            encoded = (future.result()[2] for future in self._chunks[name])
-            yield from self._shards(name, self._shape(name), encoded)
-        scale = self._scale()
-        pieces = [scale[at : at + CHUNK_ROWS] for at in range(0, len(scale), CHUNK_ROWS)]
-        yield from self._shards("pairs/scale", scale.shape, map(shards.encode_chunk, pieces))
-        for name, content in self._metadata_files():
-            yield self._noted(name, [content])
-
     def array_hashes(self) -> dict[str, str]:
-        """`receipts.array_hash` of every column; ValueError if a pair is not finite."""
-        hashes = {name: future.result() for name, future in self._hashes.items()}
-        hashes["pairs/scale"] = array_hash(self._scale())
-        return {name: hashes[name] for name in COLUMNS}
+        return {name: self._hashes[name].result() for name in COLUMNS}
 
-    def _chunk(self, name: str, first_row: int) -> _Chunk:
-        rows = self._columns[name][first_row : first_row + CHUNK_ROWS]
-        scale = np.empty(0, np.float32)
-        if name == "pairs/reconstruction":
-            rows, scale = layout.compress_reconstruction(rows, self._encoding, first_row)
-        return rows, scale, shards.encode_chunk(rows)
-
-    def _scale(self) -> npt.NDArray[np.float32]:
-        scales = [future.result()[1] for future in self._chunks["pairs/reconstruction"]]
-        return np.concatenate([np.empty(0, np.float32), *scales])
-
-    def _shape(self, name: str) -> tuple[int, ...]:
-        if name == "pairs/scale":
-            return self._columns["pairs/target_row"].shape
-        return self._columns[name].shape
-
-    def _shards(
-        self, name: str, shape: tuple[int, ...], encoded: Iterator[bytes]
-    ) -> Iterator[tuple[str, Content]]:
-        per_shard = shards.shard_rows(shape[0]) // CHUNK_ROWS
-        for shard in shards.shard_names(shape):
-            chunks = list(itertools.islice(encoded, per_shard))
-            yield self._noted(f"{name}/{shard}", shards.shard_pieces(chunks, shape[0]))
-
-    def _noted(self, name: str, pieces: list[bytes]) -> tuple[str, Content]:
-        self.written[name] = (sum(map(len, pieces)), shards.crc32c(pieces))
-        return name, pieces
-
-    def _metadata_files(self) -> Iterator[tuple[str, bytes]]:
-        """The `zarr.json` files of a group, as zarr writes them. They are for other readers."""
+    def files(self, encoding: Encoding) -> Iterator[tuple[str, Content]]:
+        """Every file of the group by its name in it: the shards, then the `zarr.json` files as zarr
+        writes them, which are for other readers."""
         memory: dict[str, Any] = {}
         group = zarr.create_group(MemoryStore(memory), zarr_format=3)
         group.attrs.update(
             {
                 "schema": layout.schema_name(),
                 "outcomes": list(layout.OUTCOMES),
-                "encoding": self._encoding,
-                "offset": layout.OFFSETS[self._encoding],
+                "encoding": encoding,
+                "offset": layout.OFFSETS[encoding],
             }
         )
         tables = {table: group.create_group(table) for table in layout.TABLES}
-        for name in COLUMNS:
-            shape = self._shape(name)
+        for name, futures in self._chunks.items():
+            shape, n_rows = self._columns[name].shape, len(self._columns[name])
+            per_shard = shards.shard_rows(n_rows)
+            encoded = (future.result() for future in futures)
+            for shard in shards.shard_names(shape):
+                chunks = list(itertools.islice(encoded, per_shard // CHUNK_ROWS))
+                yield self._noted(f"{name}/{shard}", shards.shard_pieces(chunks, n_rows))
             tables[layout.table_of(name)].create_array(
                 name.partition("/")[2],
                 shape=shape,
-                dtype=layout.dtype_of(name, self._encoding),
+                dtype=self._columns[name].dtype,
                 chunks=(CHUNK_ROWS, *shape[1:]),
-                shards=(shards.shard_rows(shape[0]), *shape[1:]),
+                shards=(per_shard, *shape[1:]),
                 compressors=ZstdCodec(level=shards.LEVEL, checksum=True),
                 fill_value=0,
                 chunk_key_encoding={"name": "default", "separator": "."},
                 dimension_names=layout.dimension_names(name),
             )
-        return ((name, buffer.to_bytes()) for name, buffer in memory.items())
+        for name, buffer in memory.items():
+            yield self._noted(name, [buffer.to_bytes()])
+
+    def _noted(self, name: str, pieces: list[bytes]) -> tuple[str, Content]:
+        self.written[name] = (sum(map(len, pieces)), shards.crc32c(pieces))
+        return name, pieces

@@ -17,7 +17,7 @@ import functools
 import hashlib
 import math
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
 from typing import Annotated, Any, Self, TypedDict
@@ -104,7 +104,7 @@ class ImageTable:
 class Receipt:
     """One part: where it is, how it came about, what is in it. `array_hashes` maps each column to
     its `array_hash`, `files` the name of each file of the group to its size and CRC-32C. `picture`
-    is (c, h, w). `images` is the part's `image_table`, packed. Raises pydantic's ValidationError
+    is (c, h, w). `images`: see `pack_images`. Raises pydantic's ValidationError
     for a value of another type or out of range, or a name that no part of these columns and rows
     has."""
 
@@ -209,49 +209,10 @@ def _shards_of(
 
 def array_hash(array: npt.NDArray[Any]) -> str:
     """SHA-256 over the dtype, the shape and the C-order little-endian bytes of `array`."""
-    return hash_of_pieces(array.dtype, array.shape, [array])
-
-
-def hash_of_pieces(
-    dtype: np.dtype[Any], shape: tuple[int, ...], pieces: Iterable[npt.NDArray[Any]]
-) -> str:
-    """`array_hash` of an array that comes in pieces along its first axis."""
-    little = dtype.newbyteorder("<")
-    digest = hashlib.sha256(f"{little.str} {','.join(map(str, shape))}\n".encode())
-    for piece in pieces:
-        digest.update(np.ascontiguousarray(piece, little).reshape(-1).view(np.uint8).data)
+    little = array.dtype.newbyteorder("<")
+    digest = hashlib.sha256(f"{little.str} {','.join(map(str, array.shape))}\n".encode())
+    digest.update(np.ascontiguousarray(array, little).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
-
-
-def make_receipt(
-    part: int,
-    group: str,
-    columns: Columns,
-    provenance: Provenance,
-    *,
-    encoding: Encoding,
-    array_hashes: Mapping[str, str],
-    files: Mapping[str, tuple[int, int]],
-) -> Receipt:
-    """The receipt of `columns` (of `layout.checked_columns`) in folder `group`. Raises pydantic's
-    ValidationError, a ValueError, if `provenance` lacks a key or has another one."""
-    outcome = np.bincount(columns["runs/outcome"], minlength=len(OUTCOMES))
-    channels, height, width = columns["targets/image"].shape[1:]
-    return Receipt(
-        schema=schema_name(),
-        part=part,
-        group=group,
-        encoding=encoding,
-        picture=(channels, height, width),
-        n_runs=len(columns["runs/run"]),
-        n_targets=len(columns["targets/image_id"]),
-        n_pairs=len(columns["pairs/target_row"]),
-        array_hashes=dict(array_hashes),
-        files=dict(sorted(files.items())),
-        outcomes={name: int(n) for name, n in zip(OUTCOMES, outcome, strict=True)},
-        images=pack_images(image_table(columns)),
-        **provenance,
-    )
 
 
 def publish_receipt(place: Place, receipt: Receipt) -> Receipt:
@@ -351,29 +312,24 @@ def receipt_parts(names: Iterable[str]) -> list[int]:
     return sorted(int(match[1]) for match in matches if match)
 
 
-def image_table(columns: Columns) -> ImageTable:
-    """Record of a part's images, from targets/image_id, targets/run_row, pairs/target_row,
-    pairs/confident."""
+def pack_images(columns: Columns) -> str:
+    """The `ImageTable` of a part, from targets/image_id, targets/run_row, pairs/target_row and
+    pairs/confident, as text: base64 of zstd of four rows of little-endian int32, the first the
+    differences of the ids (from 0)."""
     image_ids, position = np.unique(columns["targets/image_id"], return_inverse=True)
     confident = columns["pairs/target_row"][columns["pairs/confident"]]
     target_pairs = np.bincount(confident, minlength=len(position))
     n_images = len(image_ids)
     of_run = columns["targets/run_row"].astype(np.int64) * n_images + position
     trained, back = np.unique(of_run), np.unique(of_run[target_pairs > 0])
-    return ImageTable(
-        image_ids=image_ids.astype(np.int64),
-        n_runs=np.bincount(trained % max(1, n_images), minlength=n_images),
-        n_back=np.bincount(back % max(1, n_images), minlength=n_images),
-        n_pairs=np.bincount(position[confident], minlength=n_images),
-    )
-
-
-def pack_images(table: ImageTable) -> str:
-    """A table of images as text: base64 of zstd of four rows of little-endian int32, the first the
-    differences of the ids (from 0)."""
-    ids = np.diff(table.image_ids, prepend=0)
-    rows = np.stack([ids, table.n_runs, table.n_back, table.n_pairs]).astype("<i4")
-    return base64.b64encode(Zstd(level=1, checksum=True).encode(rows)).decode()
+    rows = [
+        np.diff(image_ids.astype(np.int64), prepend=0),
+        np.bincount(trained % max(1, n_images), minlength=n_images),
+        np.bincount(back % max(1, n_images), minlength=n_images),
+        np.bincount(position[confident], minlength=n_images),
+    ]
+    content = Zstd(level=1, checksum=True).encode(np.stack(rows).astype("<i4"))
+    return base64.b64encode(content).decode()
 
 
 def _n_images(frame: bytes, n_targets: int) -> int:

@@ -38,7 +38,6 @@ from storage.pairs.receipts import (
     RECEIPTS_FOLDER,
     Receipt,
     array_hash,
-    image_table,
     load_receipts,
     pack_images,
     receipt_parts,
@@ -228,7 +227,7 @@ def _part_problems(place: Place, receipt: Receipt) -> Iterator[str]:
         return
     counts = np.bincount(columns["runs/outcome"], minlength=len(OUTCOMES)).tolist()
     outcomes = [receipt.outcomes.get(name, 0) for name in OUTCOMES]
-    if pack_images(image_table(columns)) != receipt.images or counts != outcomes:
+    if pack_images(columns) != receipt.images or counts != outcomes:
         yield f"{what}: the counts in its receipt are not those of its arrays; {_FIX}"
 
 

@@ -20,9 +20,8 @@ import re
 import tarfile
 import zlib
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -64,11 +63,9 @@ def cifar10_pictures(path: Path, split: str) -> Pictures:
     """CIFAR-10's training or test images, of the archive or the folder in it. Raises SourceError if
     a file is missing, no pickle, or not what CIFAR-10 has."""
     batches = [f"data_batch_{number}" for number in range(1, 6)]
-    names = ["test_batch"] if split == "heldout" else batches
-    files = _files(path, _CIFAR10, names)
-    read = [_batch(files[name], name, _CIFAR10) for name in names]
-    images = np.concatenate([images for images, _labels in read])
-    labels = np.concatenate([labels for _images, labels in read])
+    files = _files(path, _CIFAR10, ["test_batch"] if split == "heldout" else batches)
+    read = [_batch(content, name, _CIFAR10) for name, content in files.items()]
+    images, labels = (np.concatenate(arrays) for arrays in zip(*read, strict=True))
     return _name(path, _CIFAR10), images, labels, CIFAR_CLASSES
 
 
@@ -117,20 +114,22 @@ def _files(path: Path, edition: _Edition, names: list[str]) -> dict[str, bytes]:
             f"{path} has no {', '.join(missing)}; {give} or to the folder {edition.folders[0]} in "
             f"it, from {CIFAR_SITE}"
         )
-    return found
+    return {name: found[name] for name in names}
 
 
 def _members(path: Path, edition: _Edition, names: list[str]) -> dict[str, bytes]:
+    """The files of these names in an archive, which is unpacked as far as it may be long: the
+    module tarfile's own unpacking would read whatever length a header announces."""
     found: dict[str, bytes] = {}
     try:
-        with ExitStack() as stack:
-            file = stack.enter_context(open_regular(path))
+        with open_regular(path) as file:
             is_gzip = file.read(2) == b"\x1f\x8b"
             file.seek(0)
-            if is_gzip:
-                file = cast(BinaryIO, stack.enter_context(gzip.GzipFile(fileobj=file)))
-            unpacked = _Bounded(file, path)
-            archive = stack.enter_context(tarfile.open(fileobj=cast(BinaryIO, unpacked), mode="r:"))
+            packed: BinaryIO | gzip.GzipFile = gzip.GzipFile(fileobj=file) if is_gzip else file
+            unpacked = packed.read(MAX_ARCHIVE + 1)  # to the end, where gzip's checksum is
+        if len(unpacked) > MAX_ARCHIVE:
+            raise SourceError(f"{path} unpacks to more than {MAX_ARCHIVE:,} bytes; {_OFFICIAL_IS}")
+        with tarfile.open(fileobj=io.BytesIO(unpacked), mode="r:") as archive:
             for member in archive:
                 name = re.split("[/\\\\]", member.name)[-1]
                 content = archive.extractfile(member) if member.isfile() else None
@@ -140,8 +139,6 @@ def _members(path: Path, edition: _Edition, names: list[str]) -> dict[str, bytes
                             f"{name} in {path} has {member.size:,} bytes; {_OFFICIAL_IS}"
                         )
                     found[name] = content.read()
-            while unpacked.read(2**20):
-                pass  # gzip compares its checksum at the end
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
         reason = " ".join(str(error).split())  # tarfile's have several lines
         raise SourceError(
@@ -149,29 +146,6 @@ def _members(path: Path, edition: _Edition, names: list[str]) -> dict[str, bytes
             f"{CIFAR_SITE}, or unpack it and give its folder"
         ) from error
     return found
-
-
-class _Bounded:
-    """Reads up to `MAX_ARCHIVE` bytes of a file; SourceError beyond. The module tarfile's own
-    unpacking would read whatever length a header announces."""
-
-    def __init__(self, content: BinaryIO, path: Path) -> None:
-        self._content, self._path = content, path
-        self.tell = content.tell
-
-    def read(self, size: int = -1) -> bytes:
-        self.check(self.tell() + (MAX_ARCHIVE if size < 0 else size))
-        return self._content.read(size)
-
-    def seek(self, offset: int) -> int:
-        self.check(offset)
-        return self._content.seek(offset)
-
-    def check(self, end: int) -> None:
-        if end > MAX_ARCHIVE:
-            raise SourceError(
-                f"{self._path} unpacks to more than {MAX_ARCHIVE:,} bytes; {_OFFICIAL_IS}"
-            )
 
 
 def _batch(

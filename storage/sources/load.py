@@ -8,6 +8,7 @@ in `_LOADERS`.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -259,10 +260,10 @@ def _official(
         which = f"first {len(labels):,}" if split == "train" else f"last {len(labels):,}"
         notes = [f"{DIGITS_NOTE}: the {which} of its test set."]
     n, side = len(images), images.shape[-1]
-    reading = Reading(sizes=((f"{side} x {side}", n),))
+    reading = Reading(sizes=Counter({(side, side): n}))
     if side != size:
         notes.append(f"all {n} pictures were resized from {side} x {side} to {size} x {size}.")
-        reading = replace(reading, size=(size, size), n_resized=n)
+        reading.size = (size, size)
         resized = np.empty((n, 3, size, size), np.uint8)
         for row, image in enumerate(images):
             resized[row] = central(image.transpose(1, 2, 0), size, size).transpose(2, 0, 1)

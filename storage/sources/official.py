@@ -12,9 +12,8 @@ import struct
 import warnings
 import zlib
 from collections import Counter
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -125,12 +124,10 @@ def _idx_values(file: Path, item: tuple[int, ...], edition: _Edition) -> npt.NDA
     n_dims, again = 1 + len(item), _download(file, edition)
     magic, header = bytes((0, 0, 8, n_dims)), 4 + 4 * n_dims
     try:
-        with ExitStack() as stack:
-            content = stack.enter_context(open_regular(file))
-            is_gzip = content.read(2) == b"\x1f\x8b"  # whatever its name says
-            content.seek(0)
-            if is_gzip:
-                content = cast(BinaryIO, stack.enter_context(gzip.open(content)))
+        with open_regular(file) as opened:
+            is_gzip = opened.read(2) == b"\x1f\x8b"  # whatever its name says
+            opened.seek(0)
+            content: BinaryIO | gzip.GzipFile = gzip.GzipFile(fileobj=opened) if is_gzip else opened
             head = content.read(header)
             if head[:4] != magic or len(head) < header:
                 raise SourceError(

@@ -223,115 +223,17 @@ COLOUR = "RGB"
 GREY = "L"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Reading:
-    """Record of what was read, and what was done to it; names are printable
+    """Record of what was read, counted on reading, and what was done to it; names are printable
     (`storage.errors.shown`).
 
-    `sizes` and `modes` count pictures by width x height and by what their files hold
-    (`Found.mode`), the most frequent first. `size` is (width, height) of what they were made into,
-    None if they stay as they are; cropped are those of another shape. `left_out`: file and reason.
-    `n_ignored` and `n_turned` are those that EXIF asks to be turned, `n_first` those of several
-    frames, `n_repeated` those that were left out as others have the same pixels. `said`: facts of
-    the folders that they are in.
+    `size` is (width, height) of what the pictures are made into, None if they stay as they are.
+    `said`: facts of the folders that they are in. `sizes` counts pictures by width and height,
+    `modes` by what their files hold (`Found.mode`), `orientations` by what became of EXIF's.
+    `left_out`: file and reason. `n_first` are those of several frames, `n_repeated` those that
+    were left out as others have the same pixels.
     """
-
-    sizes: tuple[tuple[str, int], ...]
-    modes: tuple[tuple[str, int], ...] = ()
-    size: tuple[int, int] | None = None
-    n_cropped: int = 0
-    n_resized: int = 0
-    left_out: tuple[tuple[str, str], ...] = ()
-    n_ignored: int = 0
-    n_turned: int = 0
-    n_first: int = 0
-    n_repeated: int = 0
-    on_black: bool = False
-    said: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def n_read(self) -> int:
-        return sum(n for _size, n in self.sizes)
-
-    @property
-    def facts(self) -> dict[str, str]:
-        """In words for people; nothing is said of what was not done."""
-        sizes = listed([f"{n:,} of {name}" for name, n in self.sizes])
-        if len(self.sizes) == 1:
-            ((name, n),) = self.sizes
-            sizes = f"all {name}" if n > 1 else name
-        facts = {"sizes": sizes}
-        if self.size is not None and self.n_resized:
-            width, height = self.size
-            shape = "square" if width == height else "shape"
-            cropped = f", {self.n_cropped:,} of them cropped to the central {shape} first"
-            facts["resized"] = (
-                f"{self.n_resized:,} to {width} x {height}{cropped if self.n_cropped else ''}"
-            )
-        converted = [
-            f"{n:,} {_mode_text(mode, on_black=self.on_black)}"
-            for mode, n in self.modes
-            if mode != COLOUR
-        ]
-        if converted:
-            facts["converted to colour"] = listed(converted, 8)
-        turned = []
-        if self.n_ignored:
-            turned.append(
-                f"{self.n_ignored:,} that EXIF asks to be turned, read as stored, as ImageFolder "
-                "does (?orientation=exif turns them)"
-            )
-        if self.n_turned:
-            turned.append(f"{self.n_turned:,} turned as EXIF asks")
-        if turned:
-            facts["orientation"] = ", ".join(turned)
-        if self.n_first:
-            facts["frames"] = f"the first of {self.n_first:,} that have several"
-        if self.n_repeated:
-            facts["counted once"] = f"{self.n_repeated:,} left out, with the pixels of others"
-        if self.left_out:
-            named = listed([f"{name} ({why})" for name, why in self.left_out])
-            facts["left out"] = f"{len(self.left_out):,} that cannot be read: {named}"
-        return dict(self.said) | facts
-
-    @property
-    def record(self) -> dict[str, Any]:
-        return {
-            "n_read": self.n_read,
-            "sizes": dict(self.sizes),
-            "modes": dict(self.modes),
-            "resized_to": None if self.size is None else list(self.size),
-            "n_cropped": self.n_cropped,
-            "n_resized": self.n_resized,
-            "left_out": [{"file": name, "why": why} for name, why in self.left_out],
-            "n_orientation_ignored": self.n_ignored,
-            "n_turned": self.n_turned,
-            "n_first_of_several_frames": self.n_first,
-            "n_repeated": self.n_repeated,
-            "said": dict(self.said),
-        }
-
-
-_MODES = {
-    **{"L": "grey", "1": "black and white", "P": "palette", "CMYK": "CMYK", "F": "floating point"},
-    **{"RGBA": "with transparency", "LA": "grey with transparency", "RGB": "colours"},
-    **{"I;16": "16-bit grey", "I;16B": "16-bit grey", "I": "16-bit grey"},
-}
-
-
-def _mode_text(mode: str, *, on_black: bool) -> str:
-    """`palette with transparency, now black` of `P+alpha`."""
-    name, alpha, _nothing = mode.partition("+alpha")
-    name, deep, _nothing = (name, "", "") if name in _MODES else name.partition(";16")
-    text = ("16-bit " if deep else "") + _MODES.get(name, name)
-    if alpha:
-        text += " with transparency"
-    return f"{text}, {'now black' if on_black else 'dropped'}" if "transparency" in text else text
-
-
-@dataclass
-class Tally:
-    """Counts for a `Reading`, filled while pictures are read."""
 
     size: tuple[int, int] | None = None
     how: Decoding = AS_IMAGE_FOLDER
@@ -349,23 +251,88 @@ class Tally:
         self.orientations[found.orientation] += 1
         self.n_first += found.n_frames > 1
 
-    def reading(self) -> Reading:
+    @property
+    def n_read(self) -> int:
+        return self.sizes.total()
+
+    @property
+    def n_resized(self) -> int:
+        return self.n_read - self.sizes[self.size] if self.size else 0
+
+    @property
+    def n_cropped(self) -> int:
+        """Those of them that are of another shape."""
         width, height = self.size or (0, 0)
-        others = {size: n for size, n in self.sizes.items() if self.size and size != self.size}
-        return Reading(
-            sizes=tuple((f"{w} x {h}", n) for (w, h), n in self.sizes.most_common()),
-            modes=tuple(self.modes.most_common()),
-            size=self.size,
-            n_cropped=sum(n for (w, h), n in others.items() if w * height != h * width),
-            n_resized=sum(others.values()),
-            left_out=tuple(self.left_out),
-            n_ignored=self.orientations["ignored"],
-            n_turned=self.orientations["turned"],
-            n_first=self.n_first,
-            n_repeated=self.n_repeated,
-            on_black=self.how.transparency == "black",
-            said=self.said,
-        )
+        return sum(n for (w, h), n in self.sizes.items() if w * height != h * width)
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """In words for people; nothing is said of what was not done."""
+        sizes = self.sizes.most_common()
+        facts = {"sizes": listed([f"{n:,} of {w} x {h}" for (w, h), n in sizes])}
+        if len(sizes) == 1:
+            (((w, h), n),) = sizes
+            facts["sizes"] = f"{'all ' if n > 1 else ''}{w} x {h}"
+        if self.size is not None and self.n_resized:
+            width, height = self.size
+            shape = "square" if width == height else "shape"
+            cropped = f", {self.n_cropped:,} of them cropped to the central {shape} first"
+            facts["resized"] = (
+                f"{self.n_resized:,} to {width} x {height}{cropped if self.n_cropped else ''}"
+            )
+        transparency = "now black" if self.how.transparency == "black" else "dropped"
+        converted = []
+        for mode, n in self.modes.most_common():  # such as P+alpha
+            name, alpha, _nothing = mode.partition("+alpha")
+            name, deep, _nothing = (name, "", "") if name in _MODES else name.partition(";16")
+            text = f"{n:,} {'16-bit ' if deep else ''}{_MODES.get(name, name)}"
+            text += " with transparency" if alpha else ""
+            if mode != COLOUR:
+                converted.append(f"{text}, {transparency}" if "transparency" in text else text)
+        if converted:
+            facts["converted to colour"] = listed(converted, 8)
+        turned = []
+        if n := self.orientations["ignored"]:
+            turned.append(
+                f"{n:,} that EXIF asks to be turned, read as stored, as ImageFolder does "
+                "(?orientation=exif turns them)"
+            )
+        if n := self.orientations["turned"]:
+            turned.append(f"{n:,} turned as EXIF asks")
+        if turned:
+            facts["orientation"] = ", ".join(turned)
+        if self.n_first:
+            facts["frames"] = f"the first of {self.n_first:,} that have several"
+        if self.n_repeated:
+            facts["counted once"] = f"{self.n_repeated:,} left out, with the pixels of others"
+        if self.left_out:
+            named = listed([f"{name} ({why})" for name, why in self.left_out])
+            facts["left out"] = f"{len(self.left_out):,} that cannot be read: {named}"
+        return dict(self.said) | facts
+
+    @property
+    def record(self) -> dict[str, Any]:
+        return {
+            "n_read": self.n_read,
+            "sizes": {f"{w} x {h}": n for (w, h), n in self.sizes.most_common()},
+            "modes": dict(self.modes.most_common()),
+            "resized_to": None if self.size is None else list(self.size),
+            "n_cropped": self.n_cropped,
+            "n_resized": self.n_resized,
+            "left_out": [{"file": name, "why": why} for name, why in self.left_out],
+            "n_orientation_ignored": self.orientations["ignored"],
+            "n_turned": self.orientations["turned"],
+            "n_first_of_several_frames": self.n_first,
+            "n_repeated": self.n_repeated,
+            "said": dict(self.said),
+        }
+
+
+_MODES = {
+    **{"L": "grey", "1": "black and white", "P": "palette", "CMYK": "CMYK", "F": "floating point"},
+    **{"RGBA": "with transparency", "LA": "grey with transparency", "RGB": "colours"},
+    **{"I;16": "16-bit grey", "I;16B": "16-bit grey", "I": "16-bit grey"},
+}
 
 
 class PictureArray(NamedTuple):
@@ -398,16 +365,16 @@ def read_picture_files(
     places: list[int] = []
     repeats: list[tuple[int, int]] = []
     first: dict[bytes, int] = {}
-    tally = Tally((width, height), how, said or {})
+    reading = Reading(size=(width, height), how=how, said=said or {})
     for place, path in enumerate(files):
         try:
             picture = decoded(path, how)
         except CorruptPictureError as error:
             if not skip_corrupt:
                 raise unreadable(path, error) from error
-            tally.left_out.append((shown(path.relative_to(below).as_posix()), str(error)))
+            reading.left_out.append((shown(path.relative_to(below).as_posix()), str(error)))
             continue
-        tally.count(picture.found)
+        reading.count(picture.found)
         row = len(places)
         images[row] = central(picture.pixels, height, width).transpose(2, 0, 1)
         if once:
@@ -416,10 +383,10 @@ def read_picture_files(
             repeats.append((place, row))
         else:
             places.append(place)
-    tally.n_repeated = len(repeats)
+    reading.n_repeated = len(repeats)
     if not places:
         raise SourceError(f"none of the {len(files)} files could be read; use other pictures")
-    return PictureArray(images[: len(places)], places, repeats, tally.reading())
+    return PictureArray(images[: len(places)], places, repeats, reading)
 
 
 def unreadable(path: Path, error: CorruptPictureError) -> SourceError:

@@ -23,7 +23,6 @@ from storage.sources.pictures import (
     CorruptPictureError,
     Decoding,
     Reading,
-    Tally,
     decoded,
     facts_of,
 )
@@ -196,15 +195,15 @@ def picture_folder(path: Path | str, option: str) -> PictureFolder:
 
 
 def pixels_of(
-    file: Path, how: Decoding = ON_BLACK, tally: Tally | None = None
+    file: Path, how: Decoding = ON_BLACK, reading: Reading | None = None
 ) -> npt.NDArray[np.uint8]:
     """(h, w, 3) as it is; transparent parts are black. SourceError if it cannot be read."""
     try:
         picture = decoded(file, how)
     except CorruptPictureError as error:
         raise SourceError(f"{file} cannot be read as a picture ({error}); remove it") from error
-    if tally is not None:
-        tally.count(picture.found)
+    if reading is not None:
+        reading.count(picture.found)
     return picture.pixels
 
 

@@ -28,7 +28,6 @@ from storage.sources.pictures import (
     CorruptPictureError,
     Found,
     Reading,
-    Tally,
     check_pixels,
     decoded,
     unreadable,
@@ -61,15 +60,16 @@ class Inputs:
     """Pictures that can be gone through more than once, always in the same order.
 
     `location` is where they are, `description` their identity wherever they are, but for their
-    pixels. `at` gives those of some places, counted from 0 and ascending; `tally` the facts that
-    are known before any is counted: the size they are made into, what is left out.
+    pixels. `at` gives those of some places, counted from 0 and ascending; `new_reading`
+    has the facts that are known before any is counted: the size they are made into, what is left
+    out.
     """
 
     location: str
     description: dict[str, Any]
     n: int
     at: Callable[[Sequence[int]], Iterator[InputPicture]]
-    tally: Callable[[], Tally] = Tally
+    new_reading: Callable[[], Reading] = Reading
 
     def __len__(self) -> int:
         return self.n
@@ -190,8 +190,9 @@ def _of_folder(
         for name, value in asdict(how).items()
         if value != getattr(AS_IMAGE_FOLDER, name)
     }
-    tally = partial(Tally, size and (size[1], size[0]), how, walk.said, left_out=left_out)
-    return Inputs(str(folder.absolute()), description, len(files), at, tally)
+    read_at = size and (size[1], size[0])
+    new_reading = partial(Reading, size=read_at, how=how, said=walk.said, left_out=left_out)
+    return Inputs(str(folder.absolute()), description, len(files), at, new_reading)
 
 
 def _of_attack(folder: Path, limit: int | None) -> Inputs:
@@ -269,14 +270,14 @@ def content_of(inputs: Inputs, check: Callable[[InputPicture], None]) -> tuple[s
     """SHA-256 over the names, facts and pixels of all inputs, each of which is read and checked,
     and what was read. Raises what reading and `check` raise: nothing is begun that cannot be
     finished."""
-    digest, tally = hashlib.sha256(), inputs.tally()
+    digest, reading = hashlib.sha256(), inputs.new_reading()
     for picture in inputs:
         check(picture)
         head = [picture.name, picture.facts, picture.pixels.shape]
         digest.update(json.dumps(head, sort_keys=True).encode())
         digest.update(picture.pixels.data)
-        tally.count(picture.found)
-    return digest.hexdigest(), tally.reading()
+        reading.count(picture.found)
+    return digest.hexdigest(), reading
 
 
 def resized(pixels: npt.NDArray[np.uint8], height: int, width: int) -> npt.NDArray[np.uint8]:

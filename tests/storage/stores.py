@@ -8,13 +8,6 @@ import numpy as np
 
 from storage.object_store import Location
 from storage.pairs.dataset import Dataset, create_or_open
-from storage.pairs.layout import (
-    COLUMNS,
-    Columns,
-    Encoding,
-    checked_columns,
-    compress_reconstruction,
-)
 from storage.pairs.parts import write_part
 from storage.pairs.receipts import Provenance, Receipt
 
@@ -97,14 +90,3 @@ def store(root: Location, n_parts: int = 3, **shape: int) -> Dataset:
     for part in range(n_parts):
         write(root, part, **shape)
     return Dataset(root)
-
-
-def stored_columns(
-    given: Columns, encoding: Encoding = "float16"
-) -> dict[str, np.ndarray[Any, Any]]:
-    """`given` checked, all in the dtypes on disk, the scale of the reconstructions added."""
-    checked = checked_columns(given)
-    compressed, scale = compress_reconstruction(checked["pairs/reconstruction"], encoding)
-    added = {"pairs/reconstruction": compressed, "pairs/scale": scale}
-    whole = {**checked, **added}
-    return {name: whole[name] for name in COLUMNS if name in whole}

@@ -29,7 +29,7 @@ from recon_core.strict import Count, Strict, Within
 from recon_core.types import seeded_generator
 from recon_core.victims.preflight import Preflight
 from storage.errors import SourceError, shown
-from storage.sources.pictures import Reading, Tally
+from storage.sources.pictures import Reading
 from storage.weights import WeightsError, check_weights_file, read_weights
 from tasks.attack_file.comparison import chances, check_std
 from tasks.attack_file.pictures import (
@@ -439,9 +439,9 @@ def _same_size(
 ) -> tuple[Float[Tensor, "n c h w"], Reading]:
     """Images, every one exactly of the network's size: what is degraded is not resized."""
     pictures = []
-    tally = Tally(how=of.how, said=of.said)
+    reading = Reading(how=of.how, said=of.said)
     for file in files:
-        pixels = pixels_of(file, of.how, tally)
+        pixels = pixels_of(file, of.how, reading)
         if pixels.shape[:2] != shape[1:]:
             raise SourceError(
                 f"{file} has {pixels.shape[0]}x{pixels.shape[1]} pixels, expected "
@@ -449,7 +449,7 @@ def _same_size(
                 "resized, as that would mix missing pixels with known ones"
             )
         pictures.append(pixels.transpose(2, 0, 1))
-    return in_channels(np.stack(pictures), shape[0]), tally.reading()
+    return in_channels(np.stack(pictures), shape[0]), reading
 
 
 N_NOISE = 8

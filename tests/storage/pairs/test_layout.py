@@ -16,10 +16,11 @@ from storage.pairs.layout import (
     GIVEN_COLUMNS,
     compress_reconstruction,
     expand_reconstruction,
+    stored_columns,
 )
 from storage.pairs.parts import write_part
 from storage.pairs.statistics import saved_iterations, summarise
-from tests.storage.stores import MANIFEST, columns, provenance, store, stored_columns
+from tests.storage.stores import MANIFEST, columns, provenance, store
 
 finite = st.floats(-(2.0**127), 2.0**127, width=32)
 

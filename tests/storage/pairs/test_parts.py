@@ -21,6 +21,7 @@ from storage.errors import CorruptPartError, StorageError
 from storage.object_store import Place
 from storage.pairs import parts
 from storage.pairs.dataset import Dataset, create_or_open
+from storage.pairs.layout import stored_columns
 from storage.pairs.parts import write_part
 from storage.pairs.receipts import array_hash
 from storage.pairs.shards import shard_rows
@@ -30,7 +31,6 @@ from tests.storage.stores import (
     columns,
     provenance,
     store,
-    stored_columns,
     write,
 )
 
