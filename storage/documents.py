@@ -158,18 +158,17 @@ def read_array(path: Path, what: str, *, at_most: int | None = None) -> npt.NDAr
     arrays (.npz), or fewer numbers than its header announces.
     """
     try:
-        open_regular(path).close()
+        with open_regular(path) as file:
+            if zipfile.is_zipfile(file):
+                raise SourceError(f"{path} holds several arrays; save {what} alone, as .npy")
         with np.errstate(over="raise"):  # of a shape beyond all files
-            mapped = np.load(path, mmap_mode="r", allow_pickle=False)  # takes no memory yet
-        if isinstance(mapped, np.lib.npyio.NpzFile):
-            mapped.close()
-            raise SourceError(f"{path} holds several arrays; save {what} alone, as .npy")
+            mapped = np.lib.format.open_memmap(path, mode="r")  # takes no memory yet
         if at_most is not None and mapped.size > at_most:
             raise ValueError(f"its shape is {mapped.shape}, more than {at_most:,} numbers")
         return np.array(mapped)
     except FileNotFoundError:
         raise SourceError(f"{path} is not there; it should hold {what}") from None
-    except (OSError, EOFError, ValueError, ArithmeticError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, ArithmeticError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise SourceError(
             f"{path} is not an array that can be read safely ({reason}); save {what} with "

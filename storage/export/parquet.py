@@ -19,14 +19,14 @@ import numpy as np
 import numpy.typing as npt
 
 from storage.errors import StorageError
-from storage.export.rows import NUMBERS, Pairs, Selection, png
+from storage.export.rows import NUMBERS, Pairs, Selection, in_files, png
+from storage.pairs.dataset import Dataset
 from storage.pairs.layout import mixed
 
 if TYPE_CHECKING:
     import pyarrow
 
 ROWS_PER_FILE = 40_000
-ROW_GROUP = 1000
 PICTURES = ("original", "picture")
 
 _SIZES = [(10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M"),
@@ -69,37 +69,18 @@ def write_parquet(
     folder: Path, batches: Iterable[Pairs], *, rows_per_file: int = ROWS_PER_FILE
 ) -> Written:
     """Writes `pairs-000000.parquet` and so on into `folder`; StorageError without pyarrow."""
-    pyarrow = import_pyarrow()
-    written = Written()
-    writer: Any = None
-    waiting: Any = None
-    name = ""
-    try:
-        for table in itertools.chain(map(_table, batches), [None]):
-            if table is not None:
-                waiting = table if waiting is None else pyarrow.concat_tables([waiting, table])
-            while waiting is not None and waiting.num_rows:
-                if writer is None or written.files[name] == rows_per_file:
-                    if writer is not None:
-                        writer.close()
-                    name = f"pairs-{len(written.files):06d}.parquet"
-                    written.files[name] = 0
-                    writer = pyarrow.parquet.ParquetWriter(
-                        folder / name, waiting.schema, compression="zstd", write_page_checksum=True
-                    )
-                size = min(ROW_GROUP, rows_per_file - written.files[name])
-                if table is not None and waiting.num_rows < size:
-                    break
-                group = waiting.slice(0, size).combine_chunks()
-                waiting = waiting.slice(size)
-                writer.write_table(group, row_group_size=ROW_GROUP)
-                written.files[name] += group.num_rows
-                written.n_table_bytes += group.nbytes
-                about = json.loads(group.schema.metadata[b"huggingface"])
-                written.features = about["info"]["features"]
-    finally:
-        if writer is not None:
-            writer.close()
+    pyarrow, written = import_pyarrow(), Written()
+    for name, pieces in in_files(batches, rows_per_file, "parquet"):
+        first = _table(next(pieces))
+        with pyarrow.parquet.ParquetWriter(
+            folder / name, first.schema, compression="zstd", write_page_checksum=True
+        ) as writer:
+            for table in itertools.chain([first], map(_table, pieces)):
+                writer.write_table(table)
+                written.files[name] = written.files.get(name, 0) + table.num_rows
+                written.n_table_bytes += table.nbytes
+        about = json.loads(first.schema.metadata[b"huggingface"])
+        written.features = about["info"]["features"]
     return written
 
 
@@ -168,26 +149,17 @@ def _dtype_name(arrow: Any) -> str:
     return {"halffloat": "float16", "float": "float32"}.get(str(arrow), str(arrow))
 
 
-@dataclass(frozen=True, kw_only=True)
-class CardFacts:
-    """Facts of the card about a store and the selection that was exported from it; `attacks`: how
-    many of its parts each kind made."""
-
-    manifest: dict[str, Any]
-    attacks: dict[str, int]
-    content_hash: str
-    n_runs: int
-    n_store_pairs: int
-    n_images: int
-    shape: tuple[int, ...]
-    n_file_bytes: int
-    selection: Selection
-    written: Written
-
-
-def dataset_card(facts: CardFacts) -> str:
-    """The README, its header in YAML first."""
-    written, shape = facts.written, ", ".join(map(str, facts.shape))
+def dataset_card(
+    dataset: Dataset,
+    selection: Selection,
+    written: Written,
+    *,
+    attacks: dict[str, int],
+    n_images: int,
+    n_file_bytes: int,
+) -> str:
+    """The README of an exported selection, its header in YAML first; `attacks`: how many of the
+    store's parts each kind made."""
     features, columns = [], _PICTURE_COLUMNS | {name: text for name, (_t, text) in NUMBERS.items()}
     types: dict[str, str] = {}
     for name, feature in written.features.items():
@@ -199,15 +171,15 @@ def dataset_card(facts: CardFacts) -> str:
         else:
             types[name] = feature.get("dtype", "image")
             features.append(f"    dtype: {types[name]}")
-    said = "confident pairs" if facts.selection.confident_only else "all pairs"
-    if facts.selection.min_iteration:
-        said += f" saved at iteration {facts.selection.min_iteration:,} or later"
-    if facts.selection.limit is not None:
-        said += f", the first {facts.selection.limit:,}"
-    attacks = ", ".join(f"{name} ({n:,} parts)" for name, n in facts.attacks.items())
-    several = len(mixed(facts.manifest))
+    selected = "confident pairs" if selection.confident_only else "all pairs"
+    if selection.min_iteration:
+        selected += f" saved at iteration {selection.min_iteration:,} or later"
+    if selection.limit is not None:
+        selected += f", the first {selection.limit:,}"
+    kinds = ", ".join(f"{name} ({n:,} parts)" for name, n in attacks.items())
+    several = len(mixed(dataset.manifest))
     if several > 1:
-        attacks += f"; `part` modulo {several} counts the experiments of `mixture` below"
+        kinds += f"; `part` modulo {several} counts the experiments of `mixture` below"
     table = [
         f"| `{name}` | {types.get(name, '')} | {meaning} |" for name, meaning in columns.items()
     ]
@@ -215,12 +187,14 @@ def dataset_card(facts: CardFacts) -> str:
         size=next((name for limit, name in _SIZES if written.n_pairs < limit), "n>1B"),
         features="\n".join(features),
         written=written,
-        facts=facts,
-        selected=said,
-        attacks=f"| attacks | {attacks} |\n" if facts.attacks else "",
-        shape=shape,
+        dataset=dataset,
+        n_images=n_images,
+        n_file_bytes=n_file_bytes,
+        selected=selected,
+        attacks=f"| attacks | {kinds} |\n" if attacks else "",
+        shape=", ".join(map(str, dataset.receipts[0].picture)),
         table="\n".join(table),
-        manifest=json.dumps(facts.manifest, indent=1, ensure_ascii=False),
+        manifest=json.dumps(dataset.manifest, indent=1, ensure_ascii=False),
     )
 
 
@@ -247,24 +221,24 @@ dataset_info:
   - name: train
     num_bytes: {written.n_table_bytes}
     num_examples: {written.n_pairs}
-  download_size: {facts.n_file_bytes}
+  download_size: {n_file_bytes}
   dataset_size: {written.n_table_bytes}
 ---
 
 # Reconstructions of training images
 
 {written.n_pairs:,} pairs of an image that a small network was trained on and what an attack on \
-the network's weights reconstructed of it; {facts.n_images:,} different images. They are \
+the network's weights reconstructed of it; {n_images:,} different images. They are \
 examples to learn from how such reconstructions are degraded, and how to undo it.
 
 | | |
 |---|---|
 | pairs here | {written.n_pairs:,} |
-| different images here | {facts.n_images:,} |
+| different images here | {n_images:,} |
 | selected | {selected} |
-| pairs in the store | {facts.n_store_pairs:,}, of {facts.n_runs:,} runs |
+| pairs in the store | {dataset.n_pairs:,}, of {dataset.n_runs:,} runs |
 {attacks}| image shape | {shape} |
-| hash of the store | `{facts.content_hash}` |
+| hash of the store | `{dataset.content_hash}` |
 
 ## Loading
 

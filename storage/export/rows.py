@@ -18,6 +18,7 @@ entry are fixed.
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import math
 import tarfile
@@ -40,6 +41,7 @@ from storage.pairs.layout import (
 
 WINDOW_ROWS = 4 * CHUNK_ROWS
 ROWS_PER_TAR = 10_000
+ROWS_AT_ONCE = 1000
 
 Array = npt.NDArray[Any]
 Render = Callable[[npt.NDArray[np.float32], npt.NDArray[np.float32]], npt.NDArray[np.uint8]]
@@ -130,6 +132,14 @@ class Pairs:
         numbers = {name: values[rows] for name, values in self.numbers.items()}
         return Pairs(self.original[rows], self.picture[rows], self.reconstruction[rows], numbers)
 
+    def __add__(self, more: Pairs) -> Pairs:
+        return Pairs(
+            np.concatenate([self.original, more.original]),
+            np.concatenate([self.picture, more.picture]),
+            np.concatenate([self.reconstruction, more.reconstruction]),
+            {name: np.concatenate([v, more.numbers[name]]) for name, v in self.numbers.items()},
+        )
+
 
 def selected_pairs(
     dataset: Dataset,
@@ -205,40 +215,52 @@ def png(pixels: npt.NDArray[np.uint8]) -> bytes:
     return content.getvalue()
 
 
+def in_files(
+    batches: Iterable[Pairs], rows_per_file: int, ending: str
+) -> Iterator[tuple[str, Iterator[Pairs]]]:
+    """The pairs by the files that they go into, `pairs-000000.tar` and so on for the ending "tar",
+    a thousand at a time, fewer at the end of a file."""
+
+    def cut() -> Iterator[tuple[int, Pairs]]:
+        n_given, rest = 0, None
+        for pairs in itertools.chain(batches, [None]):
+            if pairs is not None:
+                rest = pairs if rest is None else rest + pairs
+            while rest is not None and len(rest):
+                size = min(ROWS_AT_ONCE, rows_per_file - n_given % rows_per_file)
+                if pairs is not None and len(rest) < size:
+                    break
+                yield n_given // rows_per_file, rest[:size]
+                n_given, rest = n_given + size, rest[size:]
+
+    for number, numbered in itertools.groupby(cut(), key=lambda piece: piece[0]):
+        yield f"pairs-{number:06d}.{ending}", (pairs for _number, pairs in numbered)
+
+
 def write_tars(
     folder: Path, batches: Iterable[Pairs], *, rows_per_file: int = ROWS_PER_TAR
 ) -> dict[str, int]:
     """Writes `pairs-000000.tar` and so on into `folder`; their names and numbers of pairs."""
     written: dict[str, int] = {}
-    tar: tarfile.TarFile | None = None
-    name = ""
-    try:
-        for pairs in batches:
-            x = pairs.raw()
-            for i, key in enumerate(pairs.keys):
-                if tar is None or written[name] == rows_per_file:
-                    if tar is not None:
-                        tar.close()
-                    name = f"pairs-{len(written):06d}.tar"
-                    written[name] = 0
-                    tar = tarfile.open(folder / name, "x", format=tarfile.USTAR_FORMAT)  # noqa: SIM115
-                numbers = {n: _plain(values[i]) for n, values in pairs.numbers.items()}
-                raw = io.BytesIO()
-                np.lib.format.write_array(raw, x[i], version=(1, 0), allow_pickle=False)
-                files = {
-                    "original.png": png(pairs.original[i]),
-                    "picture.png": png(pairs.picture[i]),
-                    "reconstruction.npy": raw.getvalue(),
-                    "json": json.dumps(numbers, allow_nan=False).encode(),
-                }
-                for kind, content in files.items():
-                    entry = tarfile.TarInfo(f"{key}.{kind}")
-                    entry.size, entry.mode = len(content), 0o644
-                    tar.addfile(entry, io.BytesIO(content))
-                written[name] += 1
-    finally:
-        if tar is not None:
-            tar.close()
+    for name, pieces in in_files(batches, rows_per_file, "tar"):
+        with tarfile.open(folder / name, "x", format=tarfile.USTAR_FORMAT) as tar:
+            for pairs in pieces:
+                written[name] = written.get(name, 0) + len(pairs)
+                x = pairs.raw()
+                for i, key in enumerate(pairs.keys):
+                    numbers = {n: _plain(values[i]) for n, values in pairs.numbers.items()}
+                    raw = io.BytesIO()
+                    np.lib.format.write_array(raw, x[i], version=(1, 0), allow_pickle=False)
+                    files = {
+                        "original.png": png(pairs.original[i]),
+                        "picture.png": png(pairs.picture[i]),
+                        "reconstruction.npy": raw.getvalue(),
+                        "json": json.dumps(numbers, allow_nan=False).encode(),
+                    }
+                    for kind, content in files.items():
+                        entry = tarfile.TarInfo(f"{key}.{kind}")
+                        entry.size, entry.mode = len(content), 0o644
+                        tar.addfile(entry, io.BytesIO(content))
     return written
 
 

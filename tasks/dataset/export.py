@@ -18,7 +18,6 @@ import torch
 from recon_core.experiments import KKT
 from recon_core.matching import fit_to_range
 from storage.export.parquet import (
-    CardFacts,
     Written,
     dataset_card,
     import_pyarrow,
@@ -95,27 +94,24 @@ def export_pairs(
                 f"{selection.confident_only}, min_iteration={selection.min_iteration}, of "
                 f"{dataset.n_pairs} pairs); export --all, or lower --min-iteration"
             )
+        attacks = attacks_of(dataset, by_kind={KKT.family})
         sizes = {name: (staging / name).stat().st_size for name in files.files}
         if format == "huggingface":
-            facts = CardFacts(
-                manifest=dataset.manifest,
-                attacks=attacks_of(dataset, by_kind={KKT.family}),
-                content_hash=dataset.content_hash,
-                n_runs=dataset.n_runs,
-                n_store_pairs=dataset.n_pairs,
+            card = dataset_card(
+                dataset,
+                selection,
+                files,
+                attacks=attacks,
                 n_images=len(images),
-                shape=dataset.receipts[0].picture,
                 n_file_bytes=sum(sizes.values()),
-                selection=selection,
-                written=files,
             )
-            write_file(staging / "README.md", text_bytes(dataset_card(facts)))
+            write_file(staging / "README.md", text_bytes(card))
         write_description(
             staging,
             {
                 "format": format,
                 "store": {"hash": dataset.content_hash, "manifest": dataset.manifest},
-                "attacks": attacks_of(dataset, by_kind={KKT.family}),
+                "attacks": attacks,
                 "selection": asdict(selection),
                 "n_pairs": n_pairs,
                 "n_images": len(images),

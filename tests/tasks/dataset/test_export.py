@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 
 from recon_core.matching import fit_to_range
 from storage.errors import StoreFullError
-from storage.export.parquet import CardFacts, Written, dataset_card
+from storage.export.parquet import Written, dataset_card
 from storage.export.rows import NUMBERS, Selection
 from storage.object_store import LocalPlace
 from storage.pairs.dataset import Dataset, create_or_open
@@ -113,25 +113,14 @@ def test_hugging_face_loads_the_folder_as_its_card_says(
     assert read["original"].size == read["picture"].size == (8, 8)
 
 
-def test_the_card_of_a_mixture_says_which_attack_made_what() -> None:
-    one, other = {"attack": "kkt"}, {"attack": "span"}
-    facts = CardFacts(
-        manifest={"mixture": [one, other]},
-        attacks={"kkt": 3, "span": 2},
-        content_hash="0",
-        n_runs=10,
-        n_store_pairs=20,
-        n_images=4,
-        shape=(3, 8, 8),
-        n_file_bytes=1,
-        selection=Selection(),
-        written=Written(),
+def test_the_card_of_a_mixture_says_which_attack_made_what(dataset: Dataset) -> None:
+    mixture = copy.copy(dataset)
+    mixture.manifest = {"mixture": [{"attack": "kkt"}, {"attack": "span"}]}
+    attacks = {"kkt": 3, "span": 2}
+    card = dataset_card(
+        mixture, Selection(), Written(), attacks=attacks, n_images=4, n_file_bytes=1
     )
-    assert "| attacks | kkt (3 parts), span (2 parts); `part` modulo 2 counts" in dataset_card(
-        facts
-    )
-    alone = replace(facts, manifest=one, attacks={"kkt": 3})
-    assert "| attacks | kkt (3 parts) |" in dataset_card(alone)
+    assert "| attacks | kkt (3 parts), span (2 parts); `part` modulo 2 counts" in card
 
 
 def test_nothing_selected_is_an_error_and_leaves_nothing(tmp_path: Path, dataset: Dataset):
