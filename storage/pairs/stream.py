@@ -19,7 +19,7 @@ each, stored as float16.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -101,118 +101,6 @@ def block_order(dataset: Dataset, seed: int, epoch: int, interleave: int) -> lis
         active = [blocks for blocks in active if blocks]
 
 
-class WindowReader:
-    """Reads the windows of `n_per_window` of the `blocks` each; `seeds` are those of the orders."""
-
-    def __init__(
-        self,
-        dataset: Dataset,
-        repeats: Repeats | None,
-        blocks: Sequence[Block],
-        *,
-        n_per_window: int,
-        seeds: tuple[int, ...],
-    ) -> None:
-        self._dataset, self._repeats, self._blocks = dataset, repeats, blocks
-        self._n_per_window, self._seeds = n_per_window, seeds
-        self.n_windows = -(-len(blocks) // n_per_window)
-
-    def open(self, part: int) -> OpenPart:
-        """The small columns of `part`, and what `repeats` makes of them."""
-        pairs = {name: self._dataset.stored(part, f"pairs/{name}") for name in _PER_PAIR}
-        image_ids = self._dataset.stored(part, "targets/image_id")
-        pairs["image_id"] = image_ids[pairs["target_row"]].astype(np.int64)
-        means = self._dataset.stored(part, "runs/mean_image")
-        n_pairs = len(pairs["image_id"])
-        if self._repeats is None:
-            return OpenPart(pairs, np.ones(n_pairs, np.int64), means)
-        shown = ("image_id", "iteration", "ssim_best", "confident")
-        counts = np.asarray(self._repeats(part, {name: pairs[name] for name in shown}))
-        if counts.shape != (n_pairs,) or counts.dtype.kind not in "iu" or (counts < 0).any():
-            raise ValueError(
-                f"repeats gave {counts.dtype} {counts.shape} for part {part}; expected "
-                f"{n_pairs} integers, 0 or more"
-            )
-        return OpenPart(pairs, counts.astype(np.int64, copy=False), means)
-
-    def read(self, number: int, opened: dict[int, OpenPart], spread: Map = map) -> Window:
-        """Window `number`, its blocks read by `spread`: `map`, or that of a pool of threads.
-        `opened` has the open parts and is left with those of this window and the next one."""
-        first = number * self._n_per_window
-        blocks = self._blocks[first : first + self._n_per_window]
-        parts = sorted({block.part for block in blocks})
-        new = [part for part in parts if part not in opened]
-        opened.update(zip(new, spread(self.open, new), strict=True))
-
-        counts = [opened[block.part].counts[block.start : block.stop] for block in blocks]
-        rows = [block.start + np.flatnonzero(n) for block, n in zip(blocks, counts, strict=True)]
-        ends = np.cumsum([len(chosen) for chosen in rows])
-        receipt = self._dataset.receipt(blocks[0].part)
-        columns: Arrays = {
-            name: np.empty(
-                shape_of(column, int(ends[-1]), receipt.picture),
-                dtype_of(column, receipt.encoding),
-            )
-            for name, column in _COLUMNS.items()
-        }
-        columns |= {name: np.empty(ends[-1], np.int64) for name in ("image_id", "mean_row")}
-        n_means = np.cumsum([0, *(len(opened[part].means) for part in parts)])
-        first_mean = dict(zip(parts, n_means.tolist(), strict=False))
-
-        def fill(block: Block, chosen: npt.NDArray[np.int64], end: int) -> None:
-            if len(chosen):
-                place = slice(end - len(chosen), end)
-                into = {name: values[place] for name, values in columns.items()}
-                self._fill(into, opened[block.part], block.part, chosen)
-                into["mean_row"] += first_mean[block.part]
-
-        for _ in spread(fill, blocks, rows, ends.tolist()):
-            pass
-        times = np.concatenate(counts)
-        order = np.repeat(np.arange(ends[-1]), times[times > 0])
-        np.random.default_rng((*self._seeds, number, _WINDOW)).shuffle(order)
-        means = np.concatenate([opened[part].means for part in parts])
-        soon = {block.part for block in self._blocks[first : first + 2 * self._n_per_window]}
-        for part in opened.keys() - soon:
-            del opened[part]
-        return Window(columns, means, order)
-
-    def _fill(self, into: Arrays, opened: OpenPart, part: int, rows: npt.NDArray[np.int64]) -> None:
-        """Reads `rows`, ascending and of one block, of a part; pictures are copied only once."""
-        targets = opened.pairs["target_row"][rows].astype(np.int64)
-        for name, chosen in (("reconstruction", rows), ("target", targets), ("augment", targets)):
-            first, last = int(chosen.min()), int(chosen.max())
-            stored = self._dataset.stored(part, _COLUMNS[name], slice(first, last + 1))
-            np.take(stored, chosen - first, axis=0, out=into[name], mode="clip")
-        for name in ("scale", "iteration", "ssim_best", "image_id"):
-            into[name][...] = opened.pairs[name][rows]
-        into["mean_row"][...] = opened.pairs["run_row"][rows]
-
-
-def windows_in_turn(
-    reader: WindowReader, first: int, *, ahead: bool
-) -> Generator[Window, None, None]:
-    """Windows from `first` on. With `ahead` the next one is read, by threads that end with the
-    generator, while the last one is used. The window before should be released by then."""
-    opened: dict[int, OpenPart] = {}
-    if not ahead or first >= reader.n_windows:
-        for number in range(first, reader.n_windows):
-            yield reader.read(number, opened)
-        return
-    pool, coordinator = ThreadPoolExecutor(N_THREADS), ThreadPoolExecutor(1)
-    try:
-        waiting = coordinator.submit(reader.read, first, opened, pool.map)
-        for number in range(first + 1, reader.n_windows):
-            window = waiting.result()
-            waiting = coordinator.submit(reader.read, number, opened, pool.map)
-            yield window
-        yield waiting.result()
-    finally:
-        # The pool goes first: what the coordinator waits for is then cancelled.
-        for executor in (pool, coordinator):
-            executor.shutdown(wait=True, cancel_futures=True)
-
-
 class PairStream:
     """One reader's share of one epoch; iterate `batches`.
 
@@ -251,13 +139,10 @@ class PairStream:
             "interleave": interleave,
             "window_rows": window_rows,
         }
-        self._reader = WindowReader(
-            dataset,
-            repeats,
-            block_order(dataset, seed, epoch, interleave)[share[0] :: share[1]],
-            n_per_window=window_rows // BLOCK_ROWS,
-            seeds=(seed, epoch, *share),
-        )
+        self._repeats, self._seeds = repeats, (seed, epoch, *share)
+        self._blocks = block_order(dataset, seed, epoch, interleave)[share[0] :: share[1]]
+        self._n_per_window = window_rows // BLOCK_ROWS
+        self.n_windows = -(-len(self._blocks) // self._n_per_window)
         self._window = self._given = self._total = 0
         self._turn = object()
 
@@ -281,7 +166,7 @@ class PairStream:
         wanted_sizes = itertools.repeat(sizes) if isinstance(sizes, int) else sizes
         number, given = self._window, self._given
         window: Window | None = None
-        with closing(windows_in_turn(self._reader, number, ahead=self._prefetch)) as windows:
+        with closing(self._windows(number)) as windows:
             for size in wanted_sizes:
                 if size < 1:
                     raise ValueError(f"a batch of {size} examples; expected 1 or more")
@@ -324,6 +209,96 @@ class PairStream:
         check_settings(state["settings"], self._settings, "this stream has")
         self._window, self._given, self._total = state["window"], state["given"], state["total"]
         self._turn = object()
+
+    def _open(self, part: int) -> OpenPart:
+        """The small columns of `part`, and what `repeats` makes of them."""
+        pairs = {name: self._dataset.stored(part, f"pairs/{name}") for name in _PER_PAIR}
+        image_ids = self._dataset.stored(part, "targets/image_id")
+        pairs["image_id"] = image_ids[pairs["target_row"]].astype(np.int64)
+        means = self._dataset.stored(part, "runs/mean_image")
+        n_pairs = len(pairs["image_id"])
+        if self._repeats is None:
+            return OpenPart(pairs, np.ones(n_pairs, np.int64), means)
+        shown = ("image_id", "iteration", "ssim_best", "confident")
+        counts = np.asarray(self._repeats(part, {name: pairs[name] for name in shown}))
+        if counts.shape != (n_pairs,) or counts.dtype.kind not in "iu" or (counts < 0).any():
+            raise ValueError(
+                f"repeats gave {counts.dtype} {counts.shape} for part {part}; expected "
+                f"{n_pairs} integers, 0 or more"
+            )
+        return OpenPart(pairs, counts.astype(np.int64, copy=False), means)
+
+    def read_window(self, number: int, opened: dict[int, OpenPart], spread: Map = map) -> Window:
+        """Window `number`, its blocks read by `spread`: `map`, or that of a pool of threads.
+        `opened` has the open parts and is left with those of this window and the next one."""
+        first = number * self._n_per_window
+        blocks = self._blocks[first : first + self._n_per_window]
+        parts = sorted({block.part for block in blocks})
+        new = [part for part in parts if part not in opened]
+        opened.update(zip(new, spread(self._open, new), strict=True))
+
+        counts = [opened[block.part].counts[block.start : block.stop] for block in blocks]
+        rows = [block.start + np.flatnonzero(n) for block, n in zip(blocks, counts, strict=True)]
+        ends = np.cumsum([len(chosen) for chosen in rows])
+        receipt = self._dataset.receipt(blocks[0].part)
+        columns: Arrays = {
+            name: np.empty(
+                shape_of(column, int(ends[-1]), receipt.picture),
+                dtype_of(column, receipt.encoding),
+            )
+            for name, column in _COLUMNS.items()
+        }
+        columns |= {name: np.empty(ends[-1], np.int64) for name in ("image_id", "mean_row")}
+        n_means = np.cumsum([0, *(len(opened[part].means) for part in parts)])
+        first_mean = dict(zip(parts, n_means.tolist(), strict=False))
+
+        def fill(block: Block, chosen: npt.NDArray[np.int64], end: int) -> None:
+            """Reads rows of one block, ascending; pictures are copied only once."""
+            if not len(chosen):
+                return
+            pairs, part = opened[block.part].pairs, block.part
+            into = {name: values[end - len(chosen) : end] for name, values in columns.items()}
+            targets = pairs["target_row"][chosen].astype(np.int64)
+            for name in ("reconstruction", "target", "augment"):
+                wanted = chosen if name == "reconstruction" else targets
+                low, high = int(wanted.min()), int(wanted.max())
+                stored = self._dataset.stored(part, _COLUMNS[name], slice(low, high + 1))
+                np.take(stored, wanted - low, axis=0, out=into[name], mode="clip")
+            for name in ("scale", "iteration", "ssim_best", "image_id"):
+                into[name][...] = pairs[name][chosen]
+            into["mean_row"][...] = pairs["run_row"][chosen] + first_mean[part]
+
+        for _ in spread(fill, blocks, rows, ends.tolist()):
+            pass
+        times = np.concatenate(counts)
+        order = np.repeat(np.arange(ends[-1]), times[times > 0])
+        np.random.default_rng((*self._seeds, number, _WINDOW)).shuffle(order)
+        means = np.concatenate([opened[part].means for part in parts])
+        soon = {block.part for block in self._blocks[first : first + 2 * self._n_per_window]}
+        for part in opened.keys() - soon:
+            del opened[part]
+        return Window(columns, means, order)
+
+    def _windows(self, first: int) -> Generator[Window, None, None]:
+        """Windows from `first` on. With `prefetch` the next one is read, by threads that end with
+        the generator, while the last one is used. The window before should be released by then."""
+        opened: dict[int, OpenPart] = {}
+        if not self._prefetch or first >= self.n_windows:
+            for number in range(first, self.n_windows):
+                yield self.read_window(number, opened)
+            return
+        pool, coordinator = ThreadPoolExecutor(N_THREADS), ThreadPoolExecutor(1)
+        try:
+            waiting = coordinator.submit(self.read_window, first, opened, pool.map)
+            for number in range(first + 1, self.n_windows):
+                window = waiting.result()
+                waiting = coordinator.submit(self.read_window, number, opened, pool.map)
+                yield window
+            yield waiting.result()
+        finally:
+            # The pool goes first: what the coordinator waits for is then cancelled.
+            for executor in (pool, coordinator):
+                executor.shutdown(wait=True, cancel_futures=True)
 
     def _gather(self, window: Window, chosen: npt.NDArray[np.int64], *, scaled: bool) -> Arrays:
         batch = {name: _rows(values, chosen) for name, values in window.columns.items()}

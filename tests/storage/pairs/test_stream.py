@@ -169,7 +169,7 @@ def test_shares_are_disjoint_complete_and_even(dataset: Dataset, n_readers: int)
     plain = [stream(dataset, repeats=None, share=(r, n_readers)) for r in range(n_readers)]
     n_given = [sum(len(b["iteration"]) for b in share.batches(512)) for share in plain]
     assert sum(n_given) == dataset.n_pairs
-    n_blocks = [share._reader._blocks for share in plain]
+    n_blocks = [share._blocks for share in plain]
     assert max(map(len, n_blocks)) - min(map(len, n_blocks)) <= 1
 
 
@@ -177,7 +177,7 @@ def test_each_reader_meets_all_parts(dataset: Dataset):
     """Blocks are not dealt to readers in step with the parts."""
     for reader in range(3):
         share = stream(dataset, repeats=None, share=(reader, 3), interleave=3)
-        assert len({block.part for block in share._reader._blocks}) > 2
+        assert len({block.part for block in share._blocks}) > 2
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
@@ -244,7 +244,7 @@ def watch_windows(
     """The numbers of the windows that are read from now on, and the windows."""
     numbers: list[int] = []
     read_windows: list[weakref.ref[streams.Window]] = []
-    read = streams.WindowReader.read
+    read = PairStream.read_window
 
     def watched(self: Any, number: int, *arguments: Any) -> streams.Window:
         numbers.append(number)
@@ -252,7 +252,7 @@ def watch_windows(
         read_windows.append(weakref.ref(window))
         return window
 
-    monkeypatch.setattr(streams.WindowReader, "read", watched)
+    monkeypatch.setattr(PairStream, "read_window", watched)
     return numbers, read_windows
 
 
@@ -271,10 +271,10 @@ def test_reading_ahead_is_bounded(
 
 
 def test_only_the_parts_in_reach_are_open(dataset: Dataset):
-    reader = stream(dataset, interleave=2)._reader
+    reader = stream(dataset, interleave=2)
     opened: dict[int, Any] = {}
     for number in range(reader.n_windows):
-        reader.read(number, opened)
+        reader.read_window(number, opened)
         assert len(opened) <= 4
     assert not opened or number == reader.n_windows - 1
 
@@ -359,10 +359,10 @@ def test_repeated_pairs_are_spread_over_the_epoch(dataset: Dataset):
 def test_windows_mix_parts(dataset: Dataset):
     """Within a window, the examples of its parts are not in runs."""
     one = stream(dataset, repeats=None, interleave=6, window_rows=6 * BLOCK_ROWS)
-    window = one._reader.read(0, {})
+    window = one.read_window(0, {})
     part_of = np.repeat(
-        [block.part for block in one._reader._blocks[:6]],
-        [block.stop - block.start for block in one._reader._blocks[:6]],
+        [block.part for block in one._blocks[:6]],
+        [block.stop - block.start for block in one._blocks[:6]],
     )[window.order]
     assert len(set(part_of)) == 6
     changes = (np.diff(part_of) != 0).mean()
@@ -419,7 +419,7 @@ def test_damage_further_on_leaves_what_was_given(dataset: Dataset, tmp_path: Pat
     """Batches before the damaged window are given, and the state is that after the last one."""
     damaged = store(tmp_path / "s", 6, n_runs=3, n_images=20, n_pairs=1100 // 3 + 1, size=2)
     whole = names(stream(dataset).batches(64))
-    reader = stream(damaged)._reader
+    reader = stream(damaged)
     first = {block.part for block in reader._blocks[:2]}
     part = next(block.part for block in reader._blocks if block.part not in first | {3})
     group = tmp_path / "s/parts" / damaged.receipt(part).group
