@@ -12,9 +12,9 @@ import errno
 import hashlib
 import json
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ from storage.errors import CorruptPartError, DocumentError, SourceError
 from storage.files import WHOLE_BYTES, open_regular, read_bounded, reason_of
 
 if TYPE_CHECKING:
-    from pydantic import ValidationError
+    from pydantic import ConfigDict
 
     from storage.object_store import Place
 
@@ -31,6 +31,11 @@ MAX_DEPTH = 64
 """Objects and lists inside each other; the deepest of the records has 8."""
 
 _LONGEST_REASON = 200
+
+Model = TypeVar("Model")
+
+STRICT: ConfigDict = {"strict": True, "extra": "forbid"}
+"""Of every model of a document."""
 
 
 def read_document(path: Path, fix: str) -> dict[str, Any]:
@@ -89,23 +94,39 @@ def read_sealed(place: Place, name: str, seal: str, fix: str) -> dict[str, Any]:
     where = f"{place}/{name}"
     try:
         body = parse_document(place.read(name), where, fix)
+        if missing := {"schema", seal} - body.keys():
+            kind = seal.removesuffix("_sha256")
+            raise DocumentError(f"{where} is not a {kind} (it has no {min(missing)}); {fix}")
+        expected = body.pop(seal)
+        if expected != seal_of(body):
+            raise ValueError
     except (FileNotFoundError, NotADirectoryError):
         raise
     except OSError as error:
         raise CorruptPartError(f"{where} cannot be read ({reason_of(error)}); {fix}") from error
     except DocumentError as error:
         raise CorruptPartError(str(error)) from error
-    if missing := {"schema", seal} - body.keys():
-        kind = seal.removesuffix("_sha256")
-        raise CorruptPartError(f"{where} is not a {kind} (it has no {min(missing)}); {fix}")
-    expected = body.pop(seal)
-    try:
-        intact = expected == seal_of(body)
-    except ValueError:  # infinity, which no writer seals
-        intact = False
-    if not intact:
-        raise CorruptPartError(f"{where} was edited after it was written ({seal} differs); {fix}")
+    except ValueError as error:  # or infinity, which no writer seals
+        raise CorruptPartError(
+            f"{where} was edited after it was written ({seal} differs); {fix}"
+        ) from error
     return body
+
+
+def strictly(model: Callable[..., Model], body: Mapping[str, Any], where: str, fix: str) -> Model:
+    """`model` of the fields in `body`, which was found at `where`. Raises CorruptPartError with the
+    first fault that pydantic finds."""
+    import pydantic
+
+    try:
+        return model(**body)
+    except pydantic.ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        said = str(fault.get("ctx", {}).get("error", ""))  # of a validator of ours
+        value = repr(fault["input"])
+        value = value if len(value) <= 80 else f"{value[:77]}..."
+        said = said or f"{'.'.join(map(str, fault['loc']))} is {value}: {fault['msg']}"
+        raise CorruptPartError(f"{where} is not of this schema: {said}; {fix}") from error
 
 
 @contextlib.contextmanager
@@ -120,16 +141,6 @@ def understood(where: str | Path, fix: str) -> Iterator[None]:
         raise DocumentError(f"{where} has no {_short(error)}; {fix}") from error
     except (ValueError, TypeError, AttributeError, IndexError, OverflowError) as error:
         raise DocumentError(f"{where} is not as it was written ({_short(error)}); {fix}") from error
-
-
-def first_fault(error: ValidationError) -> str:
-    """The first fault that pydantic found, such as `n_pairs is -1: Input should be ...`."""
-    fault = error.errors(include_url=False)[0]
-    if fault["type"] == "value_error":  # of a validator of ours, which names the value itself
-        return str(fault["ctx"]["error"])
-    shown = repr(fault["input"])
-    shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
-    return f"{'.'.join(map(str, fault['loc']))} is {shown}: {fault['msg']}"
 
 
 def _unambiguous(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

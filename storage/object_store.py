@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path, PurePath, PurePosixPath
 from typing import TYPE_CHECKING, TypeAlias
@@ -86,13 +86,6 @@ class LocalPlace:
                 pieces.append(piece)
                 start += len(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-    def read_many(self, limits: Mapping[str, int]) -> Iterator[bytes]:
-        """`read` of each name with its limit, in order."""
-        return map(self.read, limits.keys(), limits.values())
-
-    def size(self, name: str) -> int:
-        return (self.root / name).stat().st_size
 
     def modified(self, name: str) -> float:
         """Time of the last change of a file, or of a folder itself: seconds since 1970."""

@@ -282,7 +282,7 @@ def create_or_open(
 def is_store(root: Location | Place) -> bool:
     """True if there is a store at `root`, of whatever version."""
     try:
-        open_place(root).size(layout.STORE_FILE)
+        open_place(root).modified(layout.STORE_FILE)
     except (FileNotFoundError, NotADirectoryError):
         return False
     return True

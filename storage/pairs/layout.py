@@ -17,13 +17,15 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
+import pydantic
 
-from storage.documents import read_sealed, seal_of
-from storage.errors import CorruptPartError, StorageError, StoreMismatchError
+from storage.documents import STRICT, read_sealed, seal_of, strictly
+from storage.errors import StorageError, StoreMismatchError
 from storage.files import json_bytes
 from storage.object_store import Place
 
@@ -302,9 +304,19 @@ def check_values(cast: Columns, sizes: Mapping[str, int]) -> None:
         raise ValueError("runs/run has a run number twice; give each run once")
 
 
+@pydantic.dataclasses.dataclass(frozen=True, config=STRICT)
+class Description:
+    """The `store.json` of a store but for its seal."""
+
+    encoding: Encoding
+    manifest: dict[str, Any]
+    schema: str = SCHEMA
+    version: int = VERSION
+
+
 def create_store_file(place: Place, encoding: Encoding, manifest: dict[str, Any]) -> None:
     """Writes the `store.json` of a new store, unless somebody else has."""
-    body = {"schema": SCHEMA, "version": VERSION, "encoding": encoding, "manifest": manifest}
+    body = asdict(Description(encoding, manifest))
     place.create(STORE_FILE, json_bytes(body | {_SEAL: seal_of(body)}))
 
 
@@ -312,30 +324,20 @@ def read_store_file(place: Place) -> tuple[Encoding, dict[str, Any]]:
     """Encoding and manifest in the `store.json` of the store at `place`. Raises StorageError if
     there is none, CorruptPartError if it cannot be read or is not what was written,
     StoreMismatchError for another schema or version."""
-    where = f"{place}/{STORE_FILE}"
     try:
         body = read_sealed(place, STORE_FILE, _SEAL, _FIX)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise StorageError(
             f"{place} is not a store: it has no {STORE_FILE}; generate one first"
         ) from error
-    if body["schema"] != SCHEMA or (type(body.get("version")), body.get("version")) != (
-        int,
-        VERSION,
-    ):
+    if (body["schema"], body.get("version")) != (SCHEMA, VERSION):
         raise StoreMismatchError(
-            f"{where} has schema {body['schema']!r} version {body.get('version')!r}, this is "
-            f"{SCHEMA!r} version {VERSION}; use the release of palimpsest that wrote it, or "
-            "another folder"
+            f"{place}/{STORE_FILE} has schema {body['schema']!r} version {body.get('version')!r}, "
+            f"this is {SCHEMA!r} version {VERSION}; use the release of palimpsest that wrote it, "
+            "or another folder"
         )
-    encoding, manifest = body.get("encoding"), body.get("manifest")
-    if len(body) != 4 or encoding not in ENCODINGS or not isinstance(manifest, dict):
-        raise CorruptPartError(
-            f"{where} has {', '.join(sorted(body))}, encoding {encoding!r} and as manifest a "
-            f"{type(manifest).__name__}; expected schema, version, encoding, one of "
-            f"{', '.join(ENCODINGS)}, and manifest, an object; {_FIX}"
-        )
-    return encoding, manifest
+    found = strictly(Description, body, f"{place}/{STORE_FILE}", _FIX)
+    return found.encoding, found.manifest
 
 
 def fits(manifest: Mapping[str, Any], fingerprint: str) -> bool | None:

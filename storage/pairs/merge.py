@@ -13,6 +13,7 @@ an orphan for `vacuum`; run again, it goes on. The sources are only read.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -163,10 +164,13 @@ def _copy_part(found: _Found, part: int, place: Place) -> None:
     receipt, source = found
     with new_group(place, part) as group:
         for names in _batches(receipt):
-            limits = {f"{PARTS_FOLDER}/{receipt.group}/{n}": receipt.files[n][0] for n in names}
+            paths = [f"{PARTS_FOLDER}/{receipt.group}/{name}" for name in names]
+            limits = [receipt.files[name][0] for name in names]
             problem = ""
             try:
-                files = dict(zip(names, source.place.read_many(limits), strict=True))
+                with ThreadPoolExecutor(source.place.n_parallel) as pool:
+                    contents = pool.map(source.place.read, paths, limits)
+                    files = dict(zip(names, contents, strict=True))
             except (FileNotFoundError, NotADirectoryError) as error:
                 problem = f"a file of {receipt.group} is missing ({error})"
             except OSError as error:
@@ -186,13 +190,11 @@ def _copy_part(found: _Found, part: int, place: Place) -> None:
 
 
 def _batches(receipt: Receipt) -> Iterator[list[str]]:
+    """The files of a part, some of them at a time."""
     batch: list[str] = []
-    n_bytes = 0
     for name, (size, _crc) in sorted(receipt.files.items()):
-        if batch and n_bytes + size > _BATCH_BYTES:
+        if batch and size + sum(receipt.files[other][0] for other in batch) > _BATCH_BYTES:
             yield batch
-            batch, n_bytes = [], 0
+            batch = []
         batch.append(name)
-        n_bytes += size
-    if batch:
-        yield batch
+    yield batch

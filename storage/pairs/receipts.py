@@ -19,7 +19,7 @@ import math
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Self, TypedDict
 
 import numpy as np
@@ -27,7 +27,7 @@ import numpy.typing as npt
 import pydantic
 from numcodecs.zstd import Zstd
 
-from storage.documents import first_fault, read_sealed, seal_of
+from storage.documents import STRICT, read_sealed, seal_of, strictly
 from storage.errors import CorruptPartError, UnsettledError
 from storage.files import json_bytes
 from storage.object_store import Place
@@ -98,9 +98,7 @@ class ImageTable:
     n_pairs: npt.NDArray[np.int64]
 
 
-@pydantic.dataclasses.dataclass(
-    frozen=True, kw_only=True, config=pydantic.ConfigDict(strict=True, extra="forbid")
-)
+@pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=STRICT)
 class Receipt:
     """One part: where it is, how it came about, what is in it. `array_hashes` maps each column to
     its `array_hash`, `files` the name of each file of the group to its size and CRC-32C. `picture`
@@ -268,19 +266,13 @@ def load_receipt(place: Place, name: str) -> Receipt:
     """The receipt in the file `name` of the store at `place`. Raises FileNotFoundError, or
     CorruptPartError if it cannot be read, is not a receipt, was edited, or belongs to another
     part."""
-    body = read_sealed(place, name, _SEAL, _FIX)
-    schema, where = body["schema"], f"{place}/{name}"
-    if schema != schema_name() or set(body) != {field.name for field in fields(Receipt)}:
+    body, where = read_sealed(place, name, _SEAL, _FIX), f"{place}/{name}"
+    if body["schema"] != schema_name():
         raise CorruptPartError(
-            f"{where} has schema {schema!r} and {len(body)} fields, expected {schema_name()!r} and "
-            f"{len(fields(Receipt))}; read it with the version of palimpsest that wrote it"
+            f"{where} has schema {body['schema']!r}, expected {schema_name()!r}; read it with the "
+            "version of palimpsest that wrote it"
         )
-    try:
-        receipt = Receipt(**body)
-    except pydantic.ValidationError as error:
-        raise CorruptPartError(
-            f"{where} is not a receipt of this schema: {first_fault(error)}; {_FIX}"
-        ) from error
+    receipt = strictly(Receipt, body, where, _FIX)
     if where.rpartition("/")[2] != receipt_name(receipt.part):
         raise CorruptPartError(f"{where} is the receipt of part {receipt.part}; {_FIX}")
     return receipt
@@ -299,9 +291,6 @@ def load_receipts(place: Place, names: Sequence[str]) -> Iterator[Receipt]:
                 f"just removed it; look again, or {_FIX}"
             ) from error
 
-    if place.n_parallel == 1:
-        yield from map(load, names)
-        return
     with ThreadPoolExecutor(place.n_parallel) as pool:
         yield from pool.map(load, names)
 

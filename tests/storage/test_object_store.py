@@ -37,8 +37,6 @@ def test_what_is_written_is_read(place: Place):
     ]
     assert place.children("a") == ["b", "two"]
     assert place.read("a/two") == b"22"
-    assert place.size("a/two") == 2
-    assert list(place.read_many({"a/two": 2, "a/b/one": 1})) == [b"22", b"1"]
     before = place.files("a")[-1]
     place.replace("a/two", b"333")
     assert place.read("a/two") == b"333"
@@ -62,7 +60,7 @@ def test_what_is_absent(place: Place):
         with pytest.raises(FileNotFoundError):
             place.read_range(name, 0, 4)
         with pytest.raises(FileNotFoundError):
-            place.size(name)
+            place.modified(name)
         place.remove(name)
     assert place.files("none") == []
     assert place.children("none") == []
