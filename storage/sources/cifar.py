@@ -233,9 +233,6 @@ class _RestrictedUnpickler(pickle._Unpickler):
             raise ValueError(f"text encoding {encoding!r}")
         return text.encode("latin1")
 
-    def persistent_load(self, _pid: Any) -> Any:
-        raise SourceError(f"{self._name} refers to outside objects, which CIFAR does not do")
-
 
 class _NdArray:
     """Stands for numpy's ndarray, which is only named: called, it would allocate any shape."""

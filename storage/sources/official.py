@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import gzip
 import io
+import re
 import struct
 import warnings
 import zlib
 from collections import Counter
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -165,12 +166,13 @@ SVHN_SITE = "http://ufldl.stanford.edu/housenumbers/"
 MOST_SVHN_IMAGES = 600_000
 MOST_SVHN_BYTES = 2**31
 _COMPRESSED = 15
-_NO_NUMBERS = ("cell", "struct", "object", "function", "opaque", "unknown", "sparse", "char")
 
 
 def svhn_pictures(path: Path, split: str) -> Pictures:
     """Images (n, 3, 32, 32) and digits (n,) of a split's file in the folder `path`. Raises
     SourceError if it is missing, no MATLAB version 5 file, or not what SVHN has."""
+    from scipy.io import loadmat, whosmat
+
     file = path / {"train": "train_32x32.mat", "heldout": "test_32x32.mat"}[split]
     if not path.is_dir():
         raise SourceError(
@@ -182,32 +184,6 @@ def svhn_pictures(path: Path, split: str) -> Pictures:
             f"{path} has no {file.name}; download it (format 2, cropped digits) from {SVHN_SITE}"
         )
     again = f"download it again, from {SVHN_SITE}"
-    variables = _svhn_variables(file, again)
-    X: Any = variables.get("X")
-    y: Any = variables.get("y")
-    fits = isinstance(X, np.ndarray) and X.dtype == np.uint8 and X.ndim == 4
-    if not fits or X.shape[:3] != (32, 32, 3) or X.shape[3] == 0:
-        raise SourceError(
-            f"{file} has {_described('X', X)}; expected uint8 (32, 32, 3, n): {again}"
-        )
-    n = X.shape[3]
-    if not isinstance(y, np.ndarray) or y.dtype.kind not in "iuf" or y.shape != (n, 1):
-        raise SourceError(
-            f"{file} has {_described('y', y)}; expected numbers ({n}, 1), one per image: {again}"
-        )
-    wrong = np.flatnonzero(~np.isin(y[:, 0], np.arange(1, 11)))
-    if len(wrong):
-        raise SourceError(
-            f"{file} has the label {y[wrong[0], 0]} in row {wrong[0]}; SVHN has 1 to 10, and 10 is "
-            f"the digit 0: {again}"
-        )
-    images = np.ascontiguousarray(X.transpose(3, 2, 0, 1))
-    return "SVHN", images, y[:, 0].astype(np.int64) % 10, DIGITS
-
-
-def _svhn_variables(file: Path, again: str) -> dict[str, Any]:
-    from scipy.io import loadmat, whosmat
-
     try:
         with open_regular(file) as content, warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)  # scipy warns of variables it cannot read
@@ -218,20 +194,36 @@ def _svhn_variables(file: Path, again: str) -> dict[str, Any]:
                 )
             content.seek(0)
             unpacked = _unpacked_matlab(content)
-            for name, shape, kind in whosmat(unpacked):
-                n_most = max(shape, default=0)
-                if name in ("X", "y") and (kind in _NO_NUMBERS or n_most > MOST_SVHN_IMAGES):
-                    raise SourceError(
-                        f"{file} has {name} as {kind} {shape}; expected numbers of at most "
-                        f"{MOST_SVHN_IMAGES:,} images: {again}"
-                    )
+            announced = {name: (kind, shape) for name, shape, kind in whosmat(unpacked)}
+            kind, shape = announced.get("X", ("no variable", ()))
+            n = shape[3] if len(shape) == 4 else 0
+            if kind != "uint8" or shape[:3] != (32, 32, 3) or not 0 < n <= MOST_SVHN_IMAGES:
+                raise SourceError(
+                    f"{file} has X as {kind} {shape}; expected uint8 (32, 32, 3, n) of at most "
+                    f"{MOST_SVHN_IMAGES:,} images: {again}"
+                )
+            kind, shape = announced.get("y", ("no variable", ()))
+            if not re.fullmatch("u?int\\d+|single|double", kind) or shape != (n, 1):
+                raise SourceError(
+                    f"{file} has y as {kind} {shape}; expected numbers ({n}, 1), one per image: "
+                    f"{again}"
+                )
             unpacked.seek(0)
-            return dict(loadmat(unpacked, variable_names=["X", "y"]))
+            variables = loadmat(unpacked, variable_names=["X", "y"])
     except SourceError:
         raise
     except Exception as error:  # a broken file may fail in any way
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise SourceError(f"{file} cannot be read as a MATLAB file ({reason}); {again}") from error
+    digits = variables["y"][:, 0]
+    wrong = np.flatnonzero(~np.isin(digits, np.arange(1, 11)) | np.iscomplexobj(digits))
+    if len(wrong):
+        raise SourceError(
+            f"{file} has the label {digits[wrong[0]]} in row {wrong[0]}; SVHN has 1 to 10, and 10 "
+            f"is the digit 0: {again}"
+        )
+    images = np.ascontiguousarray(variables["X"].transpose(3, 2, 0, 1))
+    return "SVHN", images, digits.astype(np.int64) % 10, DIGITS
 
 
 def _unpacked_matlab(content: BinaryIO) -> io.BytesIO:
@@ -255,12 +247,6 @@ def _unpacked_matlab(content: BinaryIO) -> io.BytesIO:
         made.write(element)
     made.seek(0)
     return made
-
-
-def _described(name: str, value: Any) -> str:
-    if isinstance(value, np.ndarray):
-        return f"{name} as {value.dtype} {value.shape}"
-    return f"no variable {name}" if value is None else f"{name} as {type(value).__name__}"
 
 
 # Tiny ImageNet: 200 classes of ImageNet at 64 x 64 (Stanford's CS231n). The folder has the classes

@@ -5,10 +5,6 @@ from __future__ import annotations
 import errno
 import multiprocessing
 import os
-import signal
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -176,76 +172,6 @@ def test_an_interrupt_just_after_publishing_keeps_the_part(
     assert (report.ok, report.n_checked) == (True, 1)
 
 
-# death
-
-KILLED = """
-    import os, signal, sys
-    from pathlib import Path
-    from storage.pairs import parts
-    from storage import object_store as places
-    from tests.storage.stores import write
-
-    def die(*args):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    where, root = sys.argv[1], Path(sys.argv[2])
-    write(root, 0)
-    if where == "files":
-        original = places.write_synced
-        calls = iter(range(100))
-        def write_synced(path, content):
-            if next(calls) == 12:
-                die()
-            original(path, content)
-        places.write_synced = write_synced
-    elif where == "sync":
-        places.sync = die
-    elif where == "receipt":
-        parts.publish_receipt = die
-    elif where in ("before link", "after link"):
-        original_link = os.link
-        def link(source, target):
-            if where == "after link":
-                original_link(source, target)
-            if target.name == "part-000001.json":
-                die()
-            original_link(source, target)
-        os.link = link
-    write(root, 1)
-"""
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    """Parts 0 and 1, written by nobody who died."""
-    return store(tmp_path_factory.mktemp("undisturbed") / "s", 2)
-
-
-@pytest.mark.parametrize("where", ["files", "sync", "receipt", "before link", "after link"])
-def test_killed_while_writing(tmp_path: Path, where: str, undisturbed: Dataset):
-    """kill -9 anywhere leaves a store that verifies, and the part can be written afterwards."""
-    root = tmp_path / "s"
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(KILLED), where, str(root)],
-        cwd=Path(__file__).parents[3],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
-    published = where == "after link"
-    dataset = Dataset(root)
-    assert [receipt.part for receipt in dataset.receipts] == ([0, 1] if published else [0])
-    report = dataset.verify()
-    assert report.ok
-    assert len(report.orphans) == {"before link": 2}.get(where, 1)
-    write(root, 1)
-    dataset.refresh()
-    assert dataset.content_hash == undisturbed.content_hash
-
-
-# full device
-
-
 def test_other_failures_of_the_device_are_not_called_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -253,6 +179,3 @@ def test_other_failures_of_the_device_are_not_called_full(
     Calls(monkeypatch, lambda: OSError(errno.EIO, os.strerror(errno.EIO)), at=3)
     with pytest.raises(OSError, match="Input/output error"):
         write(tmp_path / "s", 1)
-
-
-# damage
