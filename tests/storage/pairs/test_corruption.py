@@ -55,7 +55,7 @@ def test_damage_on_s3_is_found_and_never_returned(s3: S3Server):
     assert damage(known, shards, truncated, 4)["refused"] > 1
 
 
-def test_flips_in_receipts_and_in_the_description(tmp_path: Path):
+def test_flips_in_receipts(tmp_path: Path):
     """Either the store is refused by name, or nothing that is read from it has changed."""
     intact = store(tmp_path / "s", 2)
     files = Bytes(tmp_path / "s")
@@ -74,16 +74,6 @@ def test_flips_in_receipts_and_in_the_description(tmp_path: Path):
                     vacuum(tmp_path / "s", older_than_s=0)
             else:
                 assert dataset.receipts == intact.receipts
-    for _ in range(100):
-        with files.damaged("store.json", flipped(files.get("store.json"), rng)):
-            try:
-                dataset = Dataset(tmp_path / "s")
-            except (CorruptPartError, StoreMismatchError):
-                continue
-            else:
-                assert dataset.encoding == intact.encoding
-                assert dataset.manifest == intact.manifest
-                assert dataset.content_hash == intact.content_hash
     assert intact.verify().ok
 
 
@@ -106,26 +96,18 @@ def problem(dataset: Dataset, *words: str) -> str:
     return report.problems[0]
 
 
-@pytest.mark.parametrize("name", ["pairs/reconstruction", "pairs/confident", "runs/run"])
-def test_a_deleted_shard(three: Dataset, name: str):
-    root, group = Path(three.root), three.receipts[1].group
-    shard = next((root / "parts" / group / name).glob("c.*"))
-    shard.unlink()
-    problem(three, "part 1", str(shard), "is missing", "generate it again")
+@pytest.mark.parametrize("name", ["pairs/reconstruction", "pairs/confident", "runs/run", ""])
+def test_a_deleted_shard_or_group(three: Dataset, name: str):
+    root, group = Path(three.root), Path(three.root, "parts", three.receipts[1].group)
+    gone = next((group / name).glob("c.*")) if name else group
+    gone.unlink() if name else shutil.rmtree(gone)
+    problem(three, "part 1", str(gone), "is missing", "remove its receipt and generate it again")
     for dataset in (three, Dataset(root)):
         with pytest.raises(CorruptPartError, match=rf"part 1: .*{name}.*generate it again"):
-            dataset.stored(1, name)
+            dataset.stored(1, name or "pairs/iteration")
         with pytest.raises(CorruptPartError):
-            dataset.column(name)
+            dataset.column(name or "pairs/iteration")
         np.testing.assert_array_equal(dataset.read(2, ["runs/run"])["runs/run"], [4, 5])
-
-
-def test_a_deleted_group_is_a_receipt_without_data(three: Dataset):
-    group = Path(three.root, "parts", three.receipts[1].group)
-    shutil.rmtree(group)
-    problem(three, "part 1", group.name, "is missing", "remove its receipt", "generate it again")
-    with pytest.raises(CorruptPartError, match=r"part 1: .*is missing"):
-        Dataset(three.root).stored(1, "pairs/iteration")
 
 
 @pytest.mark.parametrize(
@@ -196,18 +178,6 @@ def test_foreign_files(three: Dataset, name: str, words: tuple[str, ...]):
     assert Dataset(three.root).content_hash == three.content_hash
 
 
-def test_shards_that_changed_places(three: Dataset):
-    """Each is a whole shard with right checksums; only the receipt knows where it belongs."""
-    group = Path(three.root, "parts", three.receipts[1].group, "pairs")
-    first, second = group / "ssim_best/c.0", group / "ssim_second/c.0"
-    contents = first.read_bytes(), second.read_bytes()
-    first.write_bytes(contents[1])
-    second.write_bytes(contents[0])
-    problems = three.verify().problems
-    assert any("pairs/ssim_best" in text for text in problems)
-    assert any("pairs/ssim_second" in text for text in problems)
-
-
 def test_the_group_of_another_part(three: Dataset):
     groups = [Path(three.root, "parts", receipt.group) for receipt in three.receipts]
     shutil.rmtree(groups[1])
@@ -237,9 +207,6 @@ def test_other_schemas_are_refused_by_name(three: Dataset, change: dict[str, Any
     ):
         with pytest.raises((StoreMismatchError, CorruptPartError), match=words):
             use()
-
-
-# the stream
 
 
 def test_damage_on_s3_is_named(s3: S3Server):
