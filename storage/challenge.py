@@ -53,9 +53,8 @@ class Challenge:
 
 
 def write_challenge(folder: Path, challenge: Challenge, secret_facts: Mapping[str, Any]) -> None:
-    """Everything, under its name only when it is whole. Raises SourceError unless the folder is
+    """Everything, under its name only when it is whole. Raises ValueError unless the folder is
     empty."""
-    check_new(folder)
     with whole_folder(folder) as rough:
         (rough / SECRET).mkdir()
         arrays = {
@@ -71,14 +70,6 @@ def write_challenge(folder: Path, challenge: Challenge, secret_facts: Mapping[st
                 write_file(rough / f"{name}.npy", content.getvalue())
         write_json(rough / SECRET / "secret.json", dict(secret_facts))
         write_json(rough / FACTS, {"schema": SCHEMA, "version": VERSION, **challenge.facts})
-
-
-def check_new(folder: Path) -> None:
-    """Raises SourceError if there is anything in the folder, or a file in its place."""
-    if folder.is_file():
-        raise SourceError(f"{folder} is a file; give --out a new folder")
-    if folder.exists() and any(folder.iterdir()):
-        raise SourceError(f"{folder} is not empty; give --out a new folder")
 
 
 def read_challenge(

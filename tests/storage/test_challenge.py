@@ -63,9 +63,9 @@ def test_a_writer_that_fails_leaves_nothing(
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "mine").touch()
-    with pytest.raises(SourceError, match="is not empty"):
+    with pytest.raises(ValueError, match="is not empty"):
         write_challenge(tmp_path / "c", small(), {})
-    with pytest.raises(SourceError, match="is a file"):
+    with pytest.raises(ValueError, match="is a file"):
         write_challenge(tmp_path / "c" / "mine", small(), {})
 
 

@@ -24,9 +24,9 @@ from recon_core.attacks.instahide.similarity_network import (
 )
 from recon_core.strict import Strict, Within
 from recon_core.types import Progress, no_progress, seeded_generator
-from storage.challenge import Challenge, check_new, write_challenge
+from storage.challenge import Challenge, write_challenge
 from storage.errors import SourceError
-from storage.files import write_file
+from storage.files import check_replaceable, write_file
 from storage.sources.load import ImageSet, load_images
 from tasks.devices import check_memory
 
@@ -90,8 +90,8 @@ class EncodeJob(_ImagesJob):
 
 def encode(job: EncodeJob) -> dict[str, Any]:
     """Write the challenge, the same bytes for the same job; return its facts. Raises SourceError if
-    the folder is not empty or the images cannot be read, ValueError if there are too few."""
-    check_new(job.out)
+    the images cannot be read, ValueError if the folder is not empty or there are too few images."""
+    check_replaceable(job.out, fresh=False)
     labels: Tensor | None = None
     pixels: dict[str, Any] = {"kind": "normal"}
     if job.data == GAUSSIAN:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -332,3 +333,21 @@ def test_encodings_round_trip_within_their_tolerance(
     assert dataset.verify().ok
     report = create_or_open(tmp_path / "s", MANIFEST, encoding=encoding).verify()
     assert report.ok
+
+
+def test_the_example_of_the_documentation_reads_the_pairs(
+    three: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    document = (Path(__file__).parents[3] / "docs/dataset.md").read_text()
+    (tmp_path / "store").symlink_to(three.root)
+    monkeypatch.chdir(tmp_path)
+    code = re.search(r"```python\n(.*?)```", document, re.DOTALL)
+    assert code is not None
+    read: dict[str, Any] = {}
+    exec(code[1], read)
+    last = three.receipts[-1].part
+    names = ["pairs/reconstruction", "pairs/target_row", "targets/image"]
+    expected = three.read(last, names)
+    np.testing.assert_array_equal(read["x"], expected["pairs/reconstruction"])
+    original = expected["targets/image"][expected["pairs/target_row"]]
+    np.testing.assert_array_equal(read["original"], original)

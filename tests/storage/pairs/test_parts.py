@@ -31,20 +31,6 @@ from tests.storage.stores import (
 )
 
 
-def test_what_is_written_is_read(tmp_path: Path):
-    given, dataset = columns(seed=1), store(tmp_path / "s", 3)
-    read = dataset.read(1, list(given))
-    for name, array in given.items():
-        if name == "pairs/reconstruction":
-            np.testing.assert_allclose(read[name], array, atol=np.abs(array).max() * 2.0**-12)
-        else:
-            np.testing.assert_array_equal(read[name], array)
-    np.testing.assert_array_equal(
-        dataset.read(1, ["pairs/iteration"], slice(2, 5))["pairs/iteration"],
-        given["pairs/iteration"][2:5],
-    )
-
-
 @settings(max_examples=7, deadline=None)
 @given(
     shape=st.fixed_dictionaries(

@@ -210,17 +210,6 @@ def test_text_files_of_tiny_imagenet(tmp_path: Path, monkeypatch: pytest.MonkeyP
         load_images(f"tiny-imagenet:{tmp_path}", split="train")
 
 
-@pytest.mark.parametrize("shape", [(10**12,), (10**6, 3, 32, 32), (-1, 5)])
-def test_an_array_whose_shape_is_larger_than_its_file(tmp_path: Path, shape: tuple[int, ...]):
-    path = tmp_path / "a.npy"
-    with path.open("wb") as file:
-        header = {"descr": "<f4", "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_1_0(file, header)
-        file.write(bytes(64))
-    with refused(r"a\.npy is not an array that can be read safely \("):
-        read_array(path, "the encodings")
-
-
 def test_an_array_of_more_numbers_than_it_may_have(tmp_path: Path):
     np.save(tmp_path / "mean.npy", np.zeros(8 * MEGABYTE, np.uint8))
     with refused(r"its shape is \(8388608,\), more than 3,072 numbers\); save the mean image"):
