@@ -64,7 +64,7 @@ def test_meta_that_is_not_json_is_refused_before_anything_is_written(tmp_path: P
 
 @pytest.mark.parametrize("death", [True, False], ids=["killed", "full"])
 def test_interrupted_while_saving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, death: bool):
-    """After death or a full device at any moment the checkpoint is the old or the new one, whole."""
+    """After death or a full device at any moment it is the old checkpoint or the new one, whole."""
 
     def error() -> BaseException:
         return Killed() if death else OSError(28, "No space left on device")
