@@ -104,7 +104,7 @@ class LocalPlace:
 
     def write_tree(self, files: Tree) -> None:
         """Writes new files as they come, durable on return; interrupted, it leaves some of them."""
-        written: list[tuple[str, Future[None]]] = []
+        written: list[Future[None]] = []
         folders: set[Path] = set()
         with full_device_explained(self.root), ThreadPoolExecutor(_WRITERS) as pool:
             for name, content in files:
@@ -112,8 +112,8 @@ class LocalPlace:
                 for folder in sorted(above - folders):
                     folder.mkdir(exist_ok=True)
                 folders |= above
-                written.append((name, pool.submit(write_synced, self.root / name, content)))
-            for _name, future in written:
+                written.append(pool.submit(write_synced, self.root / name, content))
+            for future in written:
                 future.result()
             for folder in sorted(folders, reverse=True):
                 sync(folder)

@@ -13,22 +13,13 @@ from obstore.exceptions import AlreadyExistsError, BaseError, GenericError
 from obstore.store import S3Store
 
 from storage.errors import StorageError, UnsettledError
-from storage.files import (
-    S3_SCHEME,
-    WHOLE_BYTES,
-    FileInfo,
-    Tree,
-    check_size,
-    pieces_of,
-)
-
-_S3_REQUESTS = 16
+from storage.files import S3_SCHEME, WHOLE_BYTES, FileInfo, Tree, check_size, pieces_of
 
 
 class S3Place:
     """A prefix of a bucket. S3 has no folders: a name is there when an object is."""
 
-    n_parallel = _S3_REQUESTS
+    n_parallel = 16
 
     def __init__(self, bucket: str, prefix: str) -> None:
         self.bucket, self.prefix = bucket, prefix
@@ -92,13 +83,10 @@ class S3Place:
         return True
 
     def write_tree(self, files: Tree) -> None:
-        with ThreadPoolExecutor(_S3_REQUESTS) as pool:
-            written = [
-                pool.submit(self.replace, name, b"".join(pieces_of(content)))
-                for name, content in files
-            ]
-            for future in written:
-                future.result()
+        with ThreadPoolExecutor(self.n_parallel) as pool:
+            whole = ((name, b"".join(pieces_of(content))) for name, content in files)
+            for _ in pool.map(lambda file: self.replace(*file), whole):
+                pass
 
     def files(self, folder: str) -> list[FileInfo]:
         with self._explained(folder):

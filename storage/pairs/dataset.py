@@ -8,11 +8,13 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from storage.documents import seal_of
 from storage.errors import StoreMismatchError, listed
 from storage.files import json_bytes
 from storage.object_store import Location, Place, open_place
@@ -179,9 +181,8 @@ class Dataset:
             part = self.receipts[number].part
             of_table = {"pairs": chosen[places] - firsts[number]}
             for table, reference in (("targets", "pairs/target_row"), ("runs", "pairs/run_row")):
-                if any(layout.table_of(name) == table for name in names):
-                    own = self._scattered(part, reference, of_table["pairs"])
-                    of_table[table] = own.astype(np.int64)
+                own = self._scattered(part, reference, of_table["pairs"])
+                of_table[table] = own.astype(np.int64)
             for name in names:
                 values = self._scattered(part, name, of_table[layout.table_of(name)])
                 if name == "pairs/reconstruction":
@@ -266,7 +267,9 @@ def create_or_open(
     if not is_store(place):
         place.make_folders([PARTS_FOLDER, RECEIPTS_FOLDER])
         if not receipt_parts(place.children(RECEIPTS_FOLDER)):
-            layout.create_store_file(place, encoding, wanted)
+            body = asdict(layout.Description(encoding, wanted))
+            sealed = body | {layout.SEAL: seal_of(body)}
+            place.create(layout.STORE_FILE, json_bytes(sealed))
     found_encoding, found = layout.read_store_file(place)
     differences = manifest_differences(
         found | {"encoding": found_encoding}, wanted | {"encoding": encoding}

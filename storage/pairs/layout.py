@@ -17,7 +17,6 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -26,7 +25,6 @@ import pydantic
 
 from storage.documents import STRICT, read_sealed, seal_of, strictly
 from storage.errors import StorageError, StoreMismatchError
-from storage.files import json_bytes
 from storage.object_store import Place
 
 SCHEMA = "palimpsest-pairs"
@@ -48,7 +46,7 @@ MAX_IMAGE_ID = 2**26 - 1
 STORE_FILE = "store.json"
 MIXTURE = "mixture"
 """Name in the manifest of a store of several experiments: the manifests of each."""
-_SEAL = "store_sha256"
+SEAL = "store_sha256"
 _FIX = "restore it, or use another folder"
 
 Columns = Mapping[str, npt.NDArray[Any]]
@@ -314,18 +312,12 @@ class Description:
     version: int = VERSION
 
 
-def create_store_file(place: Place, encoding: Encoding, manifest: dict[str, Any]) -> None:
-    """Writes the `store.json` of a new store, unless somebody else has."""
-    body = asdict(Description(encoding, manifest))
-    place.create(STORE_FILE, json_bytes(body | {_SEAL: seal_of(body)}))
-
-
 def read_store_file(place: Place) -> tuple[Encoding, dict[str, Any]]:
     """Encoding and manifest in the `store.json` of the store at `place`. Raises StorageError if
     there is none, CorruptPartError if it cannot be read or is not what was written,
     StoreMismatchError for another schema or version."""
     try:
-        body = read_sealed(place, STORE_FILE, _SEAL, _FIX)
+        body = read_sealed(place, STORE_FILE, SEAL, _FIX)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise StorageError(
             f"{place} is not a store: it has no {STORE_FILE}; generate one first"
