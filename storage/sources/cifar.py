@@ -126,10 +126,13 @@ def _members(path: Path, edition: _Edition, names: list[str]) -> dict[str, bytes
             is_gzip = file.read(2) == b"\x1f\x8b"
             file.seek(0)
             packed: BinaryIO | gzip.GzipFile = gzip.GzipFile(fileobj=file) if is_gzip else file
-            unpacked = packed.read(MAX_ARCHIVE + 1)  # to the end, where gzip's checksum is
-        if len(unpacked) > MAX_ARCHIVE:
+            unpacked = io.BytesIO()
+            while (piece := packed.read(2**20)) and unpacked.tell() <= MAX_ARCHIVE:
+                unpacked.write(piece)  # to the end, where gzip's checksum is
+        if unpacked.tell() > MAX_ARCHIVE:
             raise SourceError(f"{path} unpacks to more than {MAX_ARCHIVE:,} bytes; {_OFFICIAL_IS}")
-        with tarfile.open(fileobj=io.BytesIO(unpacked), mode="r:") as archive:
+        unpacked.seek(0)
+        with tarfile.open(fileobj=unpacked, mode="r:") as archive:
             for member in archive:
                 name = re.split("[/\\\\]", member.name)[-1]
                 content = archive.extractfile(member) if member.isfile() else None
