@@ -159,25 +159,26 @@ def reseal(
 ) -> str:
     """Changes the fields of a part's receipt and seals it anew, also under another name; the
     file's name."""
-    place = open_place(root)
     path = receipt_path(part)
-    body = json.loads(place.read(path))
-    del body["receipt_sha256"]
-    change(body)
+    content = _resealed(open_place(root).read(path), change)
     if name is not None:
-        place.remove(path)
-        path = name
-    place.replace(path, json.dumps(body | {"receipt_sha256": seal_of(body)}).encode())
-    return path
+        open_place(root).remove(path)
+    open_place(root).replace(name or path, content)
+    return name or path
 
 
 def reseal_store(root: Location, change: Callable[[Body], object]) -> None:
     """Changes the fields of a store's description and seals it anew."""
     place = open_place(root)
-    body = json.loads(place.read(STORE_FILE))
-    del body["store_sha256"]
+    place.replace(STORE_FILE, _resealed(place.read(STORE_FILE), change))
+
+
+def _resealed(content: bytes, change: Callable[[Body], object]) -> bytes:
+    body = json.loads(content)
+    (seal,) = (name for name in body if name.endswith("_sha256"))
+    del body[seal]
     change(body)
-    place.replace(STORE_FILE, json.dumps(body | {"store_sha256": seal_of(body)}).encode())
+    return json.dumps(body | {seal: seal_of(body)}).encode()
 
 
 def replace_column(root: Location, name: str, values: npt.NDArray[Any], *, part: int = 0) -> None:
