@@ -82,46 +82,31 @@ def test_receipts_keep_where_a_part_came_from(tmp_path: Path):
     assert copied.group != original.group
 
 
-def test_other_settings_are_refused_by_name_before_anything_is_made(tmp_path: Path):
-    some_parts(tmp_path / "a", 0)
-    create_or_open(tmp_path / "b", {**MANIFEST, "root_seed": 9})
-    create_or_open(tmp_path / "c", MANIFEST, encoding="uint8")
-    for other, said in (
-        ("b", "root_seed is 0 there, 9 here"),
-        ("c", "encoding is float16 there, uint8 here"),
-    ):
-        with pytest.raises(StoreMismatchError, match=said) as error:
-            merge([tmp_path / "a", tmp_path / other], tmp_path / "m")
-        assert str(tmp_path / "a") in str(error.value)
-        assert str(tmp_path / other) in str(error.value)
-        assert not (tmp_path / "m").exists()
-    with pytest.raises(StoreMismatchError, match="root_seed"):
-        merge([tmp_path / "a"], tmp_path / "b")
-    assert Dataset(tmp_path / "b").receipts == ()
-
-
-def test_a_part_with_other_values_is_refused_with_its_stores(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("manifest", "encoding", "part", "error", "said"),
+    [
+        ({"root_seed": 9}, "float16", None, StoreMismatchError, r"root_seed is [09] there, [09] "),
+        ({}, "uint8", None, StoreMismatchError, r"encoding is \w+ there, \w+ here"),
+        ({}, "float16", {}, CorruptPartError, "part 1 is not the same .*pairs/ssim_best"),
+        ({}, "float16", {"plan_hash": "q"}, CorruptPartError, "part 1 .*trained on other images"),
+    ],
+)
+def test_what_differs_is_refused_with_its_stores_before_anything_is_made(
+    tmp_path: Path, manifest: Any, encoding: Any, part: Any, error: type[Exception], said: str
+):
     some_parts(tmp_path / "a", 0, 1)
-    create_or_open(tmp_path / "b", MANIFEST)
-    other = columns(seed=1)
-    other["pairs/ssim_best"][3] += 0.001
-    write_part(tmp_path / "b", 1, other, provenance=provenance(device="gpu"))
+    create_or_open(tmp_path / "b", MANIFEST | manifest, encoding=encoding)
+    if part is not None:
+        other = columns(seed=1)
+        other["pairs/ssim_best"][3] += 0.001
+        write_part(tmp_path / "b", 1, other, provenance=provenance(**part))
+    before = snapshot(tmp_path)
     for sources, into in ([["a", "b"], "m"], [["a"], "b"], [["b"], "a"]):
-        with pytest.raises(CorruptPartError, match="part 1 is not the same") as error:
+        with pytest.raises(error, match=said) as caught:
             merge([tmp_path / source for source in sources], tmp_path / into)
-        said = str(error.value)
-        assert "pairs/ssim_best" in said
-        assert str(tmp_path / "a") in said
-        assert str(tmp_path / "b") in said
-    assert not (tmp_path / "m").exists()
-
-
-def test_a_part_of_another_plan_is_refused_as_such(tmp_path: Path):
-    some_parts(tmp_path / "a", 0)
-    create_or_open(tmp_path / "b", MANIFEST)
-    write_part(tmp_path / "b", 0, columns(seed=5), provenance=provenance(plan_hash="q" * 64))
-    with pytest.raises(CorruptPartError, match=r"part 0 .*trained on other images.*earlier rounds"):
-        merge([tmp_path / "a", tmp_path / "b"], tmp_path / "m")
+        assert str(tmp_path / "a") in str(caught.value)
+        assert str(tmp_path / "b") in str(caught.value)
+    assert snapshot(tmp_path) == before
 
 
 def test_what_is_no_store_is_named(tmp_path: Path):
