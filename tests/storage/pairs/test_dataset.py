@@ -311,30 +311,6 @@ def test_rows_that_are_not_there_are_refused(larger: Dataset, rows: Any):
         larger.take(["pairs/x"], [])
 
 
-@pytest.mark.parametrize(
-    ("encoding", "tolerance", "dtype"),
-    [("float16", 2.0**-12, "f2"), ("uint8", 0.5 / 127, "u1"), ("float32", 0.0, "f4")],
-)
-def test_encodings_round_trip_within_their_tolerance(
-    tmp_path: Path, encoding: Any, tolerance: float, dtype: str
-):
-    values = columns(n_runs=3, n_images=20, n_pairs=150)
-    values["pairs/reconstruction"][7] = 0
-    create_or_open(tmp_path / "s", MANIFEST, encoding=encoding)
-    write_part(tmp_path / "s", 0, values, provenance=provenance())
-    dataset = Dataset(tmp_path / "s")
-    assert dataset.encoding == dataset.receipts[0].encoding == encoding
-    assert dataset.stored(0, "pairs/reconstruction").dtype == np.dtype(dtype)
-    x = dataset.read(0, ["pairs/reconstruction"])["pairs/reconstruction"]
-    y = values["pairs/reconstruction"]
-    error = np.abs(x - y).max(axis=(1, 2, 3)) / np.maximum(np.abs(y).max(axis=(1, 2, 3)), 1e-9)
-    assert error.max() <= tolerance * 1.001
-    assert not x[7].any()
-    assert dataset.verify().ok
-    report = create_or_open(tmp_path / "s", MANIFEST, encoding=encoding).verify()
-    assert report.ok
-
-
 def test_the_example_of_the_documentation_reads_the_pairs(
     three: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
