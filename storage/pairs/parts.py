@@ -43,6 +43,7 @@ from storage.pairs.receipts import (
 from storage.pairs.shards import Chunks, ReadRange, ShardError
 
 _MAX_THREADS = 8
+_FIX = "run verify, then remove the part's receipt and generate it again"
 _LARGEST = ("pairs/reconstruction", "targets/image")
 
 
@@ -131,17 +132,11 @@ def read_column(
             )
         except (OSError, ShardError) as error:
             what = "is missing" if isinstance(error, FileNotFoundError) else f"is damaged: {error}"
-            raise CorruptPartError(
-                f"part {receipt.part}: {place}/{path} {what}; run verify, then remove the part's "
-                "receipt and generate it again"
-            ) from error
+            raise CorruptPartError(f"part {receipt.part}: {place}/{path} {what}; {_FIX}") from error
     try:
         layout.check_range(name, out, receipt.n_rows)
     except ValueError as error:
-        raise CorruptPartError(
-            f"part {receipt.part} of {place}: {error}; run verify, then remove the part's receipt "
-            "and generate it again"
-        ) from error
+        raise CorruptPartError(f"part {receipt.part} of {place}: {error}; {_FIX}") from error
     return out
 
 

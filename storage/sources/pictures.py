@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
 
 from storage.errors import SourceError, listed, shown
 from storage.files import open_regular
@@ -136,9 +136,10 @@ def _decoded(image: ImageFile.ImageFile, how: Decoding) -> Decoded:
     deep_colours = deep and not image.mode.startswith("I")  # of which Pillow keeps the upper byte
     mode = image.mode + (";16" if deep_colours else "") + ("+alpha" if alpha else "")
     image.load()
+    image.info.pop("exif", None)  # was read, and turning would write it anew, damage and all
     now = _orientation(image)  # Pillow turns a TIFF itself
     ignored = now != 1 and how.orientation == "stored"
-    upright = image if now == 1 or ignored else image.transpose(_TURNS[now])
+    upright = image if now == 1 or ignored else ImageOps.exif_transpose(image)
     pixels = _rgb_pixels(upright, image.format, how)
     if deep_colours:
         _check_depth(256 * int(pixels.max()) + 255)
@@ -153,25 +154,13 @@ def _decoded(image: ImageFile.ImageFile, how: Decoding) -> Decoded:
     return Decoded(pixels, Found(height, width, mode, n_frames, orientation))
 
 
-_TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-"""By EXIF's orientation, the turn that makes a picture upright."""
-
-
 def _orientation(image: Image.Image) -> int:
     """EXIF's 2 to 8; 1 for upright, and where there is none or it cannot be read."""
     try:
         found = image.getexif().get(ExifTags.Base.Orientation, 1)
     except Exception:  # noqa: BLE001 (damage beside the pixels, which may fail in any way)
         return 1
-    return found if found in _TURNS else 1
+    return found if found in range(2, 9) else 1
 
 
 def _rgb_pixels(
