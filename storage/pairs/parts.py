@@ -15,6 +15,7 @@ import itertools
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -89,7 +90,7 @@ def write_part(
                 files=dict(sorted(encoder.written.items())),
                 outcomes=dict(zip(layout.OUTCOMES, outcomes.tolist(), strict=True)),
                 images=pack_images(stored),
-                **provenance,
+                **asdict(provenance),
             )
             return publish_receipt(place, receipt)
 

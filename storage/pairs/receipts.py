@@ -20,7 +20,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Self, TypedDict
+from typing import Annotated, Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -72,18 +72,19 @@ Pair = Annotated[
 Picture = Annotated[tuple[Rows, Rows, Rows], pydantic.Strict(False)]
 
 
-class Provenance(TypedDict):
+@pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=STRICT)
+class Provenance:
     """Facts of a receipt that do not follow from the arrays."""
 
-    run_first: int
+    run_first: Annotated[int, pydantic.Field(ge=0, lt=2**63)]
     fingerprint: str  # hash of the experiment
     plan_hash: str  # hash of which images its runs train on
     source_hash: str  # ImageSet.content_hash
     code_version: str
     torch_version: str
     device: str
-    threads: int
-    seconds: float
+    threads: Annotated[int, pydantic.Field(ge=0, lt=2**31)]
+    seconds: Annotated[float, pydantic.Field(ge=0), pydantic.AllowInfNan(False)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +100,7 @@ class ImageTable:
 
 
 @pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=STRICT)
-class Receipt:
+class Receipt(Provenance):
     """One part: where it is, how it came about, what is in it. `array_hashes` maps each column to
     its `array_hash`, `files` the name of each file of the group to its size and CRC-32C. `picture`
     is (c, h, w). `images`: see `pack_images`. Raises pydantic's ValidationError
@@ -111,18 +112,9 @@ class Receipt:
     group: str
     encoding: Encoding
     picture: Picture
-    run_first: Annotated[int, pydantic.Field(ge=0, lt=2**63)]
     n_runs: Rows
     n_targets: Rows
     n_pairs: Rows
-    fingerprint: str
-    plan_hash: str
-    source_hash: str
-    code_version: str
-    torch_version: str
-    device: str
-    threads: Annotated[int, pydantic.Field(ge=0, lt=2**31)]
-    seconds: Annotated[float, pydantic.Field(ge=0), pydantic.AllowInfNan(False)]
     array_hashes: dict[str, str]
     files: dict[str, Pair]
     outcomes: dict[str, Rows]

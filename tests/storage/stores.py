@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -76,7 +76,7 @@ def provenance(**changes: Any) -> Provenance:
         "threads": 1,
         "seconds": 1.5,
     }
-    return cast(Provenance, values | changes)
+    return Provenance(**values | changes)
 
 
 def write(root: Location, part: int, **shape: int) -> Receipt:
