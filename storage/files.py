@@ -132,12 +132,8 @@ def write_file(path: Path, content: bytes) -> None:
     """Replaces `path` by `content` atomically and durably, or raises StoreFullError and leaves
     it."""
     with full_device_explained(path):
-        temporary = _write_temporary(path.parent, content)
-        try:
+        with _temporary(path.parent, content) as temporary:
             temporary.replace(path)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
         sync(path.parent)
 
 
@@ -150,20 +146,18 @@ def create_file(path: Path, content: bytes) -> bool:
     content is complete and synced before the name appears. Raises StoreFullError, or StorageError
     where the file system has no hard links."""
     with full_device_explained(path):
-        temporary = _write_temporary(path.parent, content)
-        try:
-            os.link(temporary, path)
-        except FileExistsError:
-            return False
-        except OSError as error:
-            if error.errno not in _NO_LINKS:
-                raise
-            raise StorageError(
-                f"the file system of {path.parent} has no hard links ({error.strerror}); "
-                "use a store on a local disk, NFS or Lustre"
-            ) from error
-        finally:
-            temporary.unlink(missing_ok=True)
+        with _temporary(path.parent, content) as temporary:
+            try:
+                os.link(temporary, path)
+            except FileExistsError:
+                return False
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                raise StorageError(
+                    f"the file system of {path.parent} has no hard links ({error.strerror}); "
+                    "use a store on a local disk, NFS or Lustre"
+                ) from error
         sync(path.parent)
     return True
 
@@ -194,17 +188,18 @@ def pieces_of(content: Content) -> Sequence[bytes]:
     return (content,) if isinstance(content, bytes) else content
 
 
-def _write_temporary(folder: Path, content: bytes) -> Path:
+@contextlib.contextmanager
+def _temporary(folder: Path, content: bytes) -> Iterator[Path]:
+    """A file of `content` that is on the device, to be renamed or linked; gone at the end."""
     path = folder / f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}"
     try:
         with path.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-    except OSError:
+        yield path
+    finally:
         path.unlink(missing_ok=True)
-        raise
-    return path
 
 
 def check_replaceable(folder: Path, *, fresh: bool) -> None:
