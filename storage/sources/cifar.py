@@ -63,16 +63,16 @@ def cifar10_pictures(path: Path, split: str) -> Pictures:
     """CIFAR-10's training or test images, of the archive or the folder in it. Raises SourceError if
     a file is missing, no pickle, or not what CIFAR-10 has."""
     batches = [f"data_batch_{number}" for number in range(1, 6)]
-    files = _files(path, _CIFAR10, ["test_batch"] if split == "heldout" else batches)
-    read = [_batch(content, name, _CIFAR10) for name, content in files.items()]
+    name, files = _files(path, _CIFAR10, ["test_batch"] if split == "heldout" else batches)
+    read = [_batch(content, file, _CIFAR10) for file, content in files.items()]
     images, labels = (np.concatenate(arrays) for arrays in zip(*read, strict=True))
-    return _name(path, _CIFAR10), images, labels, CIFAR_CLASSES
+    return name, images, labels, CIFAR_CLASSES
 
 
 def cifar100_pictures(path: Path, split: str) -> Pictures:
     """CIFAR-100's training or test images with their fine labels, like `cifar10_pictures`."""
-    name = "test" if split == "heldout" else "train"
-    files = _files(path, _CIFAR100, [name, "meta"])
+    file = "test" if split == "heldout" else "train"
+    name, files = _files(path, _CIFAR100, [file, "meta"])
     found = _dictionary(files["meta"], "meta").get("fine_label_names")
     names = [_text(one) for one in found] if isinstance(found, list) else []
     if not all(isinstance(one, str) for one in names) or not len(set(names)) == len(names) == 100:
@@ -80,25 +80,18 @@ def cifar100_pictures(path: Path, split: str) -> Pictures:
             "meta is not CIFAR-100's: expected 100 different 'fine_label_names'; download "
             f"{_CIFAR100.archive} again, from {CIFAR_SITE}"
         )
-    images, labels = _batch(files[name], name, _CIFAR100)
-    return _name(path, _CIFAR100), images, labels, tuple(names)
+    images, labels = _batch(files[file], file, _CIFAR100)
+    return name, images, labels, tuple(names)
 
 
-def _folder(path: Path, edition: _Edition) -> Path:
-    return next((path / sub for sub in edition.folders if (path / sub).is_dir()), path)
-
-
-def _name(path: Path, edition: _Edition) -> str:
-    fair = "cifair" in _folder(path, edition).as_posix().lower()
-    return f"{'ciFAIR' if fair else 'CIFAR'}-{edition.number}"
-
-
-def _files(path: Path, edition: _Edition, names: list[str]) -> dict[str, bytes]:
+def _files(path: Path, edition: _Edition, names: list[str]) -> tuple[str, dict[str, bytes]]:
+    """What the data set is called, and its files of these names, in that order."""
+    folder = next((path / sub for sub in edition.folders if (path / sub).is_dir()), path)
     give = f"give cifar{edition.number}:PATH to {edition.archive}"
     found: dict[str, bytes] = {}
     if path.is_dir():
         for name in names:
-            file = _folder(path, edition) / name
+            file = folder / name
             try:
                 if file.is_file():
                     found[name] = read_bounded(file, MAX_FILE)
@@ -114,7 +107,8 @@ def _files(path: Path, edition: _Edition, names: list[str]) -> dict[str, bytes]:
             f"{path} has no {', '.join(missing)}; {give} or to the folder {edition.folders[0]} in "
             f"it, from {CIFAR_SITE}"
         )
-    return {name: found[name] for name in names}
+    kind = "ciFAIR" if "cifair" in folder.as_posix().lower() else "CIFAR"
+    return f"{kind}-{edition.number}", {name: found[name] for name in names}
 
 
 def _members(path: Path, edition: _Edition, names: list[str]) -> dict[str, bytes]:
