@@ -15,7 +15,7 @@ from recon_core.restore import Training as RestorerTraining
 from recon_core.sampling import Phase, Sampling
 from recon_core.strict import Strict
 from storage.pairs.layout import Encoding
-from storage.sources.load import ImageSet, Split, held_images
+from storage.sources.load import ImageSet, Split, cached_images
 from tasks.campaign.plan import Campaign
 from tasks.evaluation.settings import Evaluation, check_span
 from tasks.training.validation import Validation
@@ -97,7 +97,7 @@ class Recipe(Strict):
         """The images of one split, near copies included (`flows.generate` leaves them out); read
         once for as long as somebody holds them. Raises SourceError if they cannot be read."""
         skip, channels = self.skip_corrupt, self.channels
-        return held_images(self.data, split=split, skip_corrupt=skip, channels=channels)
+        return cached_images(self.data, split=split, skip_corrupt=skip, channels=channels)
 
     def campaign(self, split: Split) -> Campaign:
         """The campaign of one split. Held-out victims see unaugmented images, and every candidate

@@ -39,7 +39,7 @@ from storage.sources.pictures import (
 )
 from storage.sources.trees import PicturePath, read_folder
 
-__all__ = ["CIFAR_CLASSES", "HELDOUT_ONE_IN", "ImageSet", "Split", "held_images", "load_images"]
+__all__ = ["CIFAR_CLASSES", "HELDOUT_ONE_IN", "ImageSet", "Split", "cached_images", "load_images"]
 
 Split = Literal["train", "heldout"]
 
@@ -116,7 +116,7 @@ class ImageSet:
         )
 
 
-def held_images(source: str, *, split: Split, skip_corrupt: bool, channels: int) -> ImageSet:
+def cached_images(source: str, *, split: Split, skip_corrupt: bool, channels: int) -> ImageSet:
     """The same as `load_images`, read once for as long as somebody in this process has them."""
     key = (source, split, skip_corrupt, channels)
     if (images := _cached.get(key)) is None:

@@ -25,7 +25,7 @@ from recon_core.attacks.span.attack import SpanAttack, check_victim
 from recon_core.leakage import complementary_halves
 from recon_core.types import no_progress, seeded_generator
 from recon_core.victims.autoencoder import n_parameters
-from storage.sources.load import ImageSet, held_images
+from storage.sources.load import ImageSet, cached_images
 from tasks.audit.attacks import AnyAttack, AttackJob
 from tasks.audit.recipe import VictimRecipe, noise_multiplier_of
 from tasks.audit.settings import FEWEST, RECONSTRUCTION, AttackName, Audit, Cell
@@ -67,7 +67,7 @@ def read_images(audit: Audit) -> AuditImages:
     ValueError if all held-out images are."""
     skip, channels = audit.skip_corrupt, audit.channels
     train, heldout = (
-        held_images(audit.data, split=split, skip_corrupt=skip, channels=channels)
+        cached_images(audit.data, split=split, skip_corrupt=skip, channels=channels)
         for split in ("train", "heldout")
     )
     trained = {content_of(image) for image in train.images}
