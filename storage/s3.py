@@ -3,6 +3,7 @@ PUT has answered, and the exclusive create is a conditional PUT (`If-None-Match:
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,17 @@ from storage.errors import StorageError, UnsettledError
 from storage.files import S3_SCHEME, WHOLE_BYTES, FileInfo, Tree, check_size, pieces_of
 
 
+@functools.lru_cache(maxsize=64)
+def _opened(bucket: str, prefix: str, endpoint: str | None) -> S3Store:
+    """A connection of this process; a place travels to others without it."""
+    return S3Store(
+        bucket,
+        prefix=prefix or None,
+        endpoint=endpoint,
+        client_options={"allow_http": bool(endpoint and endpoint.startswith("http://"))},
+    )
+
+
 class S3Place:
     """A prefix of a bucket. S3 has no folders: a name is there when an object is."""
 
@@ -23,29 +35,14 @@ class S3Place:
 
     def __init__(self, bucket: str, prefix: str) -> None:
         self.bucket, self.prefix = bucket, prefix
-        self._opened: S3Store | None = None
 
     def __str__(self) -> str:
         return f"{S3_SCHEME}{self.bucket}/{self.prefix}".rstrip("/")
 
-    def __getstate__(self) -> tuple[str, str]:
-        return self.bucket, self.prefix  # a connection does not travel to other processes
-
-    def __setstate__(self, state: tuple[str, str]) -> None:
-        self.bucket, self.prefix = state
-        self._opened = None
-
     @property
     def _store(self) -> S3Store:
-        if self._opened is None:
-            endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-            self._opened = S3Store(
-                self.bucket,
-                prefix=self.prefix or None,
-                endpoint=endpoint,
-                client_options={"allow_http": bool(endpoint and endpoint.startswith("http://"))},
-            )
-        return self._opened
+        endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+        return _opened(self.bucket, self.prefix, endpoint)
 
     def read(self, name: str, limit: int = WHOLE_BYTES) -> bytes:
         with self._explained(name):

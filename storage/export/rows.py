@@ -222,7 +222,8 @@ def in_files(
     a thousand at a time, fewer at the end of a file."""
 
     def cut() -> Iterator[tuple[int, Pairs]]:
-        n_given, rest = 0, None
+        n_given = 0
+        rest: Pairs | None = None
         for pairs in itertools.chain(batches, [None]):
             if pairs is not None:
                 rest = pairs if rest is None else rest + pairs

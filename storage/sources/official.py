@@ -194,7 +194,9 @@ def svhn_pictures(path: Path, split: str) -> Pictures:
                 )
             content.seek(0)
             unpacked = _unpacked_matlab(content)
-            announced = {name: (kind, shape) for name, shape, kind in whosmat(unpacked)}
+            announced: dict[str, tuple[str, tuple[int, ...]]] = {
+                name: (kind, shape) for name, shape, kind in whosmat(unpacked)
+            }
             kind, shape = announced.get("X", ("no variable", ()))
             n = shape[3] if len(shape) == 4 else 0
             if kind != "uint8" or shape[:3] != (32, 32, 3) or not 0 < n <= MOST_SVHN_IMAGES:
