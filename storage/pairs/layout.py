@@ -306,10 +306,10 @@ def check_values(cast: Columns, sizes: Mapping[str, int]) -> None:
 class Description:
     """The `store.json` of a store but for its seal."""
 
+    schema: str
+    version: int
     encoding: Encoding
     manifest: dict[str, Any]
-    schema: str = SCHEMA
-    version: int = VERSION
 
 
 def read_store_file(place: Place) -> tuple[Encoding, dict[str, Any]]:

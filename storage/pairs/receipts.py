@@ -178,7 +178,7 @@ class Receipt(Provenance):
 
     def to_json(self) -> bytes:
         body = asdict(self)
-        return json_bytes(body | {_SEAL: seal_of(body)})
+        return json_bytes({"schema": self.schema} | body | {_SEAL: seal_of(body)})
 
 
 @functools.lru_cache(maxsize=1024)
