@@ -104,15 +104,9 @@ def test_damage_is_named_with_the_fix(tmp_path: Path):
     os.mkfifo(tensors)
     with pytest.raises(CorruptPartError, match=r"cannot be read \(it is a pipe.*restore both"):
         load_checkpoint(tmp_path, "last")
-    elsewhere = {"tensors": "../victim", "sha256": "", "meta": {}}
-    for content, said in (
-        ("{", "is not JSON"),
-        ("[" * 10**5, "is not JSON"),
-        (json.dumps(elsewhere), r"its tensors are at '\.\./victim', not beside it"),
-    ):
-        path.write_text(content)
-        with pytest.raises(CorruptPartError, match=said):
-            load_checkpoint(tmp_path, "last")
+    path.write_text(json.dumps({"tensors": "../victim", "sha256": "", "meta": {}}))
+    with pytest.raises(CorruptPartError, match=r"its tensors are at '\.\./victim', not beside it"):
+        load_checkpoint(tmp_path, "last")
 
 
 def test_write_json_replaces_and_refuses_nan(tmp_path: Path):

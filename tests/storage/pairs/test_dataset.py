@@ -219,10 +219,7 @@ def test_vacuum_removes_old_orphans_only(tmp_path: Path):
         ("folder", "cannot be read (Is a directory); restore it"),
         ("dangling", "is listed and cannot be found: a dangling link"),
         ("", "is not JSON"),
-        ("[]", "is a list, expected a JSON object"),
         ("{}", "is not a receipt (it has no receipt_sha256)"),
-        ('{"receipt_sha256": 1}', "is not a receipt (it has no schema)"),
-        ("\x00", "is not JSON"),
     ],
 )
 def test_files_that_are_no_receipts_are_named(tmp_path: Path, content: str, said: str):
