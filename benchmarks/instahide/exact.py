@@ -28,8 +28,7 @@ from benchmarks.instahide.speed import EXACT, D, Gaussian
 from benchmarks.papers.findings import Finding, Run
 from recon_core.attacks.instahide.graph import assign, assign_uncertain, overlaps
 from recon_core.attacks.instahide.mixing import Mixing
-from recon_core.attacks.instahide.public_images import find_publics
-from recon_core.attacks.instahide.recover import Status
+from recon_core.attacks.instahide.recover import Status, find_publics
 from recon_core.attacks.instahide.signs import Equations, determined
 
 WEIGHTS = {"by parts": Mixing.by_parts, "as a whole": Mixing.as_a_whole}
@@ -288,7 +287,7 @@ def table(
 ) -> Float[np.ndarray, "ms ds"]:
     """The share of pairs that are right, for the first m encodings and d pixels of one case."""
     case = Gaussian.drawn(mixing, n=n, p=p, m=max(ms), d=max(ds), seed=seed)
-    y, edges = case.encodings.y.float(), case.encodings.private.sort(1).values.numpy()
+    y, edges = case.encodings.y.float(), case.edges
     found = np.zeros((len(ms), len(ds)))
     for (i, m), (j, d) in itertools.product(enumerate(ms), enumerate(ds)):
         found[i, j] = share(overlaps(y[:m, :d], mixing), edges[:m], n)

@@ -22,7 +22,7 @@ from benchmarks.papers.findings import Finding, Run
 from recon_core.attacks.instahide.coherence import centred
 from recon_core.attacks.instahide.graph import Edges, assign, canonical, gram, incidence_of
 from recon_core.attacks.instahide.mixing import Mixing
-from recon_core.attacks.instahide.public_images import by_sdp, find_publics
+from recon_core.attacks.instahide.recover import by_sdp, find_publics
 from recon_core.attacks.instahide.signs import Equations, determined, solve
 
 ROWS = 500

@@ -43,13 +43,13 @@ from recon_core.attacks.instahide.carlini import (
 from recon_core.attacks.instahide.coherence import (
     centred,
     coherence,
-    gradient_windows,
     pursued,
-    whitening,
+    whitened_windows,
     without_publics,
 )
 from recon_core.attacks.instahide.mixing import Encodings, InstaHide, Mixing, Scheme
-from recon_core.attacks.instahide.practical import Practical, recover_practically
+from recon_core.attacks.instahide.natural_fit import Practical
+from recon_core.attacks.instahide.practical import recover_practically
 from recon_core.attacks.instahide.recover import Recovered, Status, recover
 from recon_core.attacks.instahide.similarity_network import SimilarityNetwork
 from recon_core.similarity import similarities
@@ -93,7 +93,6 @@ def sizes_of(run: Run) -> Sizes:
     if not run.quick:
         return Sizes()
     network = SimilarityNetwork(width=8, deep_width=8, n_private=6, n_calibration=40)
-    refinement = replace(Practical().refinement, n_rounds=2)
     return Sizes(
         n=8,
         p=20,
@@ -103,7 +102,7 @@ def sizes_of(run: Run) -> Sizes:
         seeds=(0,),
         scheme=InstaHide(k_pub=2, n_epochs=20),
         network=replace(network, training=replace(network.training, n_steps=4, batch_size=16)),
-        practical=Practical(refinement=refinement),
+        practical=Practical(n_rounds=2),
     )
 
 
@@ -158,9 +157,8 @@ class Case:
 
     def windows(self) -> tuple[Float[Tensor, "w m k"], Float[Tensor, "w p k"]]:
         """Whitened windows of encodings and of public images."""
-        cut = gradient_windows(self.encodings.y, self.shape)
-        whiten = whitening(cut)
-        return cut @ whiten, gradient_windows(self.public, self.shape) @ whiten
+        white, theirs = whitened_windows(self.shape, self.encodings.y, self.public)
+        return white, theirs
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,8 @@ from torch import Tensor
 
 from benchmarks.record import Measurement, compared, main
 from recon_core.attacks.instahide.graph import assign, canonical, gram
-from recon_core.attacks.instahide.mixing import Encodings, Mixing
-from recon_core.attacks.instahide.public_images import by_sdp, find_publics
-from recon_core.attacks.instahide.recover import Recovered, recover
+from recon_core.attacks.instahide.mixing import Encodings, Mixing, mixture
+from recon_core.attacks.instahide.recover import Recovered, by_sdp, find_publics, recover
 from recon_core.attacks.instahide.signs import Equations, determined, solve
 
 D = 3072
@@ -50,6 +49,14 @@ class Gaussian:
         private = torch.randn(n, d, generator=drawn, dtype=torch.float64)
         public = torch.randn(p, d, generator=drawn, dtype=torch.float64)
         return cls(private, public, mixing, mixing.encode(private, public, m, generator=drawn))
+
+    @property
+    def edges(self) -> Int64[np.ndarray, "m 2"]:
+        return self.encodings.private.sort(1).values.numpy()
+
+    @property
+    def public_part(self) -> Float64[Tensor, "m d"]:
+        return mixture(self.public, self.encodings.public, self.encodings.public_weights)
 
     def recovered(self, device: str | torch.device = "cpu") -> Recovered:
         """By the exact attack, from encodings that are on the device."""
@@ -181,7 +188,7 @@ def check(same: bool, what: str) -> None:
         raise ValueError(f"the two sides do not give the same {what}: not comparable")
 
 
-def edges_of(n: int, m: int, seed: int) -> Int64[np.ndarray, "m 2"]:
+def edges_of(n: int, m: int, seed: int | np.random.Generator) -> Int64[np.ndarray, "m 2"]:
     """Random pairs of different images."""
     rng = np.random.default_rng(seed)
     return np.sort(np.array([rng.choice(n, 2, replace=False) for _ in range(m)]), axis=1)

@@ -40,7 +40,6 @@ def encode(
         Literal["parts", "whole"] | None,
         "theory: of private and public images apart, or (default) not.",
     ] = None,
-    standardise: Annotated[bool, "theory: less their mean, over their deviation."] = False,
     size: Annotated[int, "Side of the images."] = 32,
     seed: int = 0,
     skip_corrupt: SkipPictures = False,
@@ -61,7 +60,7 @@ def encode(
     )
     job = EncodeJob(
         data=data, out=target, scheme=chosen, n_private=n_private, n_public=n_public, m=m,
-        size=size, standardise=standardise, seed=seed, skip_corrupt=skip_corrupt,
+        size=size, seed=seed, skip_corrupt=skip_corrupt,
     )  # fmt: skip
     if data != GAUSSIAN:
         show_images(out, "train", job.images.facts)
@@ -154,8 +153,7 @@ def attack_instahide(
     encodings.npy --scheme instahide --k-pub 4 --public folder:others --n-private 100`
     """
     from tasks.devices import resolve_device
-    from tasks.families.instahide.attack import METHODS
-    from tasks.families.instahide.inputs import InstaHideJob, prepare_challenge
+    from tasks.families.instahide.attack import InstaHideJob, prepare_challenge
 
     target = target or default_folder(encodings)
     theory = {"wa": wa, "wb": wb, "noise": noise}
@@ -173,7 +171,7 @@ def attack_instahide(
         seed=seed, n_shown=n_shown,
     )  # fmt: skip
     resolve_device(device)
-    challenge = prepare_challenge(job, tuple(METHODS)).challenge  # refuses before a server starts
+    challenge = prepare_challenge(job).challenge  # refuses before a server starts
     known = challenge.public
     read = {
         "encodings": f"{len(challenge.encodings):,} of {'x'.join(map(str, challenge.shape))}",

@@ -16,8 +16,7 @@ from flows.generate import generate
 from flows.presets import preset
 from flows.recipe import Recipe, one_phase
 from recon_core.attacks.instahide.mixing import InstaHide
-from recon_core.attacks.instahide.natural_fit import Refinement
-from recon_core.attacks.instahide.practical import Practical
+from recon_core.attacks.instahide.natural_fit import Practical
 from recon_core.attacks.kkt.objective import KKTAttack, Search
 from recon_core.attacks.plug_and_play import KnownMask
 from recon_core.attacks.span.attack import SpanAttack
@@ -292,7 +291,7 @@ def small_family(name: str) -> Recipe:
     """A recipe of another family, of some seconds."""
     recipe = preset(name)
     if name == "instahide-small":
-        attack = Practical(refinement=Refinement(n_rounds=4))
+        attack = Practical(n_rounds=4)
         changes = {"n_public": 4, "scheme": InstaHide(k_pub=1, n_epochs=10), "attack": attack}
         more = {"sampling": one_phase(2, images=10, per_part=1),
                 "heldout": one_phase(1, images=10, per_part=1)}  # fmt: skip

@@ -24,8 +24,7 @@ from recon_core.attacks.autoencoder.many_starts import NoiseAware
 from recon_core.attacks.autoencoder.run import AutoencoderRecovery
 from recon_core.attacks.instahide.carlini import Descent
 from recon_core.attacks.instahide.mixing import InstaHide, Mixing
-from recon_core.attacks.instahide.natural_fit import Refinement
-from recon_core.attacks.instahide.practical import Practical
+from recon_core.attacks.instahide.natural_fit import Practical
 from recon_core.attacks.instahide.run import InstaHideRecovery
 from recon_core.attacks.inversion.feature_matching import GradientInversion
 from recon_core.attacks.inversion.run import Inversion
@@ -91,7 +90,7 @@ SMALL: dict[str, Experiment] = {
     "instahide": InstaHideRecovery(
         n_public=1,
         scheme=InstaHide(k_pub=1, n_epochs=8),
-        attack=Practical(refinement=Refinement(n_rounds=2)),
+        attack=Practical(n_rounds=2),
         keep="all",
     ),
 }

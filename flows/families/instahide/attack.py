@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from tasks.artifacts import publish_table
 from tasks.attack_file.report import leave, page_context
 from tasks.devices import Device, resolve_device, use_threads
 from tasks.families.instahide import report as pages
-from tasks.families.instahide.attack import METHODS, attack_all
-from tasks.families.instahide.inputs import (
+from tasks.families.instahide.attack import (
     LEVELS,
     NORMAL,
     InstaHideJob,
-    PreparedChallenge,
+    attack_all,
     prepare_challenge,
 )
-from tasks.families.instahide.results import Scored, method_record
+from tasks.families.instahide.results import best_of, record_of, scored
 from tasks.orchestration import flow, task
 from tasks.page.formats import duration
 from tasks.progress import stage_progress
 
 RECORD = "instahide.json"
-SCHEMA, VERSION = "palimpsest-attack-instahide", 1
 
 
 attack = task(name="attack-encodings")(attack_all)
@@ -45,18 +42,19 @@ def attack_instahide(
         threads: Threads to compute with; by default all.
     """
     use_threads(threads)
-    prepared = prepare_challenge(job, tuple(METHODS))
+    prepared = prepare_challenge(job)
     with stage_progress("Attack", "percent") as advance:
-        scored = attack(
+        attacked = attack(
             job,
             prepared,
             device=resolve_device(device),
             progress=lambda share: advance(round(100 * share), 100),
         )
-    record = record_of_instahide(job, prepared, scored)
+    attacked = [scored(one, prepared) for one in attacked]
+    record = record_of(job, prepared, attacked)
     job.out.mkdir(parents=True, exist_ok=True)
     (job.out / RECORD).unlink(missing_ok=True)  # of an earlier attack, whose pictures go now
-    best, sheet = pages.best_of(scored), None
+    best, sheet = best_of(attacked), None
     pages.clear_images(job.out)
     if best is not None:
         pages.write_images(job.out, best, prepared)
@@ -64,33 +62,10 @@ def attack_instahide(
         sheet = ("reconstructions", png, "What came back")
     packages = ("numpy", "scipy")
     context = page_context(packages, outcome=outcome(record), n_shown=job.n_shown)
-    page = pages.instahide_page(record, prepared, scored, context)
+    page = pages.instahide_page(record, prepared, attacked, context)
     leave(job.out, record, page, name=RECORD, sheet=sheet)
     publish_table("instahide", screen_rows(record), "Every method")
     return record
-
-
-def record_of_instahide(
-    job: InstaHideJob, prepared: PreparedChallenge, scored: Sequence[Scored]
-) -> dict[str, Any]:
-    """Everything but the pictures, as JSON."""
-    challenge, best = prepared.challenge, pages.best_of(scored)
-    return {
-        "schema": SCHEMA,
-        "version": VERSION,
-        "source": str(job.path),
-        "scheme": dataclasses.asdict(prepared.scheme),
-        "units": dataclasses.asdict(prepared.units) | {"exact_within": prepared.units.same},
-        "n_encodings": len(challenge.encodings),
-        "n_private": prepared.n_private,
-        "n_public": 0 if challenge.public is None else len(challenge.public),
-        "has_labels": challenge.labels is not None,
-        "has_truth": "private" in challenge.secret,
-        "shape": list(challenge.shape),
-        "seed": job.seed,
-        "methods": [method_record(s, prepared) for s in scored],
-        "best": None if best is None else list(scored).index(best),
-    }
 
 
 def screen_rows(record: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -110,11 +85,6 @@ def screen_rows(record: Mapping[str, Any]) -> list[dict[str, str]]:
     return rows
 
 
-def same_said(record: Mapping[str, Any]) -> str:
-    """Bound on the error of a pixel of an exact image, in words."""
-    return (NORMAL if record["units"]["kind"] == NORMAL.kind else LEVELS).same_said
-
-
 def screen_lines(record: Mapping[str, Any]) -> list[str]:
     """Methods that failed, then the outcome."""
     failed = [f"{a['title']}: {a['failure']}" for a in record["methods"] if "failure" in a]
@@ -132,9 +102,9 @@ def outcome(record: Mapping[str, Any]) -> str:
         f"{duration(best['seconds'])}"
     )
     if record["has_truth"]:
-        said += (
-            f"; {best['n_exact']} are the originals, no pixel off by more than {same_said(record)}"
-        )
+        units = NORMAL if record["units"]["kind"] == NORMAL.kind else LEVELS
+        said += f"; {best['n_exact']} are the originals, no pixel off by more than "
+        said += units.same_said
         if best["n_false"]:
             are = "is" if best["n_false"] == 1 else "are"
             said += f", {best['n_false']} called recovered {are} off by more"

@@ -14,8 +14,8 @@ X)^2 + y^2 - 2 s^2 log cosh(y A X / s^2). With s = 0 it is the paper's loss.
 - A spectral start (Candes, Li and Soltanolkotabi 2015): the leading eigenvector of A^T diag(y^2 -
 mean) A.
 - Nothing fixes the sign of a pixel position (of all images there at once): `in_one_sign` chooses.
-`n_smooth`: the images are put in one sign (once), blurred and the start of another descent, in
-which total variation counts.
+Where the shape of images is known they are then blurred and the start of another descent, in which
+total variation counts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ import heapq
 import itertools
 import math
 from collections import defaultdict
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -41,7 +40,7 @@ from recon_core.attacks.instahide.mixing import InstaHide, Mixing, Scheme
 from recon_core.attacks.instahide.recover import Recovered, Status
 from recon_core.attacks.instahide.similarity_network import Similarity
 from recon_core.optimisers import Optimiser
-from recon_core.strict import Count, Natural, NonNegative, Strict
+from recon_core.threads import share_of
 from recon_core.types import Progress, no_progress
 
 PIXEL_SD = 0.46
@@ -57,6 +56,9 @@ BEST = 0.9
 """Quantile of the loads above 0 of the encodings that an image has, which counts as its best."""
 DENSE = 1500
 """Encodings from which on eigenvectors are found by iteration."""
+N_ARCS, SLACK = 20, 0.05
+"""Images that are tried for each encoding, its best, and how much more than its share of encodings
+an image may have, in shares of it."""
 N_ROUNDS, STILL = 300, 1e-6
 """Of independent component analysis, at most, and the movement below which it has converged."""
 FORBIDDEN = 1e2
@@ -71,25 +73,6 @@ REACH = 2
 """Positions up to this far apart, in rows and columns, are compared to put them in one sign."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Descent(Strict):
-    """Settings. `total_variation`: weight of the sum of absolute differences of neighbours.
-    `spread`: standard deviation of the unknown part. `n_smooth`: how many more descents start from
-    blurred images."""
-
-    n_steps: Count = 200
-    total_variation: NonNegative = 0.0
-    spread: NonNegative = 0.0
-    n_smooth: Natural = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.total_variation and not self.n_smooth:
-            raise ValueError(
-                f"n_smooth=0 must be 1 or more for total_variation={self.total_variation} to count"
-            )
-
-
 def recover_as_carlini(
     y: Float[Tensor, "m d"],
     shape: ImageShape,
@@ -100,7 +83,6 @@ def recover_as_carlini(
     scores: Float[Tensor, "m m"] | Similarity,
     typical: Float[Tensor, " d"] | None = None,
     generator: torch.Generator,
-    descent: Descent | None = None,
     progress: Progress = no_progress,
 ) -> Recovered:
     """Private images, every one ESTIMATED, or UNSOLVED if no encoding was assigned to it.
@@ -108,33 +90,25 @@ def recover_as_carlini(
     `y`: encodings in units of images in [-1, 1]; signs are ignored. `mixing`: their scheme, which
     gives weights and the spread of public images; by default InstaHide's. `scores`: of all pairs,
     larger where an image is common, or the network that gives them. `typical`: a mean picture, by
-    default the network's; without one the sign of all images together is not known. `descent`: by
-    default for photographs, as noisy as the scheme makes them. Raises ValueError for encodings that
-    are not finite.
+    default the network's; without one the sign of all images together is not known. Raises
+    ValueError for encodings that are not finite.
     """
     mixing = mixing or InstaHide()
     if not bool(y.isfinite().all()):
         raise ValueError("encodings have pixels that are not finite")
     if isinstance(scores, Similarity):
         typical = scores.typical.flatten()
-        scores = scores.scores(y, progress=lambda part: progress(0.1 * part))
+        scores = scores.scores(y, progress=share_of(progress, 0.0, 0.1))
     progress(0.1)
     alike = alike_by_labels(scores, labels)
     core = (independent_groups(alike, n_private, generator=generator) > 0).to(alike)
     edges, classes = edges_of_groups(alike, core, labels)
     weights = private_weights(edges, labels, classes, mixing)
     progress(0.3)
-    noisy = Descent(n_steps=60, total_variation=0.3, n_smooth=1, spread=unknown_part(mixing))
     found = descend(
-        y,
-        edges,
-        weights,
-        n_private,
-        generator=generator,
-        shape=shape,
-        how=descent or noisy,
-        progress=lambda part: progress(0.3 + 0.7 * part),
-    )
+        y, edges, weights, n_private, generator=generator, shape=shape, n_steps=60,
+        total_variation=0.3, spread=unknown_part(mixing), progress=share_of(progress, 0.3, 1.0),
+    )  # fmt: skip
     given = ~found.isnan().any(1)
     images = found.double()
     if typical is not None and float((images.nanmean(0) * typical.to(images)).sum()) < 0:
@@ -252,19 +226,13 @@ def independent_groups(
 
 
 def assigned(
-    affinity: Float[Tensor, "m n"],
-    allowed: Bool[Tensor, "m n"] | None = None,
-    *,
-    n_arcs: int = 20,
-    slack: float = 0.05,
+    affinity: Float[Tensor, "m n"], allowed: Bool[Tensor, "m n"] | None = None
 ) -> Int64[Tensor, "m 2"]:
     """Two images for each encoding, no image having more than its share; -1 where there are none.
 
     The flow with the largest total of affinities (Carlini et al. 2020): a linear program with whole
     numbers for answers, as its constraints are those of a network. `allowed`: images that an
-    encoding may have; others come last. `n_arcs`: images that are tried for each encoding, its
-    best. `slack`: how much more than 2 m / n encodings an image may have, in shares of it. Raises
-    ValueError for fewer than two images.
+    encoding may have; others come last. Raises ValueError for fewer than two images.
     """
     m, n = affinity.shape
     if n < 2:
@@ -273,9 +241,9 @@ def assigned(
     worth = (worth - worth.mean()) / worth.std().clamp(min=1e-30)
     if allowed is not None:
         worth = worth - FORBIDDEN * (~allowed.cpu())
-    best = worth.topk(min(n_arcs, n), dim=1)
+    best = worth.topk(min(N_ARCS, n), dim=1)
     images, gains = np.asarray(best.indices), np.asarray(best.values)
-    capacity = float(np.ceil(2 * m / n * (1 + slack) - 1e-9))
+    capacity = float(np.ceil(2 * m / n * (1 + SLACK) - 1e-9))
     arcs, ones = np.arange(images.size), np.ones(images.size)
     per_row = coo_array((ones, (arcs // images.shape[1], arcs)), shape=(m, images.size))
     per_image = coo_array((ones, (images.ravel(), arcs)), shape=(n, images.size))
@@ -310,37 +278,49 @@ def descend(
     *,
     generator: torch.Generator,
     shape: ImageShape | None = None,
-    how: Descent | None = None,
+    n_steps: int = 200,
+    total_variation: float = 0.0,
+    spread: float = 0.0,
     progress: Progress = no_progress,
 ) -> Float32[Tensor, "n d"]:
     """n images in [-1, 1] from their encodings, NaN where no encoding has the image.
 
     `edges`: the two images of each encoding, -1 if unknown; such encodings are left out. `weights`:
-    theirs. `shape`: of an image, where neighbours matter. Raises ValueError for edges that are no
-    images, and where neighbours matter without a shape.
+    theirs. `shape`: of an image; with it there is a second descent. `total_variation`: its weight,
+    of the sum of absolute differences of neighbours, in the second. `spread`: standard deviation of
+    the unknown part. Raises ValueError for edges that are no images.
     """
-    how = how or Descent()
     if bool((edges >= n).any()) or bool((edges < -1).any()):
         raise ValueError(f"edges must be -1 or from 0 to n - 1 = {n - 1}; they reach {edges.max()}")
-    if how.n_smooth and (shape is None or math.prod(shape) != y.shape[1]):
-        raise ValueError(
-            f"n_smooth={how.n_smooth} needs the shape (c, h, w) of images with {y.shape[1]} "
-            f"pixels, not {shape}"
-        )
     known = (edges >= 0).all(1).nonzero()[:, 0]
     a = torch.zeros(len(known), n, device=edges.device)
     a.scatter_add_(1, edges[known], weights[known].float())
     own = y[known].abs().float()
-    x = _spectral(torch.randn((n, y.shape[1]), generator=generator).to(a), a, own, how.spread)
-    progress(0.1)
-    _move(x, a, own, how)
-    for k in range(how.n_smooth):
-        assert shape is not None
-        progress((k + 1) / (how.n_smooth + 1))
-        signed = x if k else in_one_sign(x, shape)
-        padded = F.pad(signed.reshape(-1, *shape), (1, 1, 1, 1), mode="replicate")
-        x = F.avg_pool2d(padded, 3, 1).flatten(1)
-        _move(x, a, own, how, shape if how.total_variation else None)
+    x = _spectral(torch.randn((n, y.shape[1]), generator=generator).to(a), a, own, spread)
+    columns, v = [part.contiguous() for part in own.split(COLUMNS, dim=1)], spread**2
+    for turn in range(1 if shape is None else 2):
+        progress((0.1, 0.5)[turn])
+        if turn and shape is not None:
+            signed = in_one_sign(x, shape).reshape(-1, *shape)
+            x = F.avg_pool2d(F.pad(signed, (1, 1, 1, 1), mode="replicate"), 3, 1).flatten(1)
+        stepper = Optimiser(rule="adam", lr=RATE).stepper(x.unsqueeze(0))
+        for k in range(n_steps):
+            stepper.set_rate(RATE * (1 + math.cos(math.pi * k / n_steps)) / 2)
+            parts = []
+            for some, part in zip(columns, x.split(COLUMNS, dim=1), strict=True):
+                r = torch.mm(a, part)  # 2 A^T (r - y s), s the sign of r as far as it is believed
+                sign = (r * some).mul_(1 / v).tanh_() if v else r.sign()
+                parts.append(2 * torch.mm(a.T, r.addcmul_(sign, some, value=-1)))
+            gradient = torch.cat(parts, 1)
+            if turn and shape is not None and total_variation:
+                pictures, rough = x.reshape(-1, *shape), gradient.view(-1, *shape)
+                for dim in (2, 3):  # of the sum over neighbours of sqrt(difference^2 + ROUNDED^2)
+                    step = pictures.diff(dim=dim)
+                    pull = total_variation * step / (step.square() + ROUNDED**2).sqrt()
+                    rough.narrow(dim, 1, step.shape[dim]).add_(pull)
+                    rough.narrow(dim, 0, step.shape[dim]).sub_(pull)
+            stepper.step_(gradient.unsqueeze(0))
+            x.clamp_(-1.0, 1.0)
     x[a.abs().sum(0) == 0] = torch.nan
     return x
 
@@ -360,36 +340,6 @@ def _spectral(
         known = (energy.mean(0) - spread**2).clamp(min=1e-6)
         found.append(x * (known / (a @ x).square().mean(0).clamp(min=1e-30)).sqrt())
     return torch.cat(found, 1).clamp_(-1.0, 1.0)
-
-
-def _move(
-    x: Float32[Tensor, "n d"],
-    a: Float32[Tensor, "m n"],
-    y: Float32[Tensor, "m d"],
-    how: Descent,
-    shape: ImageShape | None = None,
-) -> None:
-    """Adam's descent from x, in place; total variation counts if there is a shape."""
-    stepper = Optimiser(rule="adam", lr=RATE).stepper(x.unsqueeze(0))
-    columns = [part.contiguous() for part in y.split(COLUMNS, dim=1)]
-    v = how.spread**2
-    for k in range(how.n_steps):
-        stepper.set_rate(RATE * (1 + math.cos(math.pi * k / how.n_steps)) / 2)
-        parts = []
-        for own, part in zip(columns, x.split(COLUMNS, dim=1), strict=True):
-            r = torch.mm(a, part)  # 2 A^T (r - y s), s the sign of r as far as it is believed
-            sign = (r * own).mul_(1 / v).tanh_() if v else r.sign()
-            parts.append(2 * torch.mm(a.T, r.addcmul_(sign, own, value=-1)))
-        gradient = torch.cat(parts, 1)
-        if shape is not None:
-            pictures, rough = x.reshape(-1, *shape), gradient.view(-1, *shape)
-            for dim in (2, 3):  # of the sum over neighbours of sqrt(difference^2 + ROUNDED^2)
-                step = pictures.diff(dim=dim)
-                pull = how.total_variation * step / (step.square() + ROUNDED**2).sqrt()
-                rough.narrow(dim, 1, step.shape[dim]).add_(pull)
-                rough.narrow(dim, 0, step.shape[dim]).sub_(pull)
-        stepper.step_(gradient.unsqueeze(0))
-        x.clamp_(-1.0, 1.0)
 
 
 def in_one_sign(images: Float[Tensor, "n d"], shape: ImageShape) -> Float[Tensor, "n d"]:

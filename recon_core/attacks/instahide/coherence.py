@@ -64,12 +64,15 @@ def signs_of_pixels(signs: Float[Tensor, "w m"], shape: ImageShape) -> Float[Ten
     return signs.T[:, places.flatten().repeat(channels)]
 
 
-def whitening(cut: Float[Tensor, "w m p"]) -> Float[Tensor, "w p p"]:
-    covariance = cut.mT @ cut / cut.shape[1]
-    values, vectors = torch.linalg.eigh(covariance)
+def whitened_windows(
+    shape: ImageShape, y: Float[Tensor, "m d"], *others: Float[Tensor, "q d"]
+) -> list[Float[Tensor, "w _ p"]]:
+    """Windows' gradients of encodings y and of other images, whitened as y's are over all y."""
+    cut = gradient_windows(y, shape)
+    values, vectors = torch.linalg.eigh(cut.mT @ cut / cut.shape[1])
     floor = FLOOR * values.mean(1, keepdim=True).clamp(min=torch.finfo(cut.dtype).tiny)
-    found: Tensor = (vectors * (values.clamp(min=0) + floor).rsqrt()[:, None]) @ vectors.mT
-    return found
+    whiten = (vectors * (values.clamp(min=0) + floor).rsqrt()[:, None]) @ vectors.mT
+    return [cut @ whiten, *(gradient_windows(images, shape) @ whiten for images in others)]
 
 
 def unit(vectors: Float[Tensor, "w m p"]) -> Float[Tensor, "w m p"]:
@@ -86,18 +89,6 @@ def coherence(white: Float[Tensor, "w m p"]) -> Float[Tensor, "m m"]:
     for window in directions:
         total += (window @ window.T).square_()
     return centred(total)
-
-
-def signed_coherence(
-    private: Float[Tensor, "w m p"], certainty: Float[Tensor, "w m"]
-) -> Float[Tensor, "m m"]:
-    """Scores without squares, where signs are known with a `certainty` in [0, 1]: from windows of
-    what public images leave. About 0 where nothing is common; not centred."""
-    directions = unit(private) * certainty.square()[:, :, None]
-    total = private.new_zeros(private.shape[1], private.shape[1])
-    for window in directions:
-        total.addmm_(window, window.T)
-    return total.fill_diagonal_(0.0)
 
 
 def centred(scores: Float[Tensor, "m m"]) -> Float[Tensor, "m m"]:
@@ -145,36 +136,23 @@ def coherent_publics(
         for n_steps in (N_STEPS // 3, N_STEPS - N_STEPS // 3):
             own = products.gather(2, likely[:, None].expand(-1, products.shape[1], -1))
             block = gram[likely[:, :, None], likely[:, None]]
-            weights = _maximised(own, block, weights, n_steps=n_steps, largest=largest)
+            energy = block.diagonal(dim1=1, dim2=2)
+            vector: Tensor = energy.sqrt()
+            for _ in range(10):  # power iteration: the largest eigenvalue of each Gram matrix
+                vector = (block @ vector[..., None])[..., 0]
+                length: Tensor = vector.norm(dim=1, keepdim=True)
+                vector = vector / length
+            step, toll = 1 / (1.1 * length), PENALTY * energy
+            for _ in range(n_steps):
+                signs = torch.tanh((own @ weights[..., None])[..., 0] / NOISE)
+                slope = (signs[:, None] @ own)[:, 0] - (block @ weights[..., None])[..., 0] - toll
+                weights = (weights + step * slope).clamp_(0, largest)
             whole = torch.zeros_like(products[:, 0]).scatter_(1, likely, weights)
             best = weights.topk(min(MOST_LIKELY, weights.shape[1]), dim=1).indices
             likely, weights = likely.gather(1, best), weights.gather(1, best)
         found.append(whole)
         progress((int(rows[-1]) + 1) / white.shape[1])
     return torch.cat(found)
-
-
-def _maximised(
-    products: Float[Tensor, "b w k"],
-    block: Float[Tensor, "b k k"],
-    weights: Float[Tensor, "b k"],
-    *,
-    n_steps: int,
-    largest: float,
-) -> Float[Tensor, "b k"]:
-    """Proximal steps with the signs that are expected at each."""
-    vector: Tensor = block.diagonal(dim1=1, dim2=2).sqrt()
-    for _ in range(10):  # power iteration: the largest eigenvalue of each Gram matrix
-        vector = (block @ vector[..., None])[..., 0]
-        length: Tensor = vector.norm(dim=1, keepdim=True)
-        vector = vector / length
-    step = 1 / (1.1 * length)
-    toll = PENALTY * block.diagonal(dim1=1, dim2=2)
-    for _ in range(n_steps):
-        signs = torch.tanh((products @ weights[..., None])[..., 0] / NOISE)
-        slope = (signs[:, None] @ products)[:, 0] - (block @ weights[..., None])[..., 0] - toll
-        weights = (weights + step * slope).clamp_(0, largest)
-    return weights
 
 
 @dataclass(frozen=True)
@@ -197,9 +175,7 @@ def pursued(
 ) -> Pursued:
     """Public images by their whitened gradients, and the scores of what they leave. `public`: all
     images that may be in the encodings y; `largest`: the largest coefficient."""
-    cut = gradient_windows(y, shape)
-    whiten = whitening(cut)
-    white, theirs = cut @ whiten, gradient_windows(public, shape) @ whiten
+    white, theirs = whitened_windows(shape, y, public)
     coefficients = coherent_publics(white, theirs, largest=largest, progress=progress)
     return without_publics(coefficients, white, theirs)
 
@@ -209,8 +185,12 @@ def without_publics(
     white: Float[Tensor, "w m p"],
     theirs: Float[Tensor, "w q p"],
 ) -> Pursued:
-    """Signs of windows by the public images with these coefficients, and scores without them."""
+    """Signs of windows by the public images with these coefficients, and scores of what is left:
+    inner products without squares, by how certain signs are; about 0 where nothing is common."""
     known = torch.einsum("mq,wqp->wmp", coefficients, theirs)
     signs = torch.tanh((white * known).sum(2) / NOISE)
-    left = signed_coherence(signs[..., None] * white - known, signs.abs())
-    return Pursued(coefficients, signs, left)
+    directions = unit(signs[..., None] * white - known) * signs.square()[:, :, None]
+    scores = white.new_zeros(white.shape[1], white.shape[1])
+    for window in directions:
+        scores.addmm_(window, window.T)
+    return Pursued(coefficients, signs, scores.fill_diagonal_(0.0))

@@ -46,6 +46,8 @@ N_ROUNDS = 50
 """Rounds of assigning, at most."""
 WEAK = 0.05
 """Share of groups that are looked for again in a repair."""
+N_REPAIRS = 12
+"""How often the weakest groups are looked for again, at most."""
 ENOUGH = 2
 """Repairs that come back to the best value, after which no more are tried."""
 
@@ -123,31 +125,25 @@ def assign(shared: Integer[np.ndarray, "m m"]) -> list[Component]:
     """All assignments of two images to every encoding with `shared` images in common, 0, 1 or 2.
 
     Components in the order of their first encoding; the assignments of the whole are all choices of
-    one root for each. Raises ValueError for what is no Gram matrix, NotALineGraphError if there is
-    no assignment.
+    one root for each. Raises NotALineGraphError if there is no assignment.
     """
-    if shared.ndim != 2 or len(shared) != shared.shape[1] or not len(shared):
-        raise ValueError(f"shared has shape {shared.shape}; expected (m, m) with m >= 1")
-    a = shared.copy()
+    a = shared.astype(np.int8)
     np.fill_diagonal(a, 2)  # an encoding shares both its images with itself
-    if a.min() < 0 or a.max() > 2:
-        strange = a.min() if a.min() < 0 else a.max()
-        raise ValueError(
-            f"shared has {strange}; two encodings of two images have 0, 1 or 2 of them in common"
+    member = connected(*np.nonzero(a == 2), len(a))  # whose pair of images each encoding has
+    first = np.unique(member, return_index=True)[1]
+    unlike = np.flatnonzero((a != a[first][member]).any(1))
+    if len(unlike):
+        i = int(unlike[0])
+        raise NotALineGraphError(
+            f"encodings {first[member[i]]} and {i} seem to mix the same two images, but do not "
+            "share equally many with every other encoding"
         )
-    a = a.astype(np.int8)
-    if not np.array_equal(a, a.T):
-        i, j = np.argwhere(a != a.T)[0].tolist()
-        raise ValueError(
-            f"shared is not symmetric: {a[i, j]} at ({i}, {j}), {a[j, i]} at ({j}, {i})"
-        )
-    first, member = _merged(a)
     simple: Bool[np.ndarray, "k k"] = a[np.ix_(first, first)] == 1
-    n, part = _parts(simple)
+    part = connected(*np.nonzero(simple), len(simple))
     components = []
-    for k in range(n):
+    for k in range(int(part.max()) + 1):
         mine = np.flatnonzero(part == k)
-        roots = tuple(_roots(simple if n == 1 else simple[np.ix_(mine, mine)]))
+        roots = tuple(_roots(simple if len(mine) == len(part) else simple[np.ix_(mine, mine)]))
         if not roots:
             some = ", ".join(map(str, first[mine][:5])) + (", ..." if len(mine) > 5 else "")
             raise NotALineGraphError(
@@ -207,28 +203,12 @@ def canonical(edges: Integer[np.ndarray, "m 2"]) -> Edges:
     return np.sort(np.nonzero(columns[order].T)[1].reshape(-1, 2), axis=1)
 
 
-def _merged(
-    shared: Int8[np.ndarray, "m m"],
-) -> tuple[Int64[np.ndarray, " k"], Int64[np.ndarray, " m"]]:
-    """The first encoding of every pair of images, and whose pair each encoding has."""
-    member = _parts(shared == 2)[1]
-    first = np.unique(member, return_index=True)[1]
-    unlike = np.flatnonzero((shared != shared[first][member]).any(1))
-    if len(unlike):
-        i = int(unlike[0])
-        j = int(first[member[i]])
-        raise NotALineGraphError(
-            f"encodings {j} and {i} are said to mix the same two images, but do not share equally "
-            "many with every other encoding"
-        )
-    return first, member
-
-
-def _parts(linked: Bool[np.ndarray, "k k"]) -> tuple[int, Int64[np.ndarray, " k"]]:
-    ends = np.nonzero(linked)
-    graph = coo_array((np.ones(len(ends[0]), np.int8), ends), shape=linked.shape)
-    n, member = connected_components(graph, directed=False)
-    return int(n), member.astype(np.int64)
+def connected(
+    first: Integer[np.ndarray, " k"], second: Integer[np.ndarray, " k"], n: int
+) -> Int64[np.ndarray, " n"]:
+    """The connected component of each of n vertices, by the ends of k edges."""
+    graph = coo_array((np.ones(len(first), np.int8), (first, second)), shape=(n, n))
+    return np.asarray(connected_components(graph, directed=False)[1], np.int64)
 
 
 def _roots(adjacent: Bool[np.ndarray, "k k"]) -> list[Edges]:
@@ -278,9 +258,9 @@ def _seed(adjacent: Bool[np.ndarray, "k k"], n_near: Int64[np.ndarray, " k"]) ->
 
 def _two_coloured(apart: Bool[np.ndarray, "k k"], names: Int64[np.ndarray, " k"]) -> Parts | None:
     """The components of a bipartite graph, each with its two sides; None if it is not bipartite."""
-    n, part = _parts(apart)
+    part = connected(*np.nonzero(apart), len(apart))
     parts: Parts = []
-    for k in range(n):
+    for k in range(int(part.max()) + 1):
         mine = np.flatnonzero(part == k)
         side = np.full(len(apart), -1)
         side[mine[0]], front, colour = 0, mine[:1], 0
@@ -327,11 +307,9 @@ def assign_uncertain(
     n: int,
     *,
     generator: torch.Generator,
-    n_repairs: int = 12,
 ) -> Int64[Tensor, "m 2"]:
     """The two of n images of every encoding, ascending. `scores`: 1 on average where one image is
-    common, 0 where none is; `n_repairs`: how often the weakest groups are looked for again, at
-    most. Raises ValueError if fewer than three groups are found."""
+    common, 0 where none is. Raises ValueError if fewer than three groups are found."""
     scores = scores.clone().fill_diagonal_(0.0).clamp_(max=2.0)
     none = torch.zeros((0, len(scores)), dtype=torch.bool, device=scores.device)
     groups = _grown(scores, n, none, generator)
@@ -342,7 +320,7 @@ def assign_uncertain(
         )
     best = now = _settled(scores, groups)
     most, same = _explained(scores, best, len(groups)), 0
-    for _ in range(n_repairs):
+    for _ in range(N_REPAIRS):
         groups = torch.zeros((len(groups), len(scores)), dtype=torch.bool, device=scores.device)
         groups.scatter_(0, now.T, True)
         kept = _distinct(groups, scores, len(groups) - max(round(WEAK * len(groups)), 2))

@@ -10,14 +10,23 @@ problems at once (`few_atoms`, `exchanged`).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
-from recon_core.attacks.instahide.coherence import ImageShape
+from recon_core.attacks.instahide.carlini import (
+    PRESENT,
+    SPARE,
+    common_classes,
+    independent_groups,
+)
+from recon_core.attacks.instahide.coherence import ImageShape, pursued, signs_of_pixels
 from recon_core.attacks.instahide.mixing import Mixing, Scheme, mixture
-from recon_core.strict import Count, Strict
+from recon_core.attacks.instahide.signs import Equations, determined
+from recon_core.strict import Count, Natural, Strict
 from recon_core.types import Progress, no_progress
 
 AT_ONCE = 500
@@ -44,14 +53,17 @@ ALONE = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Refinement(Strict):
-    """`n_rounds`: at most. `n_levels`: grey levels that pixels have from `low` to `high`, 0 if they
-    are any number."""
+class Practical(Strict):
+    """Settings of the attack on photographs. `n_rounds` of refinement at most. `n_levels`: grey
+    levels that pixels have from `low` to `high`, 0 if they are any number. `n_again`: how often
+    missing images are searched for again, at most."""
 
+    kind: Literal["practical"] = "practical"
     n_rounds: Count = 100
     n_levels: int = 256
     low: float = -1.0
     high: float = 1.0
+    n_again: Natural = 4
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -70,15 +82,37 @@ class Refinement(Strict):
 @dataclass(frozen=True)
 class PrivateWeights:
     """What is known of A before the fit. `allowed`: images that an encoding may have, by its label;
-    `known`: the weight that each would have, None without labels; `classes` of images, None without
-    labels. `free`: encodings whose private weights are fitted; `alike`: those with two images of
-    one class."""
+    `known`: the weight that each would have, None without labels. `free`: encodings whose private
+    weights are fitted; `alike`: those whose label has one class. `classes` of images, None without
+    labels."""
 
     allowed: Bool[Tensor, "m n"]
     known: Float[Tensor, "m n"] | None
     free: Bool[Tensor, " m"]
-    alike: Bool[Tensor, " m"] | None = None
+    alike: Bool[Tensor, " m"]
     classes: Int64[Tensor, " n"] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        loads: Float[Tensor, "m n"],
+        labels: Float[Tensor, "m n_classes"] | None,
+        mixing: Scheme,
+    ) -> PrivateWeights:
+        """By the groups of encodings that have an image each, and mixed labels."""
+        fixed = torch.full_like(loads, mixing.wa) if isinstance(mixing, Mixing) else None
+        none = torch.zeros(len(loads), dtype=torch.bool, device=loads.device)
+        if labels is None:
+            free = none | (fixed is None)
+            return cls(torch.ones_like(loads, dtype=torch.bool), fixed, free, none)
+        has = labels > PRESENT
+        classes = common_classes(loads, has)
+        alike, allowed = has.sum(1) == 1, has[:, classes]
+        if fixed is not None:
+            return cls(allowed, fixed, none, alike, classes)
+        known = labels[:, classes].to(loads) * allowed
+        known = torch.where(alike[:, None], known / 2, known)
+        return cls(allowed, known, alike, alike, classes)
 
 
 @dataclass(frozen=True)
@@ -100,18 +134,20 @@ class Fitted:
 class NaturalFit:
     """The problem: encodings `y`, public images `pool`, and what is known of the weights."""
 
+    private: PrivateWeights
+
     def __init__(
         self,
         y: Float[Tensor, "m d"],
         pool: Float[Tensor, "q d"],
         shape: ImageShape,
         *,
-        private: PrivateWeights,
         mixing: Scheme,
-        how: Refinement,
+        labels: Float[Tensor, "m n_classes"] | None,
+        how: Practical,
     ) -> None:
         self.y, self.pool, self.shape, self.largest = y, pool, shape, mixing.largest
-        self.private, self.how, self.k_pub = private, how, mixing.k_pub
+        self.mixing, self.labels, self.how, self.k_pub = mixing, labels, how, mixing.k_pub
         self.public_weight = mixing.wb if isinstance(mixing, Mixing) else None
         # whitening: the inverse root of the mean spectrum, without the mean
         pictures = (pool if len(pool) else y).reshape(-1, *shape)
@@ -145,28 +181,32 @@ class NaturalFit:
         return self._public_again(first, signs, easy=True)
 
     def started_again(
-        self,
-        f: Fitted,
-        rows: Int64[Tensor, " r"],
-        missing: Int64[Tensor, " k"],
-        *,
-        loads: Float[Tensor, "r k"],
-        signs: Float[Tensor, "r d"],
-        known: Float[Tensor, "r d"],
-        public_part: Float[Tensor, "r d"],
-    ) -> Fitted:
-        """Other images in the place of those that are `missing`, from the encodings `rows`.
-        `known`: what is not missing there, public images and private ones."""
-        of = self.private.known
-        own = loads / 4 if of is None else of[rows][:, missing] * (loads > 0)
-        images, y = f.images.clone(), self.y[rows]
-        images[missing] = ridge(own, signs * y - known, 0.3)
-        ends, weights = f.ends.clone(), f.weights.clone()
+        self, f: Fitted, sure: Bool[Tensor, " n"], generator: torch.Generator
+    ) -> Fitted | None:
+        """Search for the images that were not proved, in the encodings that are not explained, with
+        the proved images as public ones. None if nothing is missing, or encodings are too few."""
+        rows, missing = (f.met < MOST).nonzero()[:, 0], (~sure).nonzero()[:, 0]
+        n, y = len(missing), self.y[rows]
+        if not n or n == len(sure) or len(rows) <= n + round(SPARE * n):
+            return None
+        pool = torch.cat([self.pool, f.images[sure]])
+        pursuit = pursued(y, self.shape, pool, largest=self.largest)
+        loads = independent_groups(pursuit.scores, n, generator=generator)
+        whole = torch.zeros_like(self.private.allowed, dtype=loads.dtype)
+        whole.scatter_(1, f.ends, 1.0)[:, missing] = 0.0
+        whole[rows] = 0.0
+        whole[rows[:, None], missing] = loads
+        self.private = PrivateWeights.of(whole, self.labels, self.mixing)
+        known, signs = self.private.known, signs_of_pixels(pursuit.signs, self.shape)
+        public_part = pursuit.coefficients[:, : len(self.pool)] @ self.pool
+        own = loads / 4 if known is None else known[rows][:, missing] * (loads > 0)
+        images, ends, weights = f.images.clone(), f.ends.clone(), f.weights.clone()
+        images[missing] = ridge(own, signs * y - pursuit.coefficients @ pool, 0.3)
         ends[rows], weights[rows] = self._pairs(rows, signs * y - public_part, images)
+        signs_of_all = torch.zeros_like(self.y)
+        signs_of_all[rows] = (public_part + mixture(images, ends[rows], weights[rows])).sign()
         f = replace(f, images=images, ends=ends, weights=weights)
-        whole = torch.zeros_like(self.y)
-        whole[rows] = (public_part + mixture(images, ends[rows], weights[rows])).sign()
-        return self._measured(self._public_again(f, whole, easy=True))
+        return self._measured(self._public_again(f, signs_of_all, easy=True))
 
     def without_public(
         self,
@@ -186,7 +226,15 @@ class NaturalFit:
         best = torch.inf
         waited = 0
         for k in range(self.how.n_rounds):
-            fitted = self._round(fitted, easy=k < EASY)
+            fitted = self._public_again(fitted, self._mixed(fitted).sign(), easy=k < EASY)
+            rows = (fitted.met < MOST).nonzero()[:, 0]
+            rest = self._mixed(fitted).sign() * self.y - self._public_part(fitted)
+            ends, weights = fitted.ends.clone(), fitted.weights.clone()
+            ends[rows], weights[rows] = self._pairs(rows, rest[rows], fitted.images)
+            fitted = replace(fitted, ends=ends, weights=weights)
+            for _ in range(2):
+                fitted = self._images_again(self._fitted_weights(fitted))
+            fitted = self._rounded(fitted) if self.how.spacing else self._measured(fitted)
             progress((k + 1) / self.how.n_rounds)
             left = float((fitted.met < MOST).double().mean())
             off = left + float(fitted.residual.mean())
@@ -202,18 +250,6 @@ class NaturalFit:
         spectrum = torch.fft.rfft2(images.reshape(-1, *self.shape)) * self.filter
         pictures: Tensor = torch.fft.irfft2(spectrum, s=self.shape[1:])
         return pictures.flatten(1)
-
-    def _round(self, f: Fitted, *, easy: bool) -> Fitted:
-        f = self._public_again(f, self._mixed(f).sign(), easy=easy)
-        rows = (f.met < MOST).nonzero()[:, 0]
-        rest = self._mixed(f).sign() * self.y - self._public_part(f)
-        ends, weights = f.ends.clone(), f.weights.clone()
-        ends[rows], weights[rows] = self._pairs(rows, rest[rows], f.images)
-        f = replace(f, ends=ends, weights=weights)
-        for _ in range(2):
-            f = self._fitted_weights(f)
-            f = self._images_again(f)
-        return self._rounded(f) if self.how.spacing else self._measured(f)
 
     def _images_again(self, f: Fitted) -> Fitted:
         """Least squares, in which encodings count by the inverse of their squared residual."""
@@ -274,9 +310,9 @@ class NaturalFit:
             own = known.gather(1, first[:, None])
             both = gain - 2 * own * known * gram[first] + gain.gather(1, first[:, None])
             both.scatter_(1, first[:, None], -torch.inf)
-            classes, alike = self.private.classes, self.private.alike
-            if classes is not None and alike is not None:
-                twice = (classes == classes[first][:, None]) & ~alike[rows][:, None]
+            classes = self.private.classes
+            if classes is not None:
+                twice = (classes == classes[first][:, None]) & ~self.private.alike[rows][:, None]
                 both = both.masked_fill(twice, -torch.inf)
             value, second = both.max(1)
             better = value > best
@@ -301,6 +337,20 @@ class NaturalFit:
             if self.public_weight is None:
                 shares[some] = both[:, 2:].where(free, public)
         return self._measured(replace(f, weights=weights, public_weights=shares))
+
+    def sure(self, f: Fitted) -> Bool[Tensor, " n"]:
+        """Images that explained encodings determine, at grey levels where there are any."""
+        n = len(f.images)
+        proves, sure = f.exactly >= MOST, np.zeros(n, bool)
+        if not self.how.spacing:
+            proves = proves & ~self.private.free
+        edges = np.asarray(f.ends[proves].cpu())
+        if len(edges):
+            equations = Equations(edges, np.asarray(f.weights[proves].double().cpu()), n)
+            sure = determined(equations, with_public=self.k_pub > 0).images
+        sure = sure & (np.bincount(edges.ravel(), minlength=n) > FEWEST)
+        found = torch.from_numpy(sure).to(proves.device)
+        return found & self.at_levels(f.images) if self.how.spacing else found
 
     def at_levels(self, images: Float[Tensor, "n d"]) -> Bool[Tensor, " n"]:
         """Images of which every pixel is a grey level, to rounding errors."""

@@ -24,7 +24,8 @@ from recon_core.attacks.family_run import FamilyRun, run_result
 from recon_core.attacks.instahide.carlini import SPARE
 from recon_core.attacks.instahide.coherence import SIDE
 from recon_core.attacks.instahide.mixing import Encodings, InstaHide, Mixing, Scheme
-from recon_core.attacks.instahide.practical import Practical, recover_practically
+from recon_core.attacks.instahide.natural_fit import Practical
+from recon_core.attacks.instahide.practical import recover_practically
 from recon_core.strict import Tagged
 from recon_core.threads import Shares
 from recon_core.types import Outcome, Progress, RunResult, RunSpec
@@ -176,7 +177,7 @@ class InstaHideRecovery(FamilyRun):
             "train_accuracy": float(found.explained.mean()),
             "n_iterations": float(len(found.explained)),
         }
-        n_rounds = torch.full((len(x),), self.attack.refinement.n_rounds)
+        n_rounds = torch.full((len(x),), self.attack.n_rounds)
         pairs = self.own_pairs(x, targets, private[nearest], n_rounds)
         return run_result(spec, Outcome.OK, targets, own.augment, stats=stats, pairs=pairs)
 

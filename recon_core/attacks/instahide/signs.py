@@ -21,11 +21,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64, Int64, Integer
+from jaxtyping import Bool, Float, Float64, Int64
 from scipy.linalg import qr
 from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components, shortest_path
+from scipy.sparse.csgraph import shortest_path
 from torch import Tensor
+
+from recon_core.attacks.instahide.graph import connected
 
 TOL = 1e-9
 MOST_BITS = 1023
@@ -89,13 +91,13 @@ def determined(equations: Equations, *, with_public: bool) -> Determined:
         ambiguous = moves[:, coloops].any(1) & ~free
         known = ~(ambiguous | free)
         tied = edges[~coloops & known[edges].all(1)]
-        label, n_bits = _connected(tied[:, 0], tied[:, 1], equations.n), int(coloops.sum())
+        label, n_bits = connected(tied[:, 0], tied[:, 1], equations.n), int(coloops.sum())
     else:
         # in the matroid, rows of a basis are connected with those whose combination has them
         _q, r, order = qr(w.T, mode="economic", pivoting=True)
         coefficients = np.linalg.solve(r[:rank, :rank], r[:rank, rank:])
         of_basis, of_others = np.nonzero(np.abs(coefficients) > TOL**0.5)
-        component = _connected(order[of_basis], order[rank + of_others], len(w))
+        component = connected(order[of_basis], order[rank + of_others], len(w))
         label, n_bits = component[moves.argmax(1)], int(component.max(initial=-1)) + 1
         ambiguous = (moves & (component != label[:, None])).any(1) & ~free
         known = ~(ambiguous | free)
@@ -104,22 +106,13 @@ def determined(equations: Equations, *, with_public: bool) -> Determined:
     return Determined(coloops, ambiguous, free, parts, n_solutions)
 
 
-def _connected(
-    first: Integer[np.ndarray, " k"], second: Integer[np.ndarray, " k"], n: int
-) -> Int64[np.ndarray, " n"]:
-    """The connected component of each of n vertices."""
-    graph = coo_array((np.ones(len(first)), (first, second)), shape=(n, n))
-    return np.asarray(connected_components(graph, directed=False)[1], np.int64)
-
-
 @dataclass(frozen=True)
 class Solved:
-    """`z`: pixels of every image, NaN where they are not determined. `residual`: the largest | |Wz
-    + c| - y | at each pixel, over the equations of determined images that are connected with this
-    one; `met`: whether it is within tolerance. `determined`: which images."""
+    """`z`: pixels of every image, NaN where they are not determined. `met`: where the largest | |Wz
+    + c| - y | is within tolerance, over the equations of determined images that are connected with
+    this one. `determined`: which images."""
 
     z: Float64[Tensor, "n d"]
-    residual: Float64[Tensor, "n d"]
     met: Bool[Tensor, "n d"]
     determined: Determined
 
@@ -140,16 +133,16 @@ def solve(
     without an odd cycle that is short enough to start from meet nothing.
     """
     known = determined(equations, with_public=bool(c.any()))
-    n, d = equations.n, y.shape[1]
-    z = torch.full((n, d), torch.nan, dtype=torch.float64, device=y.device)
-    residual = torch.full_like(z, torch.inf)
+    shape = (equations.n, y.shape[1])
+    z = torch.full(shape, torch.nan, dtype=torch.float64, device=y.device)
+    met = torch.zeros(shape, dtype=torch.bool, device=y.device)
     for rows, part in _parts(equations, known):
         mine = torch.from_numpy(rows).to(y.device)
         images = torch.from_numpy(part.images).to(y.device)
-        z[images], residual[images] = part.solve(
+        z[images], met[images] = part.solve(
             y[mine].double(), c[mine].double(), tolerance, cap, beams
         )
-    return Solved(z, residual, residual <= tolerance, known)
+    return Solved(z, met, known)
 
 
 def suspects(
@@ -233,7 +226,7 @@ class _Part:
         tolerance: float,
         cap: float,
         beams: Sequence[int],
-    ) -> tuple[Float64[Tensor, "k d"], Float64[Tensor, " d"]]:
+    ) -> tuple[Float64[Tensor, "k d"], Bool[Tensor, " d"]]:
         w = torch.from_numpy(self.equations.matrix).to(y.device)
         inverse = torch.linalg.pinv(w)
         z = torch.zeros((self.equations.n, y.shape[1]), dtype=torch.float64, device=y.device)
@@ -259,7 +252,7 @@ class _Part:
                 gained = bool((apart <= tolerance).any())
         if not c.any():
             z = z * torch.where(z[:1] < 0, -1.0, 1.0)
-        return z, residual
+        return z, residual <= tolerance
 
     def search(
         self,

@@ -51,14 +51,12 @@ class _ImagesJob(Strict):
 @dataclass(frozen=True, kw_only=True)
 class EncodeJob(_ImagesJob):
     """`data`: a source of images, or `gaussian`. `scheme`: Mixing needs `m`, the number of
-    encodings; InstaHide has n_epochs. Pixels of photographs are from -1 to 1; `standardise`, of
-    Mixing: less their mean and divided by their standard deviation, over all images."""
+    encodings; InstaHide has n_epochs. Pixels of photographs are from -1 to 1."""
 
     scheme: Scheme = field(default_factory=InstaHide)
     n_private: Annotated[int, Within("[2, inf)", fix="an encoding mixes 2")] = 100
     n_public: int = 1000
     m: int | None = None
-    standardise: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -81,11 +79,6 @@ class EncodeJob(_ImagesJob):
             f"{images:,} images and encodings of {self.size}x{self.size}",
             "lower --size, --n-private, --n-public, or --epochs and --m",
         )
-        if self.standardise and (self.data == GAUSSIAN or isinstance(self.scheme, InstaHide)):
-            raise ValueError(
-                "--standardise is for photographs with --scheme theory: gaussian pixels are "
-                "standard normal, and those of instahide are from -1 to 1"
-            )
 
 
 def encode(job: EncodeJob) -> dict[str, Any]:
@@ -94,12 +87,24 @@ def encode(job: EncodeJob) -> dict[str, Any]:
     check_replaceable(job.out, fresh=False)
     labels: Tensor | None = None
     pixels: dict[str, Any] = {"kind": "normal"}
+    wanted, drawn = job.n_private + job.n_public, seeded_generator(job.seed, 0, "images")
     if job.data == GAUSSIAN:
-        shape = (job.n_private + job.n_public, 3, job.size, job.size)
-        images = torch.randn(shape, generator=seeded_generator(job.seed, 0, "images"))
+        images = torch.randn((wanted, 3, job.size, job.size), generator=drawn)
         source = f"standard normal pixels, {job.size} by {job.size}"
     else:
-        images, labels, pixels, source = _photographs(job)
+        found = job.images
+        if len(found) < wanted:
+            raise ValueError(
+                f"{job.data} has {len(found)} images to train on, fewer than n_private="
+                f"{job.n_private} and n_public={job.n_public}; lower one of them"
+            )
+        rows = torch.randperm(len(found), generator=drawn)[:wanted]
+        images = torch.from_numpy(found.images)[rows].float() * (2 / 255) - 1
+        if (n_classes := len(found.class_names)) > 1:
+            of_private = torch.from_numpy(found.labels)[rows[: job.n_private]]
+            labels = functional.one_hot(of_private, n_classes).float()
+        pixels = {"kind": "levels", "n_levels": 256}
+        source = f"{found.name} {found.content_hash}"
     private, public = images[: job.n_private], images[job.n_private :]
     make: Callable[..., Encodings] = job.scheme.encode
     if isinstance(job.scheme, Mixing):
@@ -128,31 +133,6 @@ def encode(job: EncodeJob) -> dict[str, Any]:
     )
     write_challenge(job.out, challenge, {"seed": job.seed, "source": source})
     return facts
-
-
-def _photographs(job: EncodeJob) -> tuple[Tensor, Tensor | None, dict[str, Any], str]:
-    """Private and public images, the private ones' classes, the units of pixels, and the source."""
-    found = job.images
-    wanted = job.n_private + job.n_public
-    if len(found) < wanted:
-        raise ValueError(
-            f"{job.data} has {len(found)} images to train on, fewer than n_private={job.n_private} "
-            f"and n_public={job.n_public}; lower one of them"
-        )
-    order = torch.randperm(len(found), generator=seeded_generator(job.seed, 0, "images"))
-    rows = order[:wanted]
-    images = torch.from_numpy(found.images)[rows].float() * (2 / 255) - 1
-    labels = torch.from_numpy(found.labels)[rows[: job.n_private]]
-    n_classes = len(found.class_names)
-    pixels: dict[str, Any] = {"kind": "levels", "n_levels": 256, "low": -1.0, "high": 1.0}
-    if job.standardise:
-        mean, sd = float(images.double().mean()), float(images.double().std())
-        if sd == 0:
-            raise ValueError(f"all pixels of {job.data} are equal; --standardise divides by 0")
-        images = (images - mean) / sd
-        pixels = {"kind": "standardised", "n_levels": 256, "mean": mean, "sd": sd}
-    hot = functional.one_hot(labels, n_classes).float() if n_classes > 1 else None
-    return images, hot, pixels, f"{found.name} {found.content_hash}"
 
 
 @dataclass(frozen=True, kw_only=True)

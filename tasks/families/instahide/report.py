@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from recon_core.attacks.instahide.recover import Recovered
 from storage.files import text_bytes, write_file
-from tasks.families.instahide.inputs import PreparedChallenge
-from tasks.families.instahide.results import WHY, Scored, image_row, left_open
+from tasks.families.instahide.attack import METHODS, SAME, Attacked, PreparedChallenge
+from tasks.families.instahide.results import WHY, best_of, image_row, left_open
 from tasks.page.files import page_html
 from tasks.page.pictures import COLUMNS, Tile, data_uri, png_bytes, strips_sheet, wrapped
 
@@ -49,10 +49,11 @@ COLUMNS_OF_CSV = (
 )
 
 
-def write_images(folder: Path, scored: Scored, prepared: PreparedChallenge) -> None:
-    """images.npy in the encodings' units (NaN: not determined), images/NNNN.png, statuses.csv."""
-    images = _images(scored, prepared)
-    content = io.BytesIO()
+def write_images(folder: Path, attacked: Attacked, prepared: PreparedChallenge) -> None:
+    """images.npy in the encodings' units (NaN: not determined), images/NNNN.png, and statuses.csv:
+    of every image its status, its encodings, and its scores where the truth is known."""
+    images = _images(attacked, prepared)
+    content, text = io.BytesIO(), io.StringIO()
     np.save(content, images.astype(np.float32), allow_pickle=False)
     write_file(folder / "images.npy", content.getvalue())
     (folder / IMAGES).mkdir(exist_ok=True)
@@ -60,7 +61,10 @@ def write_images(folder: Path, scored: Scored, prepared: PreparedChallenge) -> N
         if not np.isnan(image).all():
             path = folder / IMAGES / f"{k:04}.png"
             write_file(path, png_bytes(picture(image, prepared)))
-    write_file(folder / "statuses.csv", text_bytes(statuses(scored)))
+    table = csv.DictWriter(text, COLUMNS_OF_CSV, lineterminator="\n")
+    table.writeheader()
+    table.writerows(image_row(attacked, k) for k in range(len(images)))
+    write_file(folder / "statuses.csv", text_bytes(text.getvalue()))
 
 
 def clear_images(folder: Path) -> None:
@@ -71,25 +75,15 @@ def clear_images(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def statuses(scored: Scored) -> str:
-    """CSV: of every image its status, its encodings, and its scores where the truth is known."""
-    assert scored.found is not None
-    text = io.StringIO()
-    table = csv.DictWriter(text, COLUMNS_OF_CSV, lineterminator="\n")
-    table.writeheader()
-    table.writerows(image_row(scored, k) for k in range(len(scored.found.status)))
-    return text.getvalue()
-
-
 def picture(image: npt.NDArray[Any], prepared: PreparedChallenge) -> Picture:
     """uint8 (c, h, w); grey where nothing is known."""
     shown = np.where(np.isnan(image), 0.5, prepared.units.shown(np.nan_to_num(image)))
     return (shown * 255).round().astype(np.uint8)
 
 
-def instahide_sheet(scored: Scored, prepared: PreparedChallenge, n_shown: int) -> bytes:
+def instahide_sheet(attacked: Attacked, prepared: PreparedChallenge, n_shown: int) -> bytes:
     """PNG: the truth over what came back, ten a row, each with its SSIM."""
-    cells = tiles(scored, prepared, n_shown)
+    cells = tiles(attacked, prepared, n_shown)
     nothing = np.full(prepared.challenge.shape, 255, np.uint8)
 
     def row(key: str, words: list[str]) -> list[Tile]:
@@ -102,26 +96,26 @@ def instahide_sheet(scored: Scored, prepared: PreparedChallenge, n_shown: int) -
     return strips_sheet([*wrapped(rows)], columns=COLUMNS)
 
 
-def tiles(scored: Scored, prepared: PreparedChallenge, n_shown: int) -> list[dict[str, Any]]:
+def tiles(attacked: Attacked, prepared: PreparedChallenge, n_shown: int) -> list[dict[str, Any]]:
     """Images by status, then by error: the picture, the true one if it is known, and the words.
 
     Without public images a pixel's sign is not known: absolute values are shown of both.
     """
-    found = scored.found
+    found = attacked.found
     assert found is not None
     ranks = list(COLOURS)
-    error = np.zeros(len(found.status)) if scored.error is None else scored.error
+    error = np.zeros(len(found.status)) if attacked.error is None else attacked.error
     order = sorted(
         range(len(found.status)),
         key=lambda k: (ranks.index(found.status[k].value), np.nan_to_num(error[k], nan=9e9), k),
     )
     if len(order) > n_shown:
         order = [order[p] for p in np.linspace(0, len(order) - 1, n_shown).round().astype(int)]
-    images = _images(scored, prepared)
+    images = _images(attacked, prepared)
     private = prepared.challenge.secret.get("private")
     cells = []
     for k in order:
-        truth = -1 if scored.truth_of is None else int(scored.truth_of[k])
+        truth = -1 if attacked.truth_of is None else int(attacked.truth_of[k])
         original = None if truth < 0 or private is None else private[truth]
         image = images[k]
         if prepared.scheme.k_pub == 0:
@@ -132,41 +126,44 @@ def tiles(scored: Scored, prepared: PreparedChallenge, n_shown: int) -> list[dic
                 "status": found.status[k].value,
                 "picture": None if np.isnan(image).all() else picture(image, prepared),
                 "truth_picture": None if original is None else picture(original, prepared),
-                "label": _label(scored, prepared, k),
+                "label": _label(attacked, prepared, k),
                 "n_open": int(np.isnan(image).sum()),
             }
         )
     return cells
 
 
-def _label(scored: Scored, prepared: PreparedChallenge, k: int) -> str:
+def _label(attacked: Attacked, prepared: PreparedChallenge, k: int) -> str:
     """`exact`, or `off by` the error in grey levels (of normal pixels in deviations), and SSIM."""
-    if scored.worst is None or scored.error is None or np.isnan(scored.worst[k]):
+    if attacked.worst is None or attacked.error is None or np.isnan(attacked.worst[k]):
         return ""
-    if scored.worst[k] <= scored.same:
+    if attacked.worst[k] <= SAME:
         return "exact"
-    units = prepared.units
-    error = scored.error[k] * (1.0 if units.is_normal else 127.5 * units.sd)
-    ssim = "" if scored.ssim is None or np.isnan(scored.ssim[k]) else f", SSIM {scored.ssim[k]:.2f}"
-    return f"off by {error:.0f}{ssim}" if error >= 10 else f"off by {error:.2g}{ssim}"
+    error, ssim = attacked.error[k] * (1.0 if prepared.units.is_normal else 127.5), attacked.ssim
+    alike = "" if ssim is None or np.isnan(ssim[k]) else f", SSIM {ssim[k]:.2f}"
+    return f"off by {error:.0f}{alike}" if error >= 10 else f"off by {error:.2g}{alike}"
 
 
 def instahide_page(
     record: Mapping[str, Any],
     prepared: PreparedChallenge,
-    scored: Sequence[Scored],
+    attacked: Sequence[Attacked],
     context: Mapping[str, Any],
 ) -> str:
     """The page. `context`: `command`, `created`, `outcome`, `n_shown` and `versions`."""
-    best = best_of(scored)
+    best = best_of(attacked)
     its = None if best is None else record["methods"][record["best"]]
     some = prepared.challenge.encodings[:ENCODINGS_SHOWN]
     most = max(float(np.quantile(np.abs(some), 0.999)), 1e-30)  # white, but for a few above it
     n_shown = context["n_shown"]
     walls = [
-        {"title": s.title, "n": len(s.found.status), "cells": tiles(s, prepared, n_shown)}
-        for s in sorted(scored, key=lambda s: s is not best)
-        if s.found is not None
+        {
+            "title": METHODS[a.name].title,
+            "n": len(a.found.status),
+            "cells": tiles(a, prepared, n_shown),
+        }
+        for a in sorted(attacked, key=lambda a: a is not best)
+        if a.found is not None
     ]
     filters = {
         "uri": _uri,
@@ -185,12 +182,6 @@ def instahide_page(
         open=left_open(its, record["scheme"]["k_pub"]) if its else [], why=WHY, colours=COLOURS,
         context=context,
     )  # fmt: skip
-
-
-def best_of(scored: Sequence[Scored]) -> Scored | None:
-    """The method with most images recovered; the first of equals."""
-    there = [s for s in scored if s.found is not None]
-    return max(there, key=lambda s: s.found.n_recovered if s.found else 0, default=None)
 
 
 def heat_maps(found: Recovered) -> list[dict[str, Any]]:
@@ -222,9 +213,9 @@ def _heat(title: str, values: npt.NDArray[Any], low: float, high: float) -> dict
     return {"title": title, "picture": pixels, "low": low, "high": high, "n": len(values)}
 
 
-def graph(scored: Scored, prepared: PreparedChallenge) -> dict[str, Any]:
+def graph(attacked: Attacked, prepared: PreparedChallenge) -> dict[str, Any]:
     """Images as vertices on a circle, encodings as lines; of many images the matrix of counts."""
-    found, images = scored.found, _images(scored, prepared)
+    found, images = attacked.found, _images(attacked, prepared)
     assert found is not None
     n = len(found.status)
     known = found.edges[(found.edges >= 0).all(1)]
@@ -266,9 +257,10 @@ def graph(scored: Scored, prepared: PreparedChallenge) -> dict[str, Any]:
     return said | {"drawn": True, "vertices": vertices, "lines": lines, "height": 600.0}
 
 
-def _images(scored: Scored, prepared: PreparedChallenge) -> npt.NDArray[np.float64]:
-    assert scored.found is not None
-    return np.asarray(scored.found.images.cpu(), np.float64).reshape(-1, *prepared.challenge.shape)
+def _images(attacked: Attacked, prepared: PreparedChallenge) -> npt.NDArray[np.float64]:
+    assert attacked.found is not None
+    images = np.asarray(attacked.found.images.cpu(), np.float64)
+    return images.reshape(-1, *prepared.challenge.shape)
 
 
 def _uri(pixels: Picture) -> str:

@@ -1,33 +1,39 @@
-"""What came back from InstaHide's encodings: scores where the truth is known, and sentences on what
-the encodings leave open."""
+"""What came back from InstaHide's encodings: scores where the truth is known, the record, and
+sentences on what the encodings leave open."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from scipy.optimize import linear_sum_assignment
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from recon_core.attacks.instahide.graph import incidence_of
-from recon_core.attacks.instahide.recover import Recovered, Status
+from recon_core.attacks.instahide.graph import connected, incidence_of
+from recon_core.attacks.instahide.recover import Recovered
 from recon_core.attacks.instahide.signs import Equations, determined
 from recon_core.similarity import similarities
 from storage.challenge import Challenge
 from tasks.attack_file.comparison import six_digits
-from tasks.families.instahide.inputs import PreparedChallenge
+from tasks.families.instahide.attack import (
+    METHODS,
+    SAME,
+    Attacked,
+    InstaHideJob,
+    PreparedChallenge,
+)
 
+SCHEMA, VERSION = "palimpsest-attack-instahide", 1
 SSIM_SIDE = 11
 """Of its window."""
-PARTS_LISTED = 20
+PARTS_LISTED = 8
 WHY = {
     "ambiguous": "either sign of an encoding has a solution, so that a pixel has several values; "
     "another encoding that ties the image to others decides",
@@ -42,54 +48,15 @@ WHY = {
 }
 """What a status means."""
 
-Floats = npt.NDArray[np.float64]
 
-
-@dataclass(frozen=True)
-class Scored:
-    """One method's outcome; `seconds` by step.
-
-    `truth_of`: the true image of each recovered one, -1: none. `error`: root mean square over
-    pixels, `worst`: the largest error of a pixel, `ssim` in [-1, 1], over the pixels that are
-    known; `same`: the largest error of an exact image. `edges_right`: the share of
-    encodings with both true images. None where there is no truth, or nothing came back.
-    """
-
-    name: str
-    title: str
-    found: Recovered | None
-    seconds: dict[str, float]
-    failure: str = ""
-    truth_of: npt.NDArray[np.int64] | None = None
-    error: Floats | None = None
-    worst: Floats | None = None
-    ssim: Floats | None = None
-    edges_right: float | None = None
-    same: float = 0.0
-
-    @property
-    def n_exact(self) -> int | None:
-        return None if self.worst is None else int((self.worst <= self.same).sum())
-
-    @property
-    def n_false(self) -> int | None:
-        """Images that are called recovered and are not: no method should have any."""
-        if self.worst is None or self.found is None:
-            return None
-        called = np.array([status is Status.RECOVERED for status in self.found.status])
-        return int((called & ~(self.worst <= self.same)).sum())
-
-
-def scored(
-    name: str, title: str, found: Recovered, prepared: PreparedChallenge, seconds: dict[str, float]
-) -> Scored:
+def scored(attacked: Attacked, prepared: PreparedChallenge) -> Attacked:
     """Compare with the truth, if it is known. Images are matched by their pixels; without public
     images, which leave signs open, by absolute values, and each part of the graph has the common
     sign at each pixel that fits it best."""
-    challenge, units = prepared.challenge, prepared.units
+    challenge, found = prepared.challenge, attacked.found
     private = challenge.secret.get("private")
-    if private is None:
-        return Scored(name, title, found, seconds)
+    if private is None or found is None:
+        return attacked
     truth = torch.from_numpy(np.asarray(private, np.float64)).flatten(1)
     images = found.images.cpu().double()
     signed = prepared.scheme.k_pub > 0
@@ -112,14 +79,16 @@ def scored(
         worst[own] = off.amax(1).numpy()
         if min(challenge.shape[1:]) >= SSIM_SIDE:
             shown = (
-                torch.from_numpy(units.shown(x.numpy())).float().reshape(-1, *challenge.shape)
+                torch.from_numpy(prepared.units.shown(x.numpy()))
+                .float()
+                .reshape(-1, *challenge.shape)
                 for x in (mine.where(known, true), true)
             )
             ssim[own] = np.asarray(2 * similarities(*shown).ssim - 1)
-    return Scored(
-        name, title, found, seconds, truth_of=truth_of, error=error, worst=worst, ssim=ssim,
-        edges_right=_edges_right(found, challenge, len(truth)), same=units.same,
-    )  # fmt: skip
+    right = _edges_right(found, challenge, len(truth))
+    return replace(
+        attacked, truth_of=truth_of, error=error, worst=worst, ssim=ssim, edges_right=right
+    )
 
 
 def _common_signs(
@@ -156,17 +125,46 @@ def _edges_right(found: Recovered, challenge: Challenge, n: int) -> float | None
     return float(both.all(1).sum() / len(edges))
 
 
-def method_record(scored: Scored, prepared: PreparedChallenge) -> dict[str, Any]:
+def record_of(
+    job: InstaHideJob, prepared: PreparedChallenge, attacked: Sequence[Attacked]
+) -> dict[str, Any]:
+    """Everything but the pictures, as JSON."""
+    challenge, best = prepared.challenge, best_of(attacked)
+    return {
+        "schema": SCHEMA,
+        "version": VERSION,
+        "source": str(job.path),
+        "scheme": dataclasses.asdict(prepared.scheme),
+        "units": dataclasses.asdict(prepared.units) | {"exact_within": SAME},
+        "n_encodings": len(challenge.encodings),
+        "n_private": prepared.n_private,
+        "n_public": 0 if challenge.public is None else len(challenge.public),
+        "has_labels": challenge.labels is not None,
+        "has_truth": "private" in challenge.secret,
+        "shape": list(challenge.shape),
+        "seed": job.seed,
+        "methods": [method_record(a, prepared) for a in attacked],
+        "best": None if best is None else list(attacked).index(best),
+    }
+
+
+def best_of(attacked: Sequence[Attacked]) -> Attacked | None:
+    """The method with most images recovered; the first of equals."""
+    there = [a for a in attacked if a.found is not None]
+    return max(there, key=lambda a: a.found.n_recovered if a.found else 0, default=None)
+
+
+def method_record(attacked: Attacked, prepared: PreparedChallenge) -> dict[str, Any]:
     """As JSON, image by image."""
     base = {
-        "method": scored.name,
-        "title": scored.title,
-        "seconds": round(sum(scored.seconds.values()), 2),
-        "seconds_of_steps": {name: round(s, 3) for name, s in scored.seconds.items()},
+        "method": attacked.name,
+        "title": METHODS[attacked.name].title,
+        "seconds": round(attacked.seconds, 2),
     }
-    found = scored.found
+    found, ssim, error = attacked.found, attacked.ssim, attacked.error
     if found is None:
-        return base | {"failure": scored.failure}
+        return base | {"failure": attacked.failure}
+    means = {"ssim_mean": (np.nanmean, ssim), "error_median": (np.nanmedian, error)}
     return base | {
         "n_images": len(found.status),
         "by_status": dict(Counter(status.value for status in found.status)),
@@ -174,19 +172,21 @@ def method_record(scored: Scored, prepared: PreparedChallenge) -> dict[str, Any]
         "n_encodings": len(found.edges),
         "exact_graph": found.exact,
         "n_graphs": found.n_graphs,
-        "n_exact": scored.n_exact,
-        "n_false": scored.n_false,
-        "edges_right": scored.edges_right,
-        "ssim_mean": _over(np.nanmean, scored.ssim),
-        "error_median": _over(np.nanmedian, scored.error),
+        "n_exact": attacked.n_exact,
+        "n_false": attacked.n_false,
+        "edges_right": attacked.edges_right,
+        **{
+            name: None if x is None or np.isnan(x).all() else six_digits(float(mean(x)))
+            for name, (mean, x) in means.items()
+        },
         "ambiguity": ambiguity(found, with_public=prepared.scheme.k_pub > 0),
-        "images": [image_row(scored, k) for k in range(len(found.status))],
+        "images": [image_row(attacked, k) for k in range(len(found.status))],
     }
 
 
-def image_row(scored: Scored, k: int) -> dict[str, Any]:
+def image_row(attacked: Attacked, k: int) -> dict[str, Any]:
     """Image k: its status, its encodings, its unknown pixels, and its scores."""
-    found = scored.found
+    found = attacked.found
     assert found is not None
     row: dict[str, Any] = {
         "image": k,
@@ -196,11 +196,11 @@ def image_row(scored: Scored, k: int) -> dict[str, Any]:
     }
     if found.labels is not None:
         row["class"] = int(found.labels[k])
-    if scored.truth_of is None:
+    if attacked.truth_of is None:
         return row
-    errors = {"rms_error": scored.error, "worst_error": scored.worst, "ssim": scored.ssim}
+    errors = {"rms_error": attacked.error, "worst_error": attacked.worst, "ssim": attacked.ssim}
     known = {name: float(values[k]) for name, values in errors.items() if values is not None}
-    row["truth"] = int(scored.truth_of[k])
+    row["truth"] = int(attacked.truth_of[k])
     row.update(six_digits(known))
     return row
 
@@ -208,40 +208,32 @@ def image_row(scored: Scored, k: int) -> dict[str, Any]:
 def ambiguity(found: Recovered, *, with_public: bool) -> dict[str, Any]:
     """Ambiguity that the explained encodings leave, by theory, before any pixel is looked at.
 
-    `log2_solutions` is of each pixel, of the images that are not free.
+    `log2_solutions` is of each pixel, of the images that are not free; `sizes` are the numbers of
+    images of the largest parts of the graph; a part is two-sided if all its cycles are even.
     """
     equations = _equations(found)
-    ends, n = equations.edges, equations.n
-    if not len(ends):
+    (first, second), n = equations.edges.T, equations.n
+    if not len(first):
         return {"n_equations": 0}
     what = determined(equations, with_public=with_public)
-    import networkx as nx
-
-    graph = coo_array((np.ones(len(ends)), (ends[:, 0], ends[:, 1])), shape=(n, n))
-    label = connected_components(graph, directed=False)[1]
-    seen = np.isin(np.arange(n), ends)
-    parts = [
-        {
-            "n_images": int((label == k).sum()),
-            "n_encodings": int((label[ends[:, 0]] == k).sum()),
-            "n_determined": int((what.images & (label == k)).sum()),
-            "two_sided": nx.is_bipartite(nx.Graph(ends[label[ends[:, 0]] == k].tolist())),
-        }
-        for k in np.unique(label[seen])
-    ]
-    parts.sort(key=lambda part: -part["n_images"])
-    solutions = what.n_solutions
+    seen = np.unique(equations.edges)
+    part = connected(first, second, n)[seen]
+    # in the double cover an edge goes to the other side: an odd cycle ties the two of an image
+    double = connected(np.append(first, first + n), np.append(second + n, second), 2 * n)
+    parts = np.unique(part, return_counts=True)[1]
     return {
-        "n_equations": len(ends),
+        "n_equations": len(first),
         "n_parts": len(parts),
-        "n_two_sided": sum(part["two_sided"] for part in parts),
-        "parts": parts[:PARTS_LISTED],
+        "n_two_sided": len(np.unique(part[double[seen] != double[seen + n]])),
+        "sizes": np.sort(parts)[::-1][:PARTS_LISTED].tolist(),
         "n_coloops": int(what.coloops.sum()),
-        "log2_solutions": round(math.log2(solutions)) if math.isfinite(solutions) else None,
+        "log2_solutions": round(math.log2(what.n_solutions))
+        if math.isfinite(what.n_solutions)
+        else None,
         "n_determined": int(what.images.sum()),
         "n_ambiguous": int(what.ambiguous.sum()),
         "n_free": int(what.free.sum()),
-        "n_unseen": int(n - seen.sum()),
+        "n_unseen": n - len(seen),
         "equal_weights": bool(np.allclose(equations.weights, equations.weights[0, 0])),
     }
 
@@ -252,73 +244,63 @@ def _equations(found: Recovered) -> Equations:
     return Equations(found.edges[rows], found.weights[rows], len(found.status))
 
 
-def _over(mean: Any, values: Floats | None) -> float | None:
-    known = values is not None and not np.isnan(values).all()
-    return six_digits(float(mean(values))) if known else None
-
-
 def left_open(method: Mapping[str, Any], k_pub: int) -> list[str]:
     """Sentences on one method's record, from the equations to the images."""
     found, n, m = method["ambiguity"], method["n_images"], method["n_encodings"]
     if found["n_equations"]:
-        said = [
+        words = [
             f"{found['n_equations']:,} of {_n(m, 'encoding')} are explained: each is an equation "
             f"in its two images, and all together determine {found['n_determined']} of {n} images.",
             *_of_equations(found, k_pub),
         ]
     else:
-        said = [
+        words = [
             f"None of {_n(m, 'encoding')} is explained, so nothing is proved: what is shown, if "
             "anything is, is an estimate."
         ]
     if method["n_graphs"] > 1:
-        said.append(
+        words.append(
             f"{method['n_graphs']:,} graphs have these overlaps: a part that is a triangle, a star "
             "of three, K4, K4 without an edge, or a triangle with a tail, can be drawn in two ways."
         )
     if not method["exact_graph"]:
-        said.append(
+        words.append(
             "The graph is the most likely one, not the only one with these overlaps: they were "
             "measured with errors. Equations that are met speak for it, encoding by encoding."
         )
-    return said
+    return words
 
 
 def _of_equations(found: Mapping[str, Any], k_pub: int) -> list[str]:
-    said, bits, coloops = [], found["log2_solutions"], found["n_coloops"]
+    words, bits, coloops = [], found["log2_solutions"], found["n_coloops"]
     if found["n_parts"] > 1:
-        sizes = ", ".join(str(part["n_images"]) for part in found["parts"][:8])
-        said.append(
-            f"The graph has {found['n_parts']} parts, of {sizes}"
-            f"{', ...' if found['n_parts'] > 8 else ''} images, that no encoding ties to each "
-            "other; each is solved by itself."
+        more = ", ..." if found["n_parts"] > PARTS_LISTED else ""
+        words.append(
+            f"The graph has {found['n_parts']} parts, of {', '.join(map(str, found['sizes']))}"
+            f"{more} images, that no encoding ties to each other; each is solved by itself."
         )
     if found["n_two_sided"] and found["equal_weights"]:
-        have, their = ("parts have", "their") if found["n_two_sided"] > 1 else ("part has", "its")
-        said.append(
-            f"{found['n_two_sided']} {have} no cycle of an odd number of encodings: images on one "
-            f"side can grow by what those on the other shrink, so all {their} images are free."
+        words.append(
+            f"{_n(found['n_two_sided'], 'part')} without a cycle of an odd number of encodings: "
+            "images on one side can grow by what those on the other shrink, so all are free."
         )
     power = "more than 10^308 solutions"
     if bits is not None:
         count = f", {2**bits:,}" if bits <= 20 else ""
         power = f"2 to the {bits}{count} solutions" if bits else "1 solution"
     if k_pub and coloops:
-        are = "are in no circuit of equations (coloops)"
-        if coloops == 1:
-            are = "is in no circuit of equations (a coloop)"
-        said.append(
-            f"{_n(coloops, 'encoding')} {are}: nothing contradicts the other sign, and each "
-            f"doubles the solutions of a pixel, {power} for the signs."
+        words.append(
+            f"{_n(coloops, 'encoding')} in no circuit of equations (coloops): nothing contradicts "
+            f"the other sign, and each doubles the solutions of a pixel, {power} for the signs."
         )
     elif k_pub:
-        said.append(
+        words.append(
             "Every encoding is in a circuit of equations, which a wrong sign contradicts: the "
             "signs of a pixel have one solution."
         )
     else:
         groups = "many groups" if bits is None else _n(bits, "group")
-        said.append(
+        words.append(
             "Encodings have no public images, so an image and its negative look alike: the "
             f"equations fall into {groups} whose signs can be turned together, which gives {power} "
             "at a pixel. What is determined is determined up to the sign of its group; its first "
@@ -326,12 +308,11 @@ def _of_equations(found: Mapping[str, Any], k_pub: int) -> list[str]:
         )
     if free := found["n_free"]:
         unseen = f", {found['n_unseen']} in no explained encoding" if found["n_unseen"] else ""
-        are, them = ("is", "it") if free == 1 else ("are", "them")
-        said.append(
-            f"{_n(free, 'image')} {are} free{unseen}: for each choice of signs a pixel of {them} "
+        words.append(
+            f"{_n(free, 'image')} free{unseen}: for each choice of signs a pixel of such an image "
             "has infinitely many values. Determined images are the same in all solutions."
         )
-    return said
+    return words
 
 
 def _n(n: int, what: str) -> str:

@@ -13,8 +13,8 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from benchmarks.instahide.oracles import grown_clusters, oracle_similarity, pairs_right
+from benchmarks.instahide.speed import edges_of
 from recon_core.attacks.instahide.carlini import (
-    Descent,
     assigned,
     descend,
     in_one_sign,
@@ -26,7 +26,6 @@ from recon_core.attacks.instahide.carlini import (
 from recon_core.attacks.instahide.coherence import centred
 from recon_core.attacks.instahide.mixing import Encodings, InstaHide, Mixing, mixture
 from recon_core.attacks.instahide.recover import Status
-from tests.recon_core.attacks.instahide.cases import random_edges
 from tests.recon_core.drawing import generator, refuses
 
 N = 24
@@ -42,8 +41,8 @@ def test_good_scores_give_assignments_labels_and_images() -> None:
     e = InstaHide(k_pub=2, n_epochs=40).encode(private, public, generator=drawn, labels=hot)
     scores = oracle_similarity(e.private, noise=0.3, generator=drawn)
     found = recover_as_carlini(
-        e.y, (1, 8, 8), n_private=N, labels=e.labels, scores=scores, generator=drawn,
-        descent=Descent(n_steps=60, n_smooth=1, spread=0.1),
+        e.y, (1, 8, 8), n_private=N, mixing=InstaHide(k_pub=2), labels=e.labels, scores=scores,
+        generator=drawn,
     )  # fmt: skip
     assert pairs_right(found.edges, e.private, N) > 0.9
     given = torch.zeros(len(e.y), N).scatter_(1, torch.from_numpy(found.edges).clamp(min=0), 1.0)
@@ -97,7 +96,7 @@ def test_the_published_clusters_are_of_one_image_each(noise: float) -> None:
 def planted(n: int, m: int, noise: float, seed: int = 0):
     """Scores of encodings with random weights, and A."""
     rng = np.random.default_rng(seed)
-    edges = random_edges(rng, n, m)
+    edges = edges_of(n, m, rng)
     a = np.zeros((m, n))
     np.put_along_axis(a, edges, rng.uniform(0.2, 1.0, (m, 2)), axis=1)
     z = rng.normal(size=(m, m))
@@ -149,30 +148,39 @@ def best_by_trying(affinity: torch.Tensor, capacity: int) -> float:
     return float(totals[(counts <= capacity).all(1)].max())
 
 
+@pytest.fixture
+def no_slack(monkeypatch):
+    monkeypatch.setattr("recon_core.attacks.instahide.carlini.SLACK", 0.0)
+
+
+@pytest.mark.usefixtures("no_slack")
 def test_the_flow_is_the_best_of_all_assignments():
     """Of 1,296 in each of 60 cases."""
     drawn = generator(0)
     for case in range(60):
         affinity = torch.randn(4, 4, generator=drawn)
         affinity[:, 0] += 2 * (case % 3)  # wanted by all; only its share may have it
-        edges = assigned(affinity, n_arcs=4, slack=0.0)
+        edges = assigned(affinity)
         assert bool((edges[:, 0] < edges[:, 1]).all())
         assert edges.flatten().bincount(minlength=4).tolist() == [2] * 4
         assert total(affinity, edges) == pytest.approx(best_by_trying(affinity, 2), abs=1e-5)
 
 
-def test_images_that_labels_forbid_come_last():
+def test_images_that_labels_forbid_come_last(monkeypatch):
+    monkeypatch.setattr("recon_core.attacks.instahide.carlini.SLACK", 2.0)
     drawn = generator(1)
     affinity = torch.randn(20, 5, generator=drawn)
     allowed = torch.rand(20, 5, generator=drawn) < 0.7
     allowed[:, :2] = True
     affinity[~allowed] += 5
-    edges = assigned(affinity, allowed, slack=2.0)
+    edges = assigned(affinity, allowed)
     assert bool(allowed.gather(1, edges).all())
 
 
-def test_encodings_without_room_have_no_images_and_one_image_is_refused():
-    edges = assigned(torch.tensor([[3.0, 2.0, 0.0]] * 9), n_arcs=2, slack=0.0)
+@pytest.mark.usefixtures("no_slack")
+def test_encodings_without_room_have_no_images_and_one_image_is_refused(monkeypatch):
+    monkeypatch.setattr("recon_core.attacks.instahide.carlini.N_ARCS", 2)
+    edges = assigned(torch.tensor([[3.0, 2.0, 0.0]] * 9))
     full = (edges >= 0).all(1)
     assert int(full.sum()) == 6  # both of the images that they may be given to have room for six
     assert bool((edges[~full] == -1).all())
@@ -209,9 +217,7 @@ def test_without_public_images_a_spectral_start_finds_every_pixel_up_to_its_sign
 def test_unknown_public_images_leave_an_approximation_that_knowing_their_spread_improves() -> None:
     private, public, e = case()
     spread = float(mixture(public, e.public, e.public_weights).std())
-    without, informed = (
-        likeness(descended(e, how=Descent(spread=s)), private) for s in (0.0, spread)
-    )
+    without, informed = (likeness(descended(e, spread=s), private) for s in (0.0, spread))
     assert 0.5 < without < informed
 
 
@@ -219,7 +225,7 @@ def test_unknown_encodings_and_images_without_any_are_nan() -> None:
     _private, _public, e = case(k_pub=0)
     edges = e.private.clone()
     edges[(edges == 3).any(1)] = -1
-    found = descended(replace(e, private=edges), how=Descent(n_steps=3))
+    found = descended(replace(e, private=edges), n_steps=3)
     assert bool(found[3].isnan().all())
     assert not bool(found[4:].isnan().any())
 
@@ -241,13 +247,10 @@ def test_total_variation_makes_images_smoother() -> None:
     e = InstaHide(k_pub=2, n_epochs=10).encode(private, public, generator=drawn)
     rough = []
     for weight in (0.0, 3.0):
-        how = Descent(n_steps=40, n_smooth=1, total_variation=weight)
-        found = descended(e, 8, shape=(1, 8, 8), how=how)
+        found = descended(e, 8, shape=(1, 8, 8), n_steps=40, total_variation=weight)
         rough.append(float(found.reshape(8, 8, 8).diff(dim=-1).abs().mean()))
     assert rough[1] < 0.7 * rough[0]
 
 
-def test_edges_and_shapes_that_do_not_fit_are_errors() -> None:
-    _private, _public, e = case()
-    refuses("n - 1 = 4", descended, e, 5)
-    refuses("60 pixels", descended, e, how=Descent(n_smooth=1))
+def test_edges_that_do_not_fit_are_errors() -> None:
+    refuses("n - 1 = 4", descended, case()[2], 5)

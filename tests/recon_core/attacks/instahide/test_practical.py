@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from functools import lru_cache
 
 import pytest
 import torch
-from scipy.optimize import linear_sum_assignment
+from scipy.optimize import linear_sum_assignment, nnls
 from torch import Tensor
 
 from recon_core.attacks.instahide.mixing import InstaHide, Mixing
-from recon_core.attacks.instahide.natural_fit import Refinement
-from recon_core.attacks.instahide.practical import Practical, recover_practically
+from recon_core.attacks.instahide.natural_fit import Practical, exchanged, few_atoms
+from recon_core.attacks.instahide.practical import recover_practically
 from recon_core.attacks.instahide.recover import Recovered, Status
 from recon_core.attacks.instahide.run import InstaHideRecovery, two_sets
 from recon_core.types import Outcome, RunSpec
@@ -87,7 +88,7 @@ def test_what_is_missing_is_found_with_what_is_there() -> None:
 
 
 def test_without_grey_levels_fitted_weights_prove_nothing() -> None:
-    how = Practical(refinement=replace(Practical().refinement, n_levels=0, n_rounds=30), n_again=0)
+    how = Practical(n_levels=0, n_rounds=30, n_again=0)
     found, truth = attacked(16, k_pub=1, labels=False, how=how)
     assert not bool(recovered(found).any())
     assert float(errors(found, truth, signed=True).median()) < 0.1
@@ -109,7 +110,7 @@ def test_equal_weights_on_photographs(with_labels: bool) -> None:
         n_private=6,
         labels=made.labels if with_labels else None,
         generator=drawn,
-        how=Practical(refinement=Refinement(n_rounds=2)),
+        how=Practical(n_rounds=2),
     )
     assert bool(found.images.isfinite().all())
     assert (found.edges[:, 0] < found.edges[:, 1]).all()
@@ -161,3 +162,57 @@ def test_what_cannot_be_attacked_is_refused():
     SMALL.check_sweep(1)
     with pytest.raises(ValueError, match="images of 8 pixels are too small"):
         SMALL.run_batch([spec(32)], tiles(32)[None, ..., :8, :8], device=torch.device("cpu"))
+
+
+def test_the_best_two_of_eight_are_found():
+    """Against non-negative least squares of all 28 pairs, 200 targets."""
+    drawn = generator(0)
+    atoms = torch.randn(8, 40, generator=drawn)
+    ids = torch.stack([torch.randperm(8, generator=drawn)[:2] for _ in range(200)])
+    weights = 0.2 + torch.rand(200, 2, generator=drawn)
+    noise = 0.1 * torch.randn(200, 40, generator=drawn)
+    targets = (atoms[ids] * weights[..., None]).sum(1) + noise
+    chosen, own = few_atoms(targets @ atoms.T, atoms @ atoms.T, 2, largest=2.0)
+    for k in range(200):
+        best = min(
+            itertools.combinations(range(8), 2),
+            key=lambda pair: nnls(atoms[list(pair)].T.numpy(), targets[k].numpy())[1],
+        )
+        assert sorted(chosen[k].tolist()) == list(best)
+        exact, _ = nnls(atoms[chosen[k]].T.numpy(), targets[k].numpy())
+        torch.testing.assert_close(own[k], torch.from_numpy(exact).float(), atol=1e-3, rtol=1e-3)
+
+
+def test_coefficients_stay_within_their_bounds():
+    drawn = generator(1)
+    atoms = torch.randn(6, 30, generator=drawn)
+    targets = torch.stack([3 * atoms[0] - atoms[1], -2 * atoms[2]])
+    chosen, weights = few_atoms(targets @ atoms.T, atoms @ atoms.T, 2, largest=0.65)
+    assert 0 <= float(weights.min()) <= float(weights.max()) <= 0.65
+    assert 0 in chosen[0].tolist()
+
+
+def test_exchanges_find_atoms_of_small_coefficients():
+    """Of 200 alike atoms four, one of which has a fiftieth of the weight."""
+    drawn = generator(2)
+    atoms = torch.randn(200, 300, generator=drawn) + torch.randn(300, generator=drawn)
+    ids = torch.stack([torch.randperm(200, generator=drawn)[:4] for _ in range(100)])
+    weights = torch.tensor([0.4, 0.3, 0.2, 0.02])
+    targets = (atoms[ids] * weights[:, None]).sum(1)
+    targets += 0.005 * torch.randn(100, 300, generator=drawn)
+    products, gram = targets @ atoms.T, atoms @ atoms.T
+    first, _own = few_atoms(products, gram, 4)
+    chosen, own = exchanged(products, gram, first)
+    true = ids.sort(1).values
+    assert float((first.sort(1).values == true).all(1).float().mean()) < 0.5
+    assert float((chosen.sort(1).values == true).all(1).float().mean()) > 0.95
+    torch.testing.assert_close(own.mean(0), weights, atol=2e-3, rtol=0)
+    assert torch.equal(exchanged(products, gram, chosen)[0], chosen)
+
+
+def test_of_one_atom_the_best_is_taken():
+    drawn = generator(3)
+    atoms = torch.randn(9, 30, generator=drawn)
+    targets = 0.5 * atoms[[4, 7]] + 0.01 * torch.randn(2, 30, generator=drawn)
+    start = torch.zeros(2, 1, dtype=torch.int64)
+    assert exchanged(targets @ atoms.T, atoms @ atoms.T, start)[0].tolist() == [[4], [7]]

@@ -8,23 +8,19 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.instahide.oracles import all_solutions
-from recon_core.attacks.instahide.graph import (
-    NotALineGraphError,
-    canonical,
-    gram,
-    overlaps,
-)
+from benchmarks.instahide.oracles import all_solutions, pairs_right
+from benchmarks.instahide.speed import Gaussian, edges_of
+from recon_core.attacks.instahide.graph import NotALineGraphError, canonical, gram, overlaps
 from recon_core.attacks.instahide.mixing import Mixing
-from recon_core.attacks.instahide.public_images import find_publics
-from recon_core.attacks.instahide.recover import Status, recover
-from recon_core.attacks.instahide.signs import Equations, determined, solve, suspects
-from tests.recon_core.attacks.instahide.cases import (
-    gaussian_case,
-    random_edges,
-    renumbered,
-    worst_errors,
+from recon_core.attacks.instahide.recover import (
+    MAX_PUBLIC,
+    Status,
+    by_sdp,
+    find_publics,
+    recover,
+    spike,
 )
+from recon_core.attacks.instahide.signs import Equations, determined, solve, suspects
 from tests.recon_core.drawing import generator
 
 
@@ -37,7 +33,7 @@ def recovered(case, **settings):
 @pytest.mark.parametrize("make", [Mixing.by_parts, Mixing.as_a_whole])
 @pytest.mark.parametrize("k_pub", [0, 2, 4])
 def test_recovers_every_image_exactly(make, k_pub):
-    case = gaussian_case(make(k_pub), n=30, p=200, d=3072, m=200, seed=k_pub)
+    case = Gaussian.drawn(make(k_pub), n=30, p=200, d=3072, m=200, seed=k_pub)
     found = recovered(case)
     assert found.exact
     assert found.n_graphs == 1
@@ -45,34 +41,34 @@ def test_recovers_every_image_exactly(make, k_pub):
     assert found.explained.all()
     assert torch.equal(found.public, case.encodings.public.sort(1).values)
     np.testing.assert_array_equal(canonical(found.edges), canonical(case.edges))
-    assert float(worst_errors(found.images, case.private, signed=k_pub > 0).max()) < 1e-9
+    assert float(case.matched(found).errors.max()) < 1e-9
 
 
 def test_noise_of_a_hundredth_costs_no_pixel_ten_deviations():
-    case = gaussian_case(Mixing.by_parts(2, noise=0.01), n=40, p=100, d=3072, m=400)
+    case = Gaussian.drawn(Mixing.by_parts(2, noise=0.01), n=40, p=100, d=3072, m=400)
     found = recovered(case)
     assert found.n_recovered == 40
-    assert float(worst_errors(found.images, case.private, signed=True).max()) < 0.1
+    assert float(case.matched(found).errors.max()) < 0.1
 
 
 def test_images_that_are_not_determined_are_named_and_not_guessed():
-    case = gaussian_case(Mixing.by_parts(2), n=20, p=60, d=3072, m=34, seed=3)
+    case = Gaussian.drawn(Mixing.by_parts(2), n=20, p=60, d=3072, m=34, seed=3)
     found = recovered(case)
     known = torch.tensor([status is Status.RECOVERED for status in found.status])
     assert 0 < int(known.sum()) < 20
     assert found.images[~known].isnan().all()
     assert not found.images[known].isnan().any()
-    assert float(worst_errors(found.images[known], case.private, signed=True).max()) < 1e-9
+    assert float(case.matched(found).errors[known].max()) < 1e-9
     assert {Status.AMBIGUOUS, Status.FREE} <= set(found.status)
     in_no_encoding = recovered(
-        gaussian_case(Mixing.by_parts(0), n=6, p=0, d=3072, m=40), n_private=9
+        Gaussian.drawn(Mixing.by_parts(0), n=6, p=0, d=3072, m=40), n_private=9
     )
     assert in_no_encoding.status.count(Status.FREE) == 3
     assert in_no_encoding.images.shape == (9, 3072)
 
 
 def test_wrong_public_images_are_found_and_mended(monkeypatch):
-    case = gaussian_case(Mixing.by_parts(2), n=30, p=300, d=3072, m=220, seed=3)
+    case = Gaussian.drawn(Mixing.by_parts(2), n=30, p=300, d=3072, m=220, seed=3)
 
     def mistaken(*given):
         ids = find_publics(*given)
@@ -81,31 +77,32 @@ def test_wrong_public_images_are_found_and_mended(monkeypatch):
 
     monkeypatch.setattr("recon_core.attacks.instahide.recover.find_publics", mistaken)
     found = recovered(case)
+    assert found.n_recovered == 30
     assert found.explained.all()
     assert torch.equal(found.public, case.encodings.public.sort(1).values)
-    assert float(worst_errors(found.images, case.private, signed=True).max()) < 1e-9
+    assert float(case.matched(found).errors.max()) < 1e-9
 
 
-def test_an_encoding_that_is_something_else_is_left_out_or_spoils_all_without_repairs():
-    case = gaussian_case(Mixing.by_parts(2), n=30, p=300, d=3072, m=220, seed=4)
+def test_an_encoding_that_is_something_else_is_left_out_or_spoils_all_without_repairs(monkeypatch):
+    case = Gaussian.drawn(Mixing.by_parts(2), n=30, p=300, d=3072, m=220, seed=4)
     drawn = generator(11)
     other = torch.randn(3072, dtype=torch.float64, generator=drawn)
     case.encodings.y[11] = other.abs() * 2**0.5
     found = recovered(case)
     assert np.flatnonzero(~found.explained).tolist() == [11]
-    assert float(worst_errors(found.images, case.private, signed=True).max()) < 1e-9
+    assert found.n_recovered == 30
+    assert float(case.matched(found).errors.max()) < 1e-9
     others = np.arange(220) != 11
-    np.testing.assert_array_equal(
-        renumbered(found.edges[others], case.edges[others], 30), case.edges[others]
-    )
-    unrepaired = recovered(case, n_repairs=0)
+    assert pairs_right(found.edges[others], case.encodings.private[others], 30) == 1
+    monkeypatch.setattr("recon_core.attacks.instahide.recover.N_REPAIRS", 0)
+    unrepaired = recovered(case)
     assert unrepaired.status == (Status.UNSOLVED,) * 30
     assert unrepaired.images.isnan().all()
 
 
 @pytest.mark.parametrize("changed", [1, 2])
 def test_an_overlap_that_is_nearly_something_else_costs_nothing(monkeypatch, changed):
-    case = gaussian_case(Mixing.by_parts(2), n=20, p=60, d=3072, m=60, seed=3)
+    case = Gaussian.drawn(Mixing.by_parts(2), n=20, p=60, d=3072, m=60, seed=3)
     expected = recovered(case)
 
     def mistaken(*given):
@@ -125,11 +122,11 @@ def test_an_overlap_that_is_nearly_something_else_costs_nothing(monkeypatch, cha
 
 
 def test_single_precision_is_enough():
-    case = gaussian_case(Mixing.by_parts(2), n=20, p=60, d=3072, m=120)
+    case = Gaussian.drawn(Mixing.by_parts(2), n=20, p=60, d=3072, m=120)
     e = replace(case.encodings, y=case.encodings.y.float())
     found = recovered(replace(case, encodings=e, public=case.public.float()))
     assert found.n_recovered == 20
-    assert float(worst_errors(found.images, case.private, signed=True).max()) < 1e-4
+    assert float(case.matched(found).errors.max()) < 1e-4
     stored = replace(case, encodings=replace(e, y=e.y.double()), public=case.public.float())
     assert torch.equal(recovered(stored).images, found.images)
 
@@ -137,7 +134,7 @@ def test_single_precision_is_enough():
 @pytest.mark.parametrize("k_pub", [0, 2])
 def test_two_graphs_are_left_open(k_pub):
     """Of the six pairs of four images, whose overlaps those of other pairs have, too."""
-    case = gaussian_case(Mixing.by_parts(k_pub), n=4, p=9, d=3072, m=6, seed=8)
+    case = Gaussian.drawn(Mixing.by_parts(k_pub), n=4, p=9, d=3072, m=6, seed=8)
     pairs = torch.combinations(torch.arange(4))
     mixed = 2**-0.5 * case.private[pairs].sum(1) + case.public_part
     drawn = generator(0)
@@ -158,20 +155,20 @@ def test_two_graphs_are_left_open(k_pub):
     ],
 )
 def test_bad_input_is_refused(pixel, change, message):
-    case = gaussian_case(Mixing.by_parts(2), n=10, p=20, d=64, m=200)
+    case = Gaussian.drawn(Mixing.by_parts(2), n=10, p=20, d=64, m=200)
     case.encodings.y[3, 5] = pixel
     with pytest.raises(ValueError, match=message):
         recovered(case, **change)
 
 
 def test_too_few_pixels_are_a_clear_outcome():
-    case = gaussian_case(Mixing.by_parts(2), n=20, p=40, d=30, m=100)
+    case = Gaussian.drawn(Mixing.by_parts(2), n=20, p=40, d=30, m=100)
     with pytest.raises(NotALineGraphError, match=r"Gram matrix has errors|same two images"):
         recovered(case, n_private=None)
 
 
 def planted(rng, n, m, d, *, with_public, weights=None):
-    edges = random_edges(rng, n, m)
+    edges = edges_of(n, m, rng)
     equations = Equations(edges, np.ones((m, 2)) if weights is None else weights, n)
     x = rng.standard_normal((n, d))
     c = rng.standard_normal((m, d)) * with_public
@@ -290,3 +287,86 @@ def test_wrong_encodings_are_outvoted():
     c[[7, 100, 333]] = rng.standard_normal((3, 300))
     wrong = suspects(torch.from_numpy(y), torch.from_numpy(c), equations, tolerance=1e-7)
     assert np.flatnonzero(wrong).tolist() == [7, 100, 333]
+
+
+def test_greedy_search_equals_trying_all_sets(monkeypatch):
+    monkeypatch.setattr("recon_core.attacks.instahide.recover.DOUBT", 0.0)
+    mixing = Mixing.by_parts(3)
+    case = Gaussian.drawn(mixing, n=6, p=12, d=150, m=200, seed=4)
+    found = find_publics(case.encodings.y, case.public, mixing)
+    blocks = spike(case.encodings.y, case.public.expand(200, -1, -1), mixing)
+    sets = torch.combinations(torch.arange(12), 3)
+    sums = torch.stack([blocks[:, s][:, :, s].sum((1, 2)) for s in sets], 1)
+    best = sets[sums.argmax(1)]
+    assert (best == found).all(1).double().mean() > 0.95  # one exchange at a time: local optima
+    assert 0.2 < (found == case.encodings.public.sort(1).values).all(1).double().mean() < 0.99
+
+
+def test_likelihood_decides_where_squares_are_not_enough(monkeypatch):
+    case = Gaussian.drawn(Mixing.by_parts(3), n=6, p=60, d=400, m=150, seed=5)
+    truth, share = case.encodings.public.sort(1).values, []
+    for doubt in (0.0, 6.0):
+        monkeypatch.setattr("recon_core.attacks.instahide.recover.DOUBT", doubt)
+        found = find_publics(case.encodings.y, case.public, case.mixing)
+        share.append(float((found == truth).all(1).double().mean()))
+    assert share[0] < 0.9 < share[1]
+
+
+def test_finds_all_of_a_thousand():
+    mixing = Mixing.by_parts(4)
+    case = Gaussian.drawn(mixing, n=50, p=1000, d=3072, m=100)
+    found = find_publics(case.encodings.y.float(), case.public.float(), mixing)
+    assert torch.equal(found, case.encodings.public.sort(1).values)
+
+
+def test_spike_has_the_mean_of_the_model():
+    mixing = Mixing.by_parts(2)
+    case = Gaussian.drawn(mixing, n=4, p=6, d=400_000, m=2, seed=1)
+    block = spike(case.encodings.y, case.public.expand(2, -1, -1), mixing)
+    w = torch.zeros(2, 6, dtype=torch.float64).scatter_(
+        1, case.encodings.public, case.encodings.public_weights
+    )
+    expected = 2 * w[:, :, None] * w[:, None] / mixing.variance
+    np.testing.assert_allclose(block, expected, atol=0.02)
+
+
+def test_without_public_images_there_are_none():
+    for search in (find_publics, by_sdp):
+        assert search(torch.ones(3, 5), torch.zeros(0, 5), Mixing.by_parts(0)).shape == (3, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("k_pub", [2, 3, 4])
+def test_the_program_finds_what_the_search_finds(k_pub: int) -> None:
+    mixing = Mixing.by_parts(k_pub)
+    case = Gaussian.drawn(mixing, n=8, p=12, d=1500, m=70, seed=k_pub)
+    ours = find_publics(case.encodings.y, case.public, mixing)
+    shares: list[float] = []
+    theirs = by_sdp(case.encodings.y, case.public, mixing, progress=shares.append)
+    assert torch.equal(ours, theirs)
+    assert torch.equal(theirs, case.encodings.public.sort(1).values)
+    assert shares == sorted(shares)
+    assert (len(shares), shares[-1]) == (70, 1.0)
+
+
+def test_images_come_back_with_public_images_by_the_program() -> None:
+    mixing = Mixing.by_parts(2)
+    case = Gaussian.drawn(mixing, n=5, p=12, d=1500, m=30, seed=1)
+    found = recover(
+        case.encodings.y, mixing, public=case.public, n_private=5, semidefinite=True,
+        generator=generator(0),
+    )  # fmt: skip
+    assert found.public is not None
+    assert torch.equal(found.public, case.encodings.public.sort(1).values)
+    assert set(found.status) == {Status.RECOVERED}
+
+
+def test_more_than_it_takes_and_what_it_does_not_solve_are_refused(monkeypatch) -> None:
+    mixing = Mixing.by_parts(2)
+    with pytest.raises(ValueError, match="41 public images are too many for the semidefinite"):
+        by_sdp(torch.ones(3, 5), torch.zeros(MAX_PUBLIC + 1, 5), mixing)
+    with pytest.raises(ValueError, match="1 public images are too few"):
+        by_sdp(torch.ones(3, 5), torch.zeros(1, 5), mixing)
+    monkeypatch.setattr("cvxpy.Problem.status", "infeasible")
+    with pytest.raises(ValueError, match="encoding 0 has no solution to this accuracy"):
+        by_sdp(torch.ones(3, 5), torch.zeros(4, 5), mixing)

@@ -10,9 +10,14 @@ import torch
 
 from recon_core.attacks.instahide.mixing import Mixing, mixture, random_signs
 from storage.challenge import Challenge, write_challenge
-from tasks.families.instahide.attack import METHODS, attack_all
-from tasks.families.instahide.inputs import InstaHideJob, PreparedChallenge, prepare_challenge
-from tasks.families.instahide.results import Scored
+from tasks.families.instahide.attack import (
+    Attacked,
+    InstaHideJob,
+    PreparedChallenge,
+    attack_all,
+    prepare_challenge,
+)
+from tasks.families.instahide.results import scored
 
 
 def normal_challenge(
@@ -48,10 +53,10 @@ def normal_challenge(
 
 def attacked(
     path: Path, **settings: object
-) -> tuple[InstaHideJob, PreparedChallenge, list[Scored]]:
+) -> tuple[InstaHideJob, PreparedChallenge, list[Attacked]]:
     job = InstaHideJob(path=path, out=path.parent / "out", **settings)  # type: ignore[arg-type]
-    prepared = prepare_challenge(job, tuple(METHODS))
-    return job, prepared, attack_all(job, prepared, device="cpu")
+    prepared = prepare_challenge(job)
+    return job, prepared, [scored(one, prepared) for one in attack_all(job, prepared, device="cpu")]
 
 
 RING = [[0, 1], [1, 2], [0, 2], [2, 3], [3, 4], [0, 4], [1, 3], [0, 3], [1, 4]]

@@ -9,14 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from pydantic import TypeAdapter, ValidationError
 
 from recon_core.attacks.instahide.mixing import InstaHide, Mixing
 from recon_core.attacks.instahide.recover import Status
-from tasks.families.instahide import attack as instahide_attack
-from tasks.families.instahide.attack import METHODS, _Clock
-from tasks.families.instahide.encode import EncodeJob
-from tasks.families.instahide.inputs import LEVELS, NORMAL, InstaHideJob, prepare_challenge
+from tasks.families.instahide.attack import (
+    LEVELS,
+    METHODS,
+    NORMAL,
+    InstaHideJob,
+    prepare_challenge,
+)
 from tasks.families.instahide.results import (
     ambiguity,
     image_row,
@@ -30,16 +32,6 @@ TWO_SIDED = [[0, 1], [1, 2], [2, 3], [3, 0], [0, 1], [1, 2]]
 K4 = [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]]
 
 
-@pytest.mark.parametrize(
-    ("kind", "job"), [(InstaHideJob, {"path": "c"}), (EncodeJob, {"data": "photos"})]
-)
-def test_unknown_settings_of_a_job_are_errors(kind: type, job: dict[str, str]) -> None:
-    read = TypeAdapter(kind)
-    assert read.validate_python(job | {"out": "o", "seed": 1}).seed == 1
-    with pytest.raises(ValidationError, match=r"sed\n.*Unexpected keyword argument"):
-        read.validate_python(job | {"out": "o", "sed": 1})
-
-
 @pytest.mark.parametrize("k_pub", [0, 2])
 def test_every_image_comes_back_exactly(tmp_path: Path, k_pub: int) -> None:
     _job, prepared, (found,) = attacked(normal_challenge(tmp_path / "c", RING, k_pub=k_pub))
@@ -49,55 +41,53 @@ def test_every_image_comes_back_exactly(tmp_path: Path, k_pub: int) -> None:
     assert record["ssim_mean"] > 0.999
     assert record["ambiguity"]["n_determined"] == 5
     assert record["ambiguity"]["log2_solutions"] == (0 if k_pub else 1)
-    assert set(record["seconds_of_steps"]) == {"public images", "overlaps", "graph and signs"}
     json.dumps(record, allow_nan=False)
 
 
 def test_without_public_images_a_wrong_relative_sign_is_an_error(tmp_path: Path) -> None:
-    _job, prepared, (found,) = attacked(normal_challenge(tmp_path / "c", RING, k_pub=0))
-    assert found.found is not None
-    images = found.found.images.clone()
+    _job, prepared, (one,) = attacked(normal_challenge(tmp_path / "c", RING, k_pub=0))
+    images = one.found.images.clone()
     images[:, :9] *= -1  # a common sign of pixels is not known, and costs nothing
-    assert scored("exact", "", replace(found.found, images=images), prepared, {}).n_exact == 5
+    again = replace(one, found=replace(one.found, images=images))
+    assert scored(again, prepared).n_exact == 5
     images[2, 7] *= -1
-    wrong = scored("exact", "", replace(found.found, images=images), prepared, {})
+    wrong = scored(again, prepared)
     assert (wrong.n_exact, wrong.n_false) == (4, 1)
 
 
 def test_pixels_that_are_left_open_are_no_errors(tmp_path: Path) -> None:
-    _job, prepared, (found,) = attacked(normal_challenge(tmp_path / "c", RING))
-    assert found.found is not None
-    images = found.found.images.clone()
+    _job, prepared, (one,) = attacked(normal_challenge(tmp_path / "c", RING))
+    images = one.found.images.clone()
     images[1, :5] = torch.nan
-    again = scored("exact", "", replace(found.found, images=images), prepared, {})
+    again = scored(replace(one, found=replace(one.found, images=images)), prepared)
     assert again.n_exact == 5
     assert image_row(again, 1)["n_pixels_open"] == 5
 
 
 @pytest.mark.parametrize(
-    ("edges", "k_pub", "n", "by_status", "said"),
+    ("edges", "k_pub", "n", "by_status", "open"),
     [
         (TAIL, 2, 8, {"recovered": 5, "ambiguous": 2, "free": 1},
-         ("determine 5 of 8 images", "2 encodings are in no circuit", "2 to the 2, 4 solutions",
-          "1 image is free, 1 in no explained encoding")),
-        (TWO_SIDED, 0, None, {"free": 4}, ("1 part has no cycle of an odd", "determine 0 of 4")),
-        (TWO_SIDED, 2, None, {"free": 4}, ("1 part has no cycle of an odd", "determine 0 of 4")),
+         {"n_determined": 5, "n_coloops": 2, "log2_solutions": 2, "n_free": 1, "n_unseen": 1}),
+        (TWO_SIDED, 0, None, {"free": 4}, {"n_two_sided": 1, "n_determined": 0}),
+        (TWO_SIDED, 2, None, {"free": 4}, {"n_two_sided": 1, "n_determined": 0}),
         ([*RING, *(np.array(RING) + 5).tolist()], 2, None, {"recovered": 10},
-         ("2 parts, of 5, 5 images",)),
-        (K4, 2, None, {"several graphs": 4}, ("2 graphs have these overlaps", "nothing is proved")),
+         {"sizes": [5, 5], "n_parts": 2, "n_two_sided": 0, "n_determined": 10}),
+        (K4, 2, None, {"several graphs": 4}, {"n_equations": 0}),
     ],
     ids=["tail", "two-sided, no public", "two-sided", "two parts", "two graphs"],
 )  # fmt: skip
 def test_what_encodings_leave_open_is_a_result(
-    edges: list, k_pub: int, n: int | None, by_status: dict, said: tuple, tmp_path: Path
+    edges: list, k_pub: int, n: int | None, by_status: dict, open: dict, tmp_path: Path
 ) -> None:
     path = normal_challenge(tmp_path / "c", edges, k_pub=k_pub)
     _job, prepared, (found,) = attacked(path, n_private=n)
     record = method_record(found, prepared)
     assert record["by_status"] == by_status
     assert (record["n_exact"], record["n_false"]) == (by_status.get("recovered", 0), 0)
-    sentences = " ".join(left_open(record, k_pub))
-    assert all(words in sentences for words in said)
+    assert open.items() <= record["ambiguity"].items()
+    assert record["n_graphs"] == (2 if "several graphs" in by_status else 1)
+    assert len(left_open(record, k_pub)) > 1
 
 
 def test_thousands_of_open_signs_are_counted() -> None:
@@ -148,31 +138,22 @@ def test_methods_are_an_entry_each(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         attacked(path, method="magic")
 
 
-def test_time_goes_to_the_step_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = iter([0.0, 1.0, 3.0, 7.0, 8.0])
-    monkeypatch.setattr(instahide_attack.time, "perf_counter", lambda: next(now))
-    clock = _Clock((("a", 0.3), ("b", 0.4), ("c", 1.0)), lambda _share: None)
-    for share in (0.3, 0.4, 1.0):
-        clock(share)
-    assert clock.seconds() == {"a": 1.0, "b": 2.0, "c": 5.0}
-
-
 def test_units_without_a_record_are_seen(tmp_path: Path) -> None:
     path = normal_challenge(tmp_path / "c", RING)
     bare = {"scheme": Mixing.by_parts(2), "n_private": 5}
     job = InstaHideJob(
         path=path / "encodings.npy", out=tmp_path, public=path / "public.npy", **bare
     )
-    prepared = prepare_challenge(job, tuple(METHODS))
+    prepared = prepare_challenge(job)
     assert prepared.units == NORMAL
     assert prepared.methods == ("exact",)
     np.save(tmp_path / "levels.npy", np.clip(np.load(path / "public.npy"), -1, 1))
-    prepared = prepare_challenge(replace(job, public=tmp_path / "levels.npy"), tuple(METHODS))
+    prepared = prepare_challenge(replace(job, public=tmp_path / "levels.npy"))
     assert prepared.units == LEVELS
     assert prepared.methods == ("practical",)
     alone = normal_challenge(tmp_path / "alone", RING, k_pub=0) / "encodings.npy"
     job = InstaHideJob(path=alone, out=tmp_path, scheme=Mixing.by_parts(0))
-    prepared = prepare_challenge(job, tuple(METHODS))
+    prepared = prepare_challenge(job)
     assert prepared.units == NORMAL
     assert prepared.methods == ("exact",)
 
@@ -201,8 +182,7 @@ def test_attacks_that_make_no_sense(tmp_path: Path, settings: dict, said: str) -
         ({"scheme": {"kind": "theory", "strange": 1}}, r"scheme\.theory\.strange"),
         ({"n_private": "five"}, "n_private='five'"),
         ({"pixels": {"kind": "odd"}}, r"pixels\.kind"),
-        ({"pixels": {"kind": "standardised", "sd": 0}}, r"pixels\.sd"),
-        ({"pixels": {"kind": "standardised", "sd": "x"}}, r"pixels\.sd"),
+        ({"pixels": {"kind": "levels", "n_levels": "x"}}, r"pixels\.n_levels"),
     ],
 )
 def test_records_that_make_no_sense(tmp_path: Path, changes: dict, said: str) -> None:

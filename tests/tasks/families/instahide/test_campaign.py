@@ -11,8 +11,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 from recon_core.attacks.instahide.mixing import InstaHide, Mixing
-from recon_core.attacks.instahide.natural_fit import Refinement
-from recon_core.attacks.instahide.practical import Practical
+from recon_core.attacks.instahide.natural_fit import Practical
 from recon_core.attacks.instahide.run import two_sets
 from recon_core.experiments import InstaHideRecovery
 from recon_core.sampling import Phase, Sampling
@@ -27,7 +26,7 @@ N_RUNS, N_IMAGES, N_PUBLIC = 4, 8, 3
 SMALL = InstaHideRecovery(
     n_public=N_PUBLIC,
     scheme=InstaHide(k_pub=1, n_epochs=10),
-    attack=Practical(refinement=Refinement(n_rounds=3)),
+    attack=Practical(n_rounds=3),
     keep="all",
 )
 CAMPAIGN = Campaign(

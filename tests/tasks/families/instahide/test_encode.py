@@ -50,10 +50,10 @@ def test_same_seed_same_bytes_and_an_earlier_challenge_is_kept(tmp_path: Path) -
     "settings",
     [
         {},
-        {"data": "photos", "standardise": True},
+        {"data": "photos"},
         {"data": "photos", "scheme": InstaHide(k_pub=3, n_epochs=4), "m": None},
     ],
-    ids=["gaussian", "standardised", "instahide"],
+    ids=["gaussian", "photographs", "instahide"],
 )
 def test_encodings_are_what_the_secret_says(tmp_path: Path, settings: dict) -> None:
     encode(job(tmp_path / "c", **settings))
@@ -72,18 +72,6 @@ def test_the_seed_is_only_in_the_secret(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "c/secret/secret.json").read_text())["seed"] == 4711
 
 
-def test_standardised_photographs_say_how(tmp_path: Path) -> None:
-    encode(job(tmp_path / "c", data="photos", standardise=True))
-    encode(job(tmp_path / "plain", data="photos"))
-    found, plain = read_challenge(tmp_path / "c"), read_challenge(tmp_path / "plain")
-    both = np.concatenate([found.secret["private"], found.public])
-    assert abs(float(both.mean())) < 1e-5
-    assert abs(float(both.std()) - 1) < 1e-3
-    units = found.facts["pixels"]
-    again = found.secret["private"] * units["sd"] + units["mean"]
-    np.testing.assert_allclose(again, plain.secret["private"], atol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -91,7 +79,6 @@ def test_standardised_photographs_say_how(tmp_path: Path) -> None:
         ({"n_public": 1}, "fewer than k_pub=2"),
         ({"m": None}, "--m"),
         ({"scheme": InstaHide(), "n_public": 9}, "set --epochs"),
-        ({"standardise": True}, "--standardise is for photographs"),
         ({"data": "photos", "n_public": 10**6}, "lower one of them"),
     ],
 )

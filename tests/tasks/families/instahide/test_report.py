@@ -12,18 +12,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from flows.families.instahide.attack import outcome, record_of_instahide, screen_rows
+from flows.families.instahide.attack import outcome, screen_rows
 from tasks.families.instahide.attack import METHODS
 from tasks.families.instahide.report import (
     COLUMNS_OF_CSV,
     DRAWN,
     clear_images,
     instahide_page,
-    statuses,
     tiles,
     write_images,
 )
-from tasks.families.instahide.results import WHY
+from tasks.families.instahide.results import WHY, record_of
 from tests.tasks.browser import BINARY, Browser, check_charts, check_that_it_works
 from tests.tasks.families.instahide.challenges import RING, TAIL, attacked, normal_challenge
 from tests.tasks.pages import Page
@@ -35,7 +34,7 @@ CONTEXT = {"command": "palimpsest attack instahide c", "created": "2026-01-01", 
 def made(folder: Path, edges: object, *, k_pub: int = 2, **settings: object) -> Path:
     path = normal_challenge(folder / "c", edges, k_pub=k_pub)  # type: ignore[arg-type]
     job, prepared, scored = attacked(path, **settings)
-    record = record_of_instahide(job, prepared, scored)
+    record = record_of(job, prepared, scored)
     context = CONTEXT | {"outcome": outcome(record)}
     page = instahide_page(record, prepared, scored, context)
     (folder / "report.html").write_text(page)
@@ -116,10 +115,11 @@ def test_without_the_truth_there_are_no_scores(tmp_path: Path) -> None:
     path = normal_challenge(tmp_path / "c", RING)
     (path / "secret").rename(tmp_path / "elsewhere")
     job, prepared, scored = attacked(path)
-    record = record_of_instahide(job, prepared, scored)
+    record = record_of(job, prepared, scored)
     assert "exact" not in screen_rows(record)[0]
     assert "originals" not in outcome(record)
-    assert statuses(scored[0]).splitlines()[1].endswith(",0,,,,,")
+    write_images(tmp_path, scored[0], prepared)
+    assert (tmp_path / "statuses.csv").read_text().splitlines()[1].endswith(",0,,,,,")
     page = instahide_page(record, prepared, scored, CONTEXT | {"outcome": ""})
     (tmp_path / "r.html").write_text(page)
     Page(tmp_path / "r.html").check()
