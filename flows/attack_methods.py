@@ -71,13 +71,7 @@ def inversion_methods(
     methods = [method for name, method in both.items() if attack in (name, "both")]
     if n_steps is not None:
         methods = [replace(m, n_steps=n_steps) for m in methods]
-    methods = with_settings(methods, settings)
-    for method in methods:
-        if method.value_range != (0.0, 1.0):
-            raise ValueError(
-                f"value_range={method.value_range}, but images are in [0, 1]; leave it as it is"
-            )
-    return tuple(methods)
+    return tuple(with_settings(methods, settings))
 
 
 def with_settings(

@@ -90,12 +90,8 @@ def samples(run: Run) -> Iterator[Finding]:
     seeds = {8: 2, 12: 2} if run.quick else SEEDS
     points = [p for n, n_seeds in seeds.items() for k in K_PUB for p in recoveries(n, k, n_seeds)]
     graphs = [needed(n, 10 if run.quick else N_GRAPHS) for n in seeds]
-    if run.folder is not None:
-        folder = run.folder / "instahide"
-        folder.mkdir(exist_ok=True)
-        record = {"points": [asdict(p) for p in points], "graphs": [asdict(g) for g in graphs]}
-        (folder / "samples.json").write_text(json.dumps(record) + "\n")
-        draw(run.folder)
+    record = {"points": [asdict(p) for p in points], "graphs": [asdict(g) for g in graphs]}
+    _keep(run, "samples", record)
     yield enough(points, graphs)
     yield at_least(graphs)
     yield as_possible(points)
@@ -257,60 +253,26 @@ def as_possible(points: Sequence[Point]) -> Finding:
     )
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Seconds of one pixel by all signs and by the search: of the same few encodings, with two for
-    every image, and of many, with ten."""
-
-    all_signs: dict[int, float]
-    ours: dict[int, float]
-    ours_large: dict[int, float]
-
-    @property
-    def factor(self) -> float:
-        """Growth of the seconds of all signs for one encoding more, over the larger half of the
-        sizes."""
-        ms = sorted(self.all_signs)
-        some = ms[len(ms) // 2 :]
-        logs = [np.log(self.all_signs[m]) for m in some]
-        return float(np.exp(np.polyfit(some, logs, 1)[0]))
-
-    @property
-    def exponent(self) -> float:
-        """k of ours ~ m^k over the large sizes."""
-        ms = sorted(self.ours_large)
-        logs = [np.log(self.ours_large[m]) for m in ms]
-        return float(np.polyfit(np.log(ms), logs, 1)[0])
-
-    def log10_all_signs(self, m: int) -> float:
-        """log10 of the seconds of all signs of m encodings, doubled from the largest measured."""
-        last = max(self.all_signs)
-        return float(np.log10(self.all_signs[last]) + (m - last) * np.log10(2))
-
-
 def signs(run: Run) -> Iterator[Finding]:
-    """The cost of all signs, and that of the search at the same sizes and larger ones."""
+    """The cost of all signs, and that of the search at the same sizes and larger ones: seconds of
+    one pixel, by the number of encodings, of which there are two for every image, or ten."""
     small = (6, 8, 10) if run.quick else (6, 8, 10, 12, 14, 16, 18)
     large = (40, 60) if run.quick else (60, 120, 250, 500, FAR, 2000)
-    both = {m: speed.signs(2 if run.quick else 5, m=m, d=4) for m in small}
-    cost = Cost(
-        all_signs={m: float(found.reference_value or 0) for m, found in both.items()},
-        ours={m: seconds(m, m // 2) for m in small},
-        ours_large={m: seconds(m, m // 10) for m in large},
-    )
-    if run.folder is not None:
-        folder = run.folder / "instahide"
-        folder.mkdir(exist_ok=True)
-        (folder / "signs.json").write_text(json.dumps(asdict(cost), indent=1) + "\n")
-        draw(run.folder)
+    tried = {m: speed.signs(2 if run.quick else 5, m=m, d=4).reference_value or 0 for m in small}
+    ours = {m: seconds(m, m // 2) for m in small}
+    ours_large = {m: seconds(m, m // 10) for m in large}
+    _keep(run, "signs", {"all_signs": tried, "ours": ours, "ours_large": ours_large})
+    half = small[len(small) // 2 :]
+    factor = float(np.exp(np.polyfit(half, np.log([tried[m] for m in half]), 1)[0]))
+    exponent = float(np.polyfit(np.log(large), np.log([ours_large[m] for m in large]), 1)[0])
+    far = np.log10(tried[small[-1]]) + (FAR - small[-1]) * np.log10(2)
     yield Finding(
         claim="Trying all signs costs twice as much with every encoding",
         where="lemma 3.7",
         theirs="2^m m n^2 steps a pixel",
-        ours=f"vectorised over signs, {_seconds(cost.all_signs, small)}; a factor of "
-        f"{cost.factor:.2f} for each encoding more; doubled on to m={FAR}: "
-        f"10^{cost.log10_all_signs(FAR):.0f} s a pixel",
-        holds=DOUBLING[0] < cost.factor < DOUBLING[1],
+        ours=f"vectorised over signs, {_seconds(tried)}; a factor of {factor:.2f} "
+        f"for each encoding more; doubled on to m={FAR}: 10^{far:.0f} s a pixel",
+        holds=DOUBLING[0] < factor < DOUBLING[1],
         rule=f"a factor between {DOUBLING[0]:g} and {DOUBLING[1]:g} for one encoding more, "
         "over the larger half of the sizes",
     )
@@ -319,9 +281,9 @@ def signs(run: Run) -> Iterator[Finding]:
         where="ours; beside theorem 3.8 and what follows it",
         theirs="hidden signs are hard in the worst case; the average case is left open",
         ours=f"random graphs that determine all images, 512 pixels together: "
-        f"{_seconds(cost.ours, small)}; ten encodings for every image: "
-        f"{_seconds(cost.ours_large, large)}, growing as m^{cost.exponent:.2f}",
-        holds=cost.exponent < POLYNOMIAL,
+        f"{_seconds(ours)}; ten encodings for every image: {_seconds(ours_large)}, growing as "
+        f"m^{exponent:.2f}",
+        holds=exponent < POLYNOMIAL,
         rule=f"all equations met, and an exponent of m below {POLYNOMIAL:g} over the large sizes",
     )
 
@@ -343,8 +305,16 @@ def seconds(m: int, n: int, d: int = 512, repeats: int = 3) -> float:
     return float(f"{statistics.median(taken):.4g}")
 
 
-def _seconds(found: dict[int, float], ms: tuple[int, ...]) -> str:
-    return ", ".join(f"{found[m]:.2g} s (m={m})" for m in ms)
+def _seconds(found: dict[int, float]) -> str:
+    return ", ".join(f"{seconds:.2g} s (m={m})" for m, seconds in found.items())
+
+
+def _keep(run: Run, name: str, record: dict[str, Any]) -> None:
+    if run.folder is not None:
+        folder = run.folder / "instahide"
+        folder.mkdir(exist_ok=True)
+        (folder / f"{name}.json").write_text(json.dumps(record) + "\n")
+        draw(run.folder)
 
 
 def draw(folder: Path) -> None:
@@ -355,27 +325,25 @@ def draw(folder: Path) -> None:
     from matplotlib.figure import Figure
 
     record, cost = (json.loads(path.read_text()) for path in files)
-    figure = Figure(figsize=(9.6, 7.6), dpi=150, layout="constrained")
-    (shares, scaled), (law, signs) = figure.subplots(2, 2)
-    _shares(shares, record, scaled=False)
-    _shares(scaled, record, scaled=True)
+    figure = Figure(figsize=(14.4, 3.9), dpi=150, layout="constrained")
+    shares, law, signs = panels = figure.subplots(1, 3)
+    _shares(shares, record)
     _law(law, record["graphs"])
     _signs(signs, cost)
-    for axes in (shares, scaled, law, signs):
+    for axes in panels:
         axes.spines[["top", "right"]].set_visible(False)
         axes.title.set_fontsize(10.5)
     figure.savefig(folder / NAME, metadata={"Software": None})
 
 
-def _shares(axes: Any, record: dict[str, Any], *, scaled: bool) -> None:
+def _shares(axes: Any, record: dict[str, Any]) -> None:
     """How often all images came back, and of how many graphs they could."""
     for graph, colour, marker in zip(record["graphs"], COLOURS, MARKERS, strict=False):
         n = graph["n"]
-        unit = n * np.log(n) if scaled else 1.0
+        unit = n * np.log(n)
         for k, line in (("0", ":"), ("2", "-")):
             ms, counts = np.unique(graph["determined"][k], return_counts=True)
-            share = np.cumsum(counts) / counts.sum()
-            axes.plot(ms / unit, share, color=colour, lw=1.5, ls=line, zorder=1)
+            axes.plot(ms / unit, np.cumsum(counts) / counts.sum(), color=colour, ls=line, zorder=1)
         for k_pub, face, size in ((0, "none", 9.5), (2, colour, 5.5)):
             points = [p for p in record["points"] if (p["n"], p["k_pub"]) == (n, k_pub)]
             axes.plot(
@@ -383,35 +351,18 @@ def _shares(axes: Any, record: dict[str, Any], *, scaled: bool) -> None:
                 [p["n_all"] / p["n_seeds"] for p in points],
                 **{"ls": "none", "marker": marker, "ms": size, "color": colour, "mfc": face},
                 label=f"n = {n}" if k_pub else None,
-                zorder=3 if k_pub else 2,
             )
-    axes.set_ylim(-0.025, 1.04)
+    for label, style in (
+        ("came back, no public", {"ls": "none", "marker": "o", "ms": 9.5, "mfc": "none"}),
+        ("determined, 2 public", {"lw": 1.5}),
+        ("determined, no public", {"lw": 1.5, "ls": ":"}),
+    ):
+        axes.plot([], [], color=DARK, label=label, **style)
+    axes.axvline(0.5, color=GREY, lw=1, ls="--", zorder=0)
+    axes.set(xlim=(0.4, 1.7), ylim=(-0.025, 1.04), xlabel="m / (n log n)")
     axes.set_ylabel("share with all images back")
-    if scaled:
-        axes.axvline(0.5, color=GREY, lw=1, ls="--", zorder=0)
-        axes.annotate("n log n / 2", (0.5, 0.99), xytext=(4, 0), color="#667079",
-                      textcoords="offset points", ha="left", va="top", fontsize=8.5)  # fmt: skip
-        axes.set_xlim(0.4, 1.7)
-        axes.set_xlabel("m / (n log n)")
-        axes.set_title("In units of n log n the curves nearly agree", loc="left")
-        for label, style in (
-            ("came back, 2 public", {"ls": "none", "marker": "o", "ms": 5.5}),
-            ("came back, no public", {"ls": "none", "marker": "o", "ms": 9.5, "mfc": "none"}),
-            ("determined, 2 public", {"lw": 1.5}),
-            ("determined, no public", {"lw": 1.5, "ls": ":"}),
-        ):
-            axes.plot([], [], color=DARK, label=label, **style)
-        handles = axes.get_lines()[-4:]
-        axes.legend(handles=handles, frameon=False, fontsize=8.5, loc="lower right")
-    else:
-        axes.set_xscale("log")
-        ticks = [m for m in (10, 20, 50, 100, 200, 500, 1000, 2000) if m <= axes.get_xlim()[1]]
-        axes.set_xticks(ticks, [f"{m:,}" for m in ticks])
-        axes.minorticks_off()
-        axes.set_xlim(left=7)
-        axes.set_xlabel("encodings m")
-        axes.set_title("All private images back (points), possible (lines)", loc="left")
-        axes.legend(frameon=False, fontsize=8.5, loc="upper left")
+    axes.set_title("All private images back (points), possible (lines)", loc="left")
+    axes.legend(frameon=False, fontsize=8.5, loc="lower right")
 
 
 def _law(axes: Any, graphs: Sequence[dict[str, Any]]) -> None:
@@ -430,40 +381,28 @@ def _law(axes: Any, graphs: Sequence[dict[str, Any]]) -> None:
     twice = (1 + np.log(np.log(line)) / np.log(line)) / 2
     axes.plot(line, twice, color=DARK, lw=1.2, ls="--", label="n (log n + log log n) / 2")
     axes.axhline(0.5, color=GREY, lw=1, ls="--", label="n log n / 2", zorder=0)
-    axes.set_xscale("log")
+    axes.set(xscale="log", ylim=(0, 2.4), xlabel="private images n", ylabel="m / (n log n)")
     axes.set_xticks(ns, [str(n) for n in ns])
     axes.minorticks_off()
-    axes.set_ylim(0, 2.4)
-    axes.set_xlabel("private images n")
-    axes.set_ylabel("m / (n log n)")
     axes.set_title("The graphs' need grows no faster than n log n", loc="left")
     axes.legend(frameon=False, fontsize=8.5, loc="upper left", labelspacing=0.25)
 
 
 def _signs(axes: Any, cost: dict[str, Any]) -> None:
     """Seconds of a pixel against encodings."""
-    tried = {int(m): s for m, s in cost["all_signs"].items()}
-    ours = {int(m): s for m, s in cost["ours"].items()}
-    large = {int(m): s for m, s in cost["ours_large"].items()}
-    last = max(tried)
-    ms = np.arange(last, CONTINUED)
-    axes.plot(ms, tried[last] * 2.0 ** (ms - last), color=COLOURS[1], lw=1.5, ls="--")
-    axes.plot(*zip(*sorted(tried.items()), strict=True), color=COLOURS[1], lw=1.5, marker="s", ms=5)
-    axes.plot(*zip(*sorted(ours.items()), strict=True), color=COLOURS[3], lw=1.5, marker="o", ms=5)
-    axes.axhline(UNIVERSE_S, color=GREY, lw=1, ls=":")
-    axes.annotate("age of the universe", (0.02, UNIVERSE_S), xycoords=("axes fraction", "data"),
-                  xytext=(0, 3), textcoords="offset points", fontsize=8.5,
-                  color="#667079")  # fmt: skip
-    axes.annotate("all $2^m$ signs\n(dashed: continued)", (40, tried[last] * 2.0 ** (40 - last)),
-                  xytext=(-6, 0), textcoords="offset points", ha="right", fontsize=9,
-                  color=COLOURS[1])  # fmt: skip
-    axes.plot(*zip(*sorted(large.items()), strict=True), color=COLOURS[3], lw=1.5, marker="D", ms=5)
-    far = max(large)
-    axes.annotate("beam search", (far, large[far]), xytext=(0, 7), textcoords="offset points",
-                  ha="right", fontsize=9, color=COLOURS[3])  # fmt: skip
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_ylim(2e-6, 1e20)
-    axes.set_xlabel("encodings m")
-    axes.set_ylabel("seconds per pixel")
+    ms = [int(m) for m in cost["all_signs"]]
+    on = np.arange(ms[-1], CONTINUED)
+    doubled = cost["all_signs"][str(ms[-1])] * 2.0 ** (on - ms[-1])
+    axes.plot(on, doubled, color=COLOURS[1], ls="--", label="all $2^m$ signs, continued")
+    for key, colour, marker, label in (
+        ("all_signs", COLOURS[1], "s", "all $2^m$ signs"),
+        ("ours", COLOURS[3], "o", "beam search, m = 2n"),
+        ("ours_large", COLOURS[3], "D", "beam search, m = 10n"),
+    ):
+        axes.plot([int(m) for m in cost[key]], cost[key].values(), color=colour, marker=marker,
+                  ms=5, label=label)  # fmt: skip
+    axes.axhline(UNIVERSE_S, color=GREY, lw=1, ls=":", label="age of the universe")
+    axes.set(xscale="log", yscale="log", ylim=(2e-6, 1e20))
+    axes.set(xlabel="encodings m", ylabel="seconds per pixel")
     axes.set_title("Hidden signs: the cost of one pixel", loc="left")
+    axes.legend(frameon=False, fontsize=8.5, loc="center right")

@@ -174,8 +174,8 @@ class AttackJob(Job):
 
         generator = seeded_generator(self.seed, self.victim, "audit mask")
         kept = mask_pattern(self.mask, *pool.shape[2:], generator=generator).to(pool.device)
-        with torch.set_grad_enabled(method.descent_steps > 0):
-            return method.recover(f, Degraded(y=degrade(pool, kept), sigma=0.0)).x.detach()
+        with torch.no_grad():
+            return method.recover(f, Degraded(y=degrade(pool, kept), sigma=0.0)).x
 
     def _inverted(
         self,

@@ -63,10 +63,6 @@ class NoiseAware(Strict):
     little as the autoencoder's training loss. A sample whose cost is below `solved_below` leaves.
     With noise the estimate is what f alone makes of it in the end (`n_release` times), if that fits
     y no worse than the noise allows.
-
-    `descent_steps` of Adam on the erased and visible pixels, at the rate `descent_rate`, lower ||H
-    (f(x) - y)||^2 + `descent_weight` ||f(x) - x||^2 before the projections. This needs f's
-    gradient; 0 leaves f a black box.
     """
 
     kind: Literal["noise_aware"] = "noise_aware"
@@ -76,9 +72,6 @@ class NoiseAware(Strict):
     tolerance: NonNegative = 1e-13
     solved_below: NonNegative = 1e-8
     n_release: Natural = 50
-    descent_steps: Natural = 0
-    descent_rate: Positive = 0.03
-    descent_weight: NonNegative = 0.1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -94,11 +87,27 @@ class NoiseAware(Strict):
         best = Estimates.at(y)
         lowest = torch.full_like(sigma, math.inf)
         rows = torch.arange(len(y), device=y.device)
-        attempts: list[float | _Gamma] = list(self.fills)
-        attempts[1:1] = [_Gamma(gamma) for gamma in self.gammas]
-        for number, attempt in enumerate(attempts):
+        attempts = [(fill, 0.0) for fill in self.fills]
+        attempts[1:1] = [(0.0, gamma) for gamma in self.gammas]
+        for number, (fill, gamma) in enumerate(attempts):
             problem = _Problem(f, y[rows], theta[rows], sigma[rows])
-            out = self._attempt(problem, attempt)
+            if gamma:
+                out = admm(
+                    f, problem.y, problem.theta, gamma=gamma, n_iterations=self.n_steps,
+                    tolerance=self.tolerance,
+                )  # fmt: skip
+                out.x = problem.put_back(out.x, out.x)
+            else:
+                start = torch.where(problem.theta, problem.y, fill)
+                out = problem.project(start, self.n_steps, self.tolerance)
+            noisy = problem.sigma > 0
+            if self.n_release and bool(noisy.any()):  # f alone, kept where the cost does not rise
+                x = out.x
+                for _ in range(self.n_release):
+                    x = evaluated(f, x)
+                out.n_applied += self.n_release
+                better = (problem.cost(x) <= problem.cost(out.x)) & noisy
+                out.x = torch.where(better.view(-1, 1, 1, 1), x, out.x)
             cost = problem.cost(out.x).where(out.finite, math.inf)
             out.n_applied += 1
             best.take(rows, out, (cost < lowest[rows]) | (number == 0))
@@ -107,57 +116,6 @@ class NoiseAware(Strict):
             if not len(rows):
                 break
         return recovered(best, theta)
-
-    def _attempt(self, problem: _Problem, attempt: float | _Gamma) -> Estimates:
-        f, y, theta = problem.f, problem.y, problem.theta
-        if isinstance(attempt, _Gamma):
-            out = admm(
-                f,
-                y,
-                theta,
-                gamma=attempt.gamma,
-                n_iterations=self.n_steps,
-                tolerance=self.tolerance,
-            )
-            out.x = problem.put_back(out.x, out.x)
-        else:
-            start = torch.where(theta, y, attempt)
-            if self.descent_steps:
-                start = self._descend(problem, start)
-            out = problem.project(start, self.n_steps, self.tolerance)
-            out.n_applied += 2 * self.descent_steps
-        if self.n_release and bool((problem.sigma > 0).any()):
-            self._release(problem, out)
-        return out
-
-    def _descend(self, problem: _Problem, start: Float[Tensor, "b c h w"]) -> Tensor:
-        x = start.clone().requires_grad_()
-        optimiser = torch.optim.Adam([x], lr=self.descent_rate)
-        for _ in range(self.descent_steps):
-            with torch.enable_grad():
-                value = evaluated(problem.f, x)
-                misfit = (problem.theta * (value - problem.y)).square().sum()
-                (gradient,) = torch.autograd.grad(
-                    misfit + self.descent_weight * (value - x).square().sum(), x
-                )
-            x.grad = gradient.nan_to_num()
-            optimiser.step()
-        with torch.no_grad():
-            return evaluated(problem.f, x.detach())
-
-    def _release(self, problem: _Problem, out: Estimates) -> None:
-        """f alone from the estimates, kept where the cost does not rise."""
-        x = out.x
-        for _ in range(self.n_release):
-            x = evaluated(problem.f, x)
-        out.n_applied += self.n_release
-        better = (problem.cost(x) <= problem.cost(out.x)) & (problem.sigma > 0)
-        out.x = torch.where(better.view(-1, 1, 1, 1), x, out.x)
-
-
-@dataclass(frozen=True)
-class _Gamma:
-    gamma: float
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from jaxtyping import Float, Float32, Int64, UInt8
 from torch import Tensor
 
 from recon_core.attacks.family_run import DTYPES, FamilyRun, Learned, TrainedRun, run_result
-from recon_core.attacks.inversion.feature_matching import UNIT, GradientInversion, Inverted
+from recon_core.attacks.inversion.feature_matching import GradientInversion, Inverted
 from recon_core.attacks.inversion.strong_inversion import StrongInversion, whiten
 from recon_core.attacks.plug_and_play import Ending
 from recon_core.strict import Tagged, Within
@@ -158,14 +158,6 @@ class Inversion(TrainedRun[InTwoParts, KnownClassifier]):
         "picture, which is sent to a server that does the rest. It searches for pictures of "
         "which they make the same."
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.attack.value_range != UNIT:
-            raise ValueError(
-                f"attack.value_range={self.attack.value_range}, but images of a run are in "
-                f"[0, 1]; leave it at {UNIT}"
-            )
 
     def check_images(self, n_images: int) -> None:
         self._check_class(n_images // self.n_classes)

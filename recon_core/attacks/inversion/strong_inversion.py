@@ -17,16 +17,10 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from recon_core.attacks.inversion.feature_matching import (
-    UNIT,
     Features,
     Inverted,
-    Range,
-    Start,
     check_features,
-    check_range,
-    check_starts,
     descend,
-    first_images,
     penalised,
 )
 from recon_core.optimisers import Optimiser
@@ -36,6 +30,7 @@ ZETAS = (0.0, 1e-3, 1e-2, 0.03, 0.1, 0.3, 1.0, 3.0)
 """Weights to try; where the last is the best, try more."""
 
 
+Start = Literal["zeros", "grey", "noise"]
 Whitening = Float[Tensor, " m"]
 """1 over the spread of each of m features."""
 SHRINKAGE = 0.5
@@ -67,14 +62,13 @@ def whiten(features: Float[Tensor, "n m"]) -> Whitening:
 class StrongInversion(Strict):
     """Adam with a cosine falling rate from several starts; the best end by the objective is kept.
 
-        min over s of 1/m ||W (h(s) - z)||^2 + zeta / n TV(s),     s in `value_range`
+        min over s of 1/m ||W (h(s) - z)||^2 + zeta / n TV(s),     s in [0, 1]
 
     for m features and n pixels, channels counted, with W the diagonal `Whitening` that is given
     (else the identity). Every step ends with the projection onto the range. The rate at step k of K
     is lr (1 + cos(pi k / K)) / 2 (Loshchilov and Hutter 2017, eq. 5, without its restarts).
-    `starts`, all solved together: "zeros", "grey" (the middle of the range), "noise" (uniform in
-    the range; drawn anew as often as it is named). An image ends early from a start once the mean
-    square of a step is below `tolerance`.
+    `starts`, all solved together: "zeros", "grey" (.5), "noise" (uniform in the range; drawn anew
+    as often as it is named).
     """
 
     kind: Literal["strong"] = "strong"
@@ -82,13 +76,11 @@ class StrongInversion(Strict):
     lr: Positive = 0.05
     n_steps: Count = 1000
     starts: tuple[Start, ...] = ("grey", "noise", "noise")
-    value_range: Range | None = UNIT
-    tolerance: NonNegative = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range(self.value_range)
-        check_starts(self.starts, self.value_range)
+        if not self.starts:
+            raise ValueError("starts is empty; give at least one")
 
     def invert(
         self,
@@ -102,14 +94,23 @@ class StrongInversion(Strict):
         """Images of `shape` (c, h, w) whose features are z, in the dtype and on the device of z. A
         start "noise" takes a CPU generator per image. Raises ValueError for features that are not
         finite or not as many as z or the whitening has."""
-        s = first_images(
-            self.starts,
-            z,
-            shape=shape,
-            value_range=self.value_range,
-            generators=generators,
-        )
-        return self._solve(h, z, s, whitening)
+        return self._solve(h, z, self._starts(z, shape, generators), whitening)
+
+    def _starts(
+        self, z: Float[Tensor, "b m"], shape: tuple[int, ...], generators: Sequence[torch.Generator]
+    ) -> Float[Tensor, "k b c h w"]:
+        if "noise" in self.starts and len(generators) != len(z):
+            raise ValueError(
+                f"start='noise' needs one generator per image: {len(generators)} for {len(z)}"
+            )
+        images = []
+        for start in self.starts:
+            if start == "noise":
+                drawn = [torch.rand(*shape, generator=g, dtype=torch.float64) for g in generators]
+                images.append(torch.stack(drawn).to(z.device, z.dtype))
+            else:
+                images.append(z.new_full((len(z), *shape), 0.5 if start == "grey" else 0.0))
+        return torch.stack(images)
 
     def _solve(
         self,
@@ -136,12 +137,14 @@ class StrongInversion(Strict):
             s,
             optimiser=Optimiser(rule="adam", lr=self.lr),
             n_steps=self.n_steps,
-            tolerance=self.tolerance,
-            value_range=self.value_range,
-            clip_steps=True,
             rate=lambda k: self.lr * (1 + math.cos(math.pi * k / self.n_steps)) / 2,
         )
-        return _best(found, len(starts))
+        # of every image the start that ended lowest; finite objectives come first
+        value = found.objective.view(len(starts), -1)
+        best = value.nan_to_num(nan=math.inf).argmin(0)
+        rows = best * len(z) + torch.arange(len(z), device=z.device)
+        n_steps = found.n_steps.view(len(starts), -1).sum(0)
+        return Inverted(found.x[rows], found.objective[rows], found.ending[rows], n_steps)
 
 
 def errors_by_zeta(
@@ -159,24 +162,9 @@ def errors_by_zeta(
         raise ValueError(f"{len(zetas)} zetas and {len(public)} public images; need one of each")
     with torch.no_grad():
         z = h(public)
-    starts = first_images(
-        method.starts,
-        z,
-        shape=(public.shape[1], public.shape[2], public.shape[3]),
-        value_range=method.value_range,
-        generators=generators,
-    )
+    starts = method._starts(z, public.shape[1:], generators)
     means = []
     for zeta in zetas:
         found = dataclasses.replace(method, zeta=zeta)._solve(h, z, starts, whitening)
         means.append((found.x.double() - public.double()).square().mean())
     return torch.stack(means)
-
-
-def _best(found: Inverted, n_starts: int) -> Inverted:
-    """Of every image the start that ended lowest; finite objectives come first."""
-    value = found.objective.view(n_starts, -1)
-    best = value.nan_to_num(nan=math.inf).argmin(0)
-    rows = best * value.shape[1] + torch.arange(value.shape[1], device=value.device)
-    n_steps = found.n_steps.view(n_starts, -1).sum(0)
-    return Inverted(found.x[rows], found.objective[rows], found.ending[rows], n_steps)

@@ -211,7 +211,7 @@ def _evaluations(method: Iteration | KnownMask | UnknownMask | NoiseAware) -> in
     if isinstance(method, UnknownMask):
         return method.n_admm * method.n_alternations
     starts = len(method.fills) + len(method.gammas)
-    return starts * (method.n_steps + method.n_release + 3 * method.descent_steps + 1)
+    return starts * (method.n_steps + method.n_release + 1)
 
 
 def _of_victim(plan: RecoveryPlan, victim: RecoveryVictim) -> Cost:

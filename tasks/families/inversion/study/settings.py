@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from recon_core.attacks.inversion.feature_matching import MNIST, UNIT, GradientInversion
+from recon_core.attacks.inversion.feature_matching import MNIST, GradientInversion
 from recon_core.attacks.inversion.strong_inversion import ZETAS, StrongInversion
 from recon_core.restore import BFDnCNN, Training
 from recon_core.strict import Count, Natural, NonNegative, Positive, Strict, Within
@@ -86,7 +86,6 @@ class InversionSource(Strict):
              f"{self.n_tests}; images that are inverted are some of those that are tested"),
             (self.n_train // self.n_classes >= self.training.per_class, f"n_train={self.n_train} "
              f"has fewer of a class than training.per_class={self.training.per_class}"),
-            (self.attack.value_range == UNIT, f"attack.value_range must be {UNIT}, as images"),
             ({*self.cuts, self.cut} <= cuts, f"LeNet5 has cuts 1 to {LENET_CUTS}, not "
              f"{sorted({*self.cuts, self.cut} - cuts)}"),
         ):  # fmt: skip
@@ -183,8 +182,6 @@ class InversionStudy(Strict):
             raise ValueError(f"n_grid_seeds={self.n_grid_seeds} exceeds n_seeds={self.n_seeds}")
         if not self.zetas or not self.rates:
             raise ValueError(f"zetas={self.zetas}, rates={self.rates}: name at least one of each")
-        if self.strong.value_range != UNIT:
-            raise ValueError(f"strong needs value_range {UNIT}")
         if not re.fullmatch("own|vgg16:.+", self.perceptual):
             raise ValueError(f"perceptual={self.perceptual!r}; expected own or vgg16:PATH")
         for source in self.sources:

@@ -42,7 +42,7 @@ def run(experiment: AutoencoderRecovery, *specs: RunSpec) -> list[RunResult]:
 
 def short(attack: Any) -> Any:
     """With a few iterations."""
-    few = {"n_admm": 3, "n_iterations": 3, "n_alternations": 2, "n_steps": 3, "descent_steps": 2}
+    few = {"n_admm": 3, "n_iterations": 3, "n_alternations": 2, "n_steps": 3}
     return replace(attack, **{name: n for name, n in few.items() if hasattr(attack, name)})
 
 

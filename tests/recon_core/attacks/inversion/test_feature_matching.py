@@ -16,8 +16,6 @@ from recon_core.attacks.inversion.feature_matching import (
     SYNTHETIC,
     GradientInversion,
     Inverted,
-    check_choice,
-    check_starts,
     total_variation,
 )
 from recon_core.attacks.inversion.strong_inversion import (
@@ -108,13 +106,8 @@ def test_a_linear_map_is_inverted() -> None:
 
 METHODS: dict[str, GradientInversion | StrongInversion] = {
     "paper": GradientInversion(zeta=0.05, n_steps=60),
-    "paper, noise, every step, sum": GradientInversion(
-        zeta=0.002, n_steps=60, start="noise", clip="step", scale="sum", lr=0.1
-    ),
-    "paper, l1": GradientInversion(norm="l1", lr=0.05, zeta=0.0, n_steps=60),
-    "paper, converging": GradientInversion(scale="sum", lr=0.1, n_steps=60, tolerance=1e-5),
+    "paper, vectors": GradientInversion(vectors=True, lr=0.05, zeta=0.0, n_steps=60),
     "strong": SHORT,
-    "strong, converging": dataclasses.replace(SHORT, tolerance=1e-5, starts=("zeros", "noise")),
 }
 
 
@@ -128,9 +121,6 @@ def test_a_batch_is_its_images_one_by_one(name: str) -> None:
         part = {field.name: getattr(together, field.name)[i : i + 1] for field in FIELDS}
         # Products round as their number of rows has it, and 120 steps make that a little larger.
         close(alone, Inverted(**part), atol=1e-11)
-    if "converging" in name:
-        assert Ending.CONVERGED in together.ending.tolist()
-        assert len(set(together.n_steps.tolist())) > 1
 
 
 FIELDS = dataclasses.fields(Inverted)
@@ -141,24 +131,14 @@ FIELDS = dataclasses.fields(Inverted)
 def test_the_objective_is_that_of_the_result(zeta: float, whitened: bool) -> None:
     h = relu(40)
     z = h(X)
-    for norm in ("l2", "l1"):
-        for scale in ("mean", "sum"):
-            method = GradientInversion(
-                norm=norm,
-                scale=scale,
-                zeta=zeta,
-                n_steps=20,
-                start="zeros",
-                lr=0.01,
-                value_range=(0.2, 0.6),
-            )
-            found = method.invert(h, z, shape=SHAPE)
-            assert float(found.x.min()) == 0.2
-            difference = h(found.x) - z
-            each = difference.square() if norm == "l2" else difference.abs()
-            variation = zeta * literal_variation(found.x)
-            expected = each.mean(1) + variation / 16 if scale == "mean" else each.sum(1) + variation
-            torch.testing.assert_close(found.objective, expected)
+    for vectors in (False, True):
+        method = GradientInversion(vectors=vectors, zeta=zeta, n_steps=20, lr=0.01)
+        found = method.invert(h, z, shape=SHAPE)
+        difference, variation = h(found.x) - z, zeta * literal_variation(found.x)
+        expected = difference.square().mean(1) + variation / 16
+        if vectors:
+            expected = difference.abs().sum(1) + variation
+        torch.testing.assert_close(found.objective, expected)
     whitening = whiten(h(PUBLIC)) if whitened else None
     strong = dataclasses.replace(SHORT, zeta=zeta)
     found = strong.invert(h, z, shape=SHAPE, generators=generators(3), whitening=whitening)
@@ -215,7 +195,7 @@ def test_a_diverging_image_ends_and_leaves_the_others_as_they_are() -> None:
     def planted(x: Tensor) -> Tensor:
         return h(x) * gains
 
-    method = GradientInversion(zeta=0.001, lr=3.0, n_steps=200, value_range=None, start="zeros")
+    method = GradientInversion(zeta=0.001, lr=3.0, n_steps=200)
     found = method.invert(planted, planted(X), shape=SHAPE)
     assert found.ending.tolist() == [Ending.LIMIT, Ending.NONFINITE, Ending.LIMIT]
     assert found.x.isfinite().all()
@@ -297,17 +277,6 @@ def test_a_start_whose_objective_is_unknown_is_not_chosen() -> None:
     assert found.objective.isfinite().all()
 
 
-def test_a_converged_image_is_where_its_last_step_led() -> None:
-    h = relu(40)
-    method = GradientInversion(scale="sum", lr=0.1, n_steps=200, tolerance=1e-5)
-    found = method.invert(h, h(X), shape=SHAPE)
-    assert found.ending.tolist() == [Ending.CONVERGED] * 3
-    for i, n_steps in enumerate(found.n_steps.tolist()):
-        as_many = dataclasses.replace(method, n_steps=n_steps, tolerance=0.0)
-        ended = as_many.invert(h, h(X), shape=SHAPE)
-        torch.testing.assert_close(found.x[i], ended.x[i], rtol=0, atol=1e-12)
-
-
 def test_noise_is_drawn_anew_for_every_start_that_asks_for_it() -> None:
     seen: list[Tensor] = []
 
@@ -379,10 +348,9 @@ def test_rows_keep_their_places() -> None:
     def by_row(x: Tensor) -> Tensor:
         return h(x) * gains.repeat(len(x) // 3).unsqueeze(1)
 
-    method = StrongInversion(zeta=0.0, n_steps=600, tolerance=1e-14)
+    method = StrongInversion(zeta=0.0, n_steps=600)
     found = method.invert(by_row, by_row(X), shape=SHAPE, generators=generators(3))
     assert float((found.x - X).abs().max()) < 1e-4
-    assert found.ending.tolist() == [Ending.CONVERGED] * 3
 
 
 def test_the_network_is_not_touched() -> None:
@@ -400,12 +368,6 @@ def test_the_network_is_not_touched() -> None:
     assert all(parameter.grad is None for parameter in layer.parameters())
 
 
-def test_unknown_names_are_told() -> None:
-    """Where nothing checks types at run time, as in the tests."""
-    refuses("norm='l3' is unknown; choose one of l2, l1", check_choice, norm=("l3", ("l2", "l1")))
-    refuses("start='mean' is unknown; choose one of zeros", check_starts, ("mean",), None)
-
-
 H, Z = linear(), linear()(X)
 WEIGHTS = torch.ones(16, dtype=torch.float64, requires_grad=True)
 ONE_LOST = torch.where(torch.tensor([[False], [True], [False]]), torch.nan, Z)
@@ -417,8 +379,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"h": lambda x: H(x.detach())}, "without a gradient"),
     ({"h": lambda x: H(x.detach()) * WEIGHTS}, "without a gradient"),
     ({"z": ONE_LOST}, r"z has NaN or infinite features for images \[1\]"),
-    ({"z": Z[:0], "generators": ()}, "0 feature vectors"),
-    ({"shape": (1, 0, 4)}, r"shape=\(1, 0, 4\)"),
     ({"generators": generators(2)}, "one generator per image: 2 for 3"),
     ({"generators": ()}, "one generator per image: 0 for 3"),
 ]
