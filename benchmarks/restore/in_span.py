@@ -137,10 +137,10 @@ def restored(
     found = attacked(replace(sparse, n_independent=20) if quick else sparse)
     methods["before"] = scored(found.sources.x, lap())
     vectors, given = found.subspace.vectors, found.sources.x
-    for name, kind in GENERIC_RESTORERS.items():
+    for name, generic in GENERIC_RESTORERS.items():
         both = torch.cat([given, -given]).unflatten(1, shape)
         pictures, seeds = fit_to_range(both, mean), torch.zeros(len(both), dtype=torch.int64)
-        (clean,) = kind().restore(nn.Identity(), pictures, n_samples=1, seeds=seeds)
+        (clean,) = generic.restore(nn.Identity(), pictures, n_samples=1, seeds=seeds)
         inside = ((clean - mean).flatten(1) @ vectors.mT) @ vectors
         methods[f"{name}, projected"] = scored(inside, lap())
     chosen = sources_for(attack, found.subspace, shape)

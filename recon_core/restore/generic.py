@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -20,27 +19,47 @@ from jaxtyping import Float32, Int64
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from recon_core.strict import Count, Positive, Strict, Within
+from recon_core.strict import Strict, Within
 from recon_core.types import Progress, no_progress
 
 Picture = NDArray[np.float64]
 """(h, w, 3) in [0, 1]."""
-
+Generic = Literal["nlm", "tv", "wavelet"]
 NO_NOISE = 1e-6
 """Estimates below this are roundings of 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Denoiser(Strict, ABC):
-    """A classical denoiser with the `restore` of learned restorers. `strength`: of sigma."""
+class Classical(Strict):
+    """A classical denoiser with the `restore` of learned restorers.
 
-    kind: str
+    `nlm`: each pixel becomes a mean of pixels whose surroundings are alike: of patches of 5 pixels,
+    at most 6 apart, with .8 sigma for a cut-off. `tv`: the picture u with the least |grad u| + (u -
+    x)^2 / (2 sigma), in each channel. `wavelet`: coefficients shrunk by BayesShrink's threshold, in
+    each channel.
+    """
+
+    kind: Generic
     sigma: Annotated[float | None, Within("(0, 1]", fix="None estimates it")] = None
-    strength: Positive = 1.0
 
-    @abstractmethod
     def denoised(self, picture: Picture, sigma: float) -> Any:
         """A picture without noise of strength `sigma`."""
+        from skimage import restoration
+
+        if self.kind == "nlm":
+            return restoration.denoise_nl_means(
+                picture, patch_size=5, patch_distance=6, h=0.8 * sigma, sigma=sigma,
+                fast_mode=True, channel_axis=-1,
+            )  # fmt: skip
+        if self.kind == "tv":
+            return restoration.denoise_tv_chambolle(  # type: ignore[no-untyped-call]
+                picture, weight=sigma, max_num_iter=200, channel_axis=-1
+            )
+        need_wavelets()
+        return restoration.denoise_wavelet(
+            picture, sigma=sigma, wavelet="db2", method="BayesShrink", mode="soft",
+            rescale_sigma=False, channel_axis=-1,
+        )  # fmt: skip
 
     def restore(
         self,
@@ -67,69 +86,7 @@ class Denoiser(Strict, ABC):
         return restored.unsqueeze(0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class NonLocalMeans(Denoiser):
-    """Each pixel becomes a mean of pixels whose surroundings are alike.
-
-    Patches of `patch_size` pixels, at most `patch_distance` apart, weigh less the more they differ;
-    `strength` times sigma is the cut-off.
-    """
-
-    kind: Literal["nlm"] = "nlm"
-    strength: float = 0.8
-    patch_size: Count = 5
-    patch_distance: Count = 6
-
-    def denoised(self, picture: Picture, sigma: float) -> Any:
-        from skimage.restoration import denoise_nl_means
-
-        return denoise_nl_means(
-            picture, patch_size=self.patch_size, patch_distance=self.patch_distance,
-            h=self.strength * sigma, sigma=sigma, fast_mode=True, channel_axis=-1,
-        )  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class TotalVariation(Denoiser):
-    """The picture u with the least |grad u| + (u - x)^2 / (2 weight), in each channel; weight is
-    `strength` times sigma."""
-
-    kind: Literal["tv"] = "tv"
-    n_iterations: Count = 200
-
-    def denoised(self, picture: Picture, sigma: float) -> Any:
-        from skimage.restoration import denoise_tv_chambolle
-
-        weight, most = self.strength * sigma, self.n_iterations
-        return denoise_tv_chambolle(  # type: ignore[no-untyped-call]
-            picture, weight=weight, max_num_iter=most, channel_axis=-1
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wavelet(Denoiser):
-    """Wavelet coefficients shrunk by BayesShrink's threshold, in each channel. `wavelet` is a name
-    of PyWavelets."""
-
-    kind: Literal["wavelet"] = "wavelet"
-    wavelet: str = "db2"
-
-    def denoised(self, picture: Picture, sigma: float) -> Any:
-        need_wavelets()
-        from skimage.restoration import denoise_wavelet
-
-        return denoise_wavelet(
-            picture, sigma=self.strength * sigma, wavelet=self.wavelet, method="BayesShrink",
-            mode="soft", rescale_sigma=False, channel_axis=-1,
-        )  # fmt: skip
-
-
-GENERIC_RESTORERS: dict[str, type[NonLocalMeans] | type[TotalVariation] | type[Wavelet]] = {
-    "nlm": NonLocalMeans,
-    "tv": TotalVariation,
-    "wavelet": Wavelet,
-}
-"""Each one's class by its `kind`."""
+GENERIC_RESTORERS = {kind: Classical(kind=kind) for kind in get_args(Generic)}
 
 
 def estimate_noise(picture: Picture) -> float:

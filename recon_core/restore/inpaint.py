@@ -5,7 +5,7 @@ autoencoder paper, section 4) samples a diffusion model whose estimate of the cl
 corrected at every noise level so that it agrees with what is known, x0 <- A^+ y + (I - A^+ A) x0.
 With noise in y (DDNM+, section 3.3) the correction of the known pixels is scaled by lambda <= 1,
 the largest with which the noise that enters from y is not more than the level that is stepped to
-has. Time travel (section 3.3): a stretch of steps is undone by noise and taken again. Noise levels
+has. Time travel (section 3.3): a step is undone by noise and taken again. Noise levels
 are EDM's sigma (x = x0 + sigma n), where DDPM's posterior of the next level is
 
     x_s ~ N(a x0 + (1 - a) x_t, s^2 a),     a = 1 - s^2 / t^2,     s < t.
@@ -58,14 +58,12 @@ class DDNM(Strict):
     """Inpainting by a diffusion model that knows the mask. Defaults: DDNM's 100 steps, one sample.
 
     Noise levels fall from `sigma_max` to `sigma_min` and then to 0, spaced with exponent `rho`
-    (EDM, equation 5), in units of images in [-1, 1]. The steps are taken in stretches of
-    `travel_length`, each `travel_repeat` times (1: no time travel). Several samples (`n_samples`)
-    are averaged.
+    (EDM, equation 5), in units of images in [-1, 1]. Every step is taken `travel_repeat` times (1:
+    no time travel). Several samples (`n_samples`) are averaged.
     """
 
     kind: Literal["ddnm"] = "ddnm"
     n_steps: int = 100
-    travel_length: Count = 1
     travel_repeat: Count = 1
     n_samples: Count = 1
     sigma_min: float = 0.002
@@ -133,16 +131,12 @@ class DDNM(Strict):
     ) -> Float[Tensor, "b c h w"]:
         levels = self.noise_levels()
         x = levels[0] * draw()
-        for first in range(0, self.n_steps, self.travel_length):
-            stretch = levels[first : first + self.travel_length + 1]
+        for k, (t, s) in enumerate(pairwise(levels)):
             for repeat in range(self.travel_repeat):
                 if repeat:
-                    x = x + math.sqrt(stretch[0] ** 2 - stretch[-1] ** 2) * draw()
-                for t, s in pairwise(stretch):
-                    x = ancestral_step(
-                        denoiser(x, t), x, y, mask, t=t, s=s, sigma_y=sigma_y, draw=draw
-                    )
-            progress(min(1.0, (first + self.travel_length) / self.n_steps))
+                    x = x + math.sqrt(t**2 - s**2) * draw()
+                x = ancestral_step(denoiser(x, t), x, y, mask, t=t, s=s, sigma_y=sigma_y, draw=draw)
+            progress((k + 1) / self.n_steps)
         return x
 
 

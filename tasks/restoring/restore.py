@@ -330,7 +330,7 @@ def open_restorer(
             need_wavelets()
         except ImportError as error:
             raise StorageError(str(error)) from error
-        generic = GENERIC_RESTORERS[text]()
+        generic = GENERIC_RESTORERS[text]
         fingerprint = fingerprint_of("generic", asdict(generic))
         return OpenRestorer(generic, nn.Identity(), "cpu", text, fingerprint, asdict(generic))
     path = Path(weights).expanduser()

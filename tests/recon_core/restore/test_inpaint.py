@@ -14,13 +14,7 @@ from skimage.restoration import inpaint_biharmonic
 from torch import Tensor, nn
 
 from recon_core.restore import EDM
-from recon_core.restore.generic import (
-    GENERIC_RESTORERS,
-    NonLocalMeans,
-    TotalVariation,
-    Wavelet,
-    estimate_noise,
-)
+from recon_core.restore.generic import Classical, estimate_noise
 from recon_core.restore.inpaint import DDNM, ancestral_step, biharmonic, unconditional
 from tests.recon_core.drawing import refuses
 
@@ -105,23 +99,23 @@ def test_ddnm_comes_near_the_conditional_mean_and_time_travel_closer() -> None:
     assert missed(replace(plain, travel_repeat=8)) == pytest.approx(0.074, abs=0.04)
 
 
-def test_longer_stretches_are_gone_through_as_often_and_travel_back_as_far_as_they_say() -> None:
+def test_time_travel_goes_through_every_step_as_often_as_it_says() -> None:
     asked: list[float] = []
 
     def denoiser(x: Tensor, sigma: float) -> Tensor:
         asked.append(sigma)
         return gaussian(x, sigma)
 
-    method = DDNM(n_steps=5, sigma_max=5.0, travel_length=2, travel_repeat=3)
-    a, b, c, d, e, zero = method.noise_levels()
+    method = DDNM(n_steps=3, sigma_max=5.0, travel_repeat=3)
+    *levels, zero = method.noise_levels()
     y = pictures(1000)
     nothing = torch.zeros_like(mask_of(y))
     done: list[float] = []
     method.inpaint(denoiser, y, nothing, generators=generators(0), progress=done.append)
-    assert asked == [a, b] * 3 + [c, d] * 3 + [e] * 3
+    assert asked == [level for level in levels for _ in range(3)]
     assert zero == 0.0
-    assert done == pytest.approx([0.4, 0.8, 1.0])
-    fine = replace(method, n_steps=60, travel_length=1)
+    assert done == pytest.approx([1 / 3, 2 / 3, 1.0])
+    fine = replace(method, n_steps=60)
     x = fine.inpaint(gaussian, y, nothing, generators=generators(0))
     assert (2 * x - 1).std().item() == pytest.approx(STD, rel=0.1)
 
@@ -282,7 +276,7 @@ def noisy(pictures: Tensor, sigma: float = NOISE, seed: int = 0) -> Tensor:
     return (pictures + sigma * torch.randn(pictures.shape, generator=generator)).clamp(0, 1)
 
 
-def denoised(restorer: NonLocalMeans | TotalVariation | Wavelet, pictures: Tensor) -> Tensor:
+def denoised(restorer: Classical, pictures: Tensor) -> Tensor:
     seeds, told = torch.zeros(len(pictures), dtype=torch.int64), list[float]()
     samples = restorer.restore(
         nn.Identity(), pictures, n_samples=7, seeds=seeds, progress=told.append
@@ -300,7 +294,7 @@ def error(a: Tensor, b: Tensor) -> float:
 def test_noise_on_a_smooth_picture_is_reduced_in_every_channel(kind: str) -> None:
     clean = smooth()[..., 2:]  # they need not be square
     given = noisy(clean)
-    result = denoised(GENERIC_RESTORERS[kind](sigma=NOISE), given)
+    result = denoised(Classical(kind=kind, sigma=NOISE), given)
     for channel in range(3):
         before = error(given[:, channel], clean[:, channel])
         assert error(result[:, channel], clean[:, channel]) < 0.6 * before
@@ -312,10 +306,10 @@ def test_noise_on_a_smooth_picture_is_reduced_in_every_channel(kind: str) -> Non
 def test_the_noise_is_estimated_per_picture(kind: str) -> None:
     clean = smooth(2)
     given = torch.cat([noisy(clean[:1], 0.02), noisy(clean[1:], 0.15)])
-    result = denoised(GENERIC_RESTORERS[kind](), given)
+    result = denoised(Classical(kind=kind), given)
     for row in range(2):
         assert error(result[row], clean[row]) < 0.7 * error(given[row], clean[row])
-        alone = denoised(GENERIC_RESTORERS[kind](), given[row : row + 1])
+        alone = denoised(Classical(kind=kind), given[row : row + 1])
         assert torch.equal(alone[0], result[row])
 
 
@@ -333,17 +327,17 @@ def test_a_picture_without_noise_is_given_back_as_it_is(kind: str) -> None:
     flat = torch.tensor([0.2, 0.5, 0.9])[:, None, None].expand(3, 16, 16)
     stripes = (torch.arange(16) % 4 / 4).expand(3, 16, 16)
     given = torch.stack([flat, stripes, torch.zeros(3, 16, 16)])
-    assert torch.equal(denoised(GENERIC_RESTORERS[kind](), given), given)
+    assert torch.equal(denoised(Classical(kind=kind), given), given)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_flat_picture_stays_flat_however_strong_the_noise_is_said_to_be(kind: str) -> None:
     flat = torch.tensor([0.2, 0.5, 0.9])[:, None, None].expand(1, 3, 16, 16).contiguous()
-    result = denoised(GENERIC_RESTORERS[kind](sigma=0.3), flat)
+    result = denoised(Classical(kind=kind, sigma=0.3), flat)
     torch.testing.assert_close(result, flat, atol=1e-5, rtol=0)
 
 
 def test_a_missing_package_is_named_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match="pip install PyWavelets"):
-        denoised(NonLocalMeans(), smooth())
+        denoised(Classical(kind="nlm"), smooth())
