@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -93,17 +93,12 @@ def sizes_of(run: Run) -> Sizes:
     if not run.quick:
         return Sizes()
     network = SimilarityNetwork(width=8, deep_width=8, n_private=6, n_calibration=40)
+    few = replace(network.training, n_steps=4, batch_size=16)
     return Sizes(
-        n=8,
-        p=20,
-        n_others=60,
-        n_model=80,
-        side=16,
-        seeds=(0,),
-        scheme=InstaHide(k_pub=2, n_epochs=20),
-        network=replace(network, training=replace(network.training, n_steps=4, batch_size=16)),
+        n=8, p=20, n_others=60, n_model=80, side=16, seeds=(0,),
+        scheme=InstaHide(k_pub=2, n_epochs=20), network=replace(network, training=few),
         practical=Practical(n_rounds=2),
-    )
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -154,11 +149,6 @@ class Case:
         made = mixing.encode(private, public, m, generator=torch.Generator().manual_seed(0))
         case = replace(self, private=private, public=public, scheme=mixing, encodings=made)
         return case, mixing
-
-    def windows(self) -> tuple[Float[Tensor, "w m k"], Float[Tensor, "w p k"]]:
-        """Whitened windows of encodings and of public images."""
-        white, theirs = whitened_windows(self.shape, self.encodings.y, self.public)
-        return white, theirs
 
 
 @dataclass(frozen=True)
@@ -222,7 +212,7 @@ def similarity(run: Run) -> Iterator[Finding]:
         case.others.reshape(-1, *case.shape)
     )
     trained_s = time.perf_counter() - start
-    white, theirs = case.windows()
+    white, theirs = whitened_windows(case.shape, e.y, case.public)
     pursuit = pursued(e.y, case.shape, case.public, largest=case.scheme.largest)
     scores = {
         "squares": squares(e.y),
@@ -379,12 +369,11 @@ def supports(case: Case, coefficients: Float[Tensor, "m p"]) -> float:
 
 
 def _record(run: Run, name: str, outcomes: Mapping[str, Outcome], **more: object) -> None:
-    if run.folder is None:
-        return
-    path = run.folder / "instahide" / f"{name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    rows = {key: {k: round(v, 4) for k, v in asdict(o).items()} for key, o in outcomes.items()}
-    path.write_text(json.dumps({**more, "outcomes": rows}, indent=1) + "\n")
+    if run.folder is not None:
+        path = run.folder / "instahide" / f"{name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        rows = {key: {k: round(v, 4) for k, v in vars(o).items()} for key, o in outcomes.items()}
+        path.write_text(json.dumps({**more, "outcomes": rows}, indent=1) + "\n")
 
 
 def _keep(run: Run, case: Case, name: str, images: Float64[Tensor, "n d"]) -> None:

@@ -7,7 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.instahide.oracles import all_roots, assign_by_trying, gram_extract, pairs_right
+from benchmarks.instahide.oracles import (
+    assign_by_trying,
+    gram_extract,
+    graphs_agree,
+    pairs_right,
+)
 from benchmarks.instahide.speed import Gaussian, edges_of
 from recon_core.attacks.instahide.graph import (
     NotALineGraphError,
@@ -78,19 +83,8 @@ def test_gram_extract_of_the_paper():
     torch.testing.assert_close(found, w @ w.T)
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_equals_trying_all_graphs(seed):
-    rng = np.random.default_rng(seed)
-    several = 0
-    for _ in range(50):
-        edges = edges_of(int(rng.integers(2, 6)), int(rng.integers(1, 8)), rng)
-        found, n = all_roots(gram(edges))
-        tried = {root.tobytes() for root in assign_by_trying(gram(edges), min(n, 7))}
-        if n <= 7:
-            assert found == tried
-        assert canonical(edges).tobytes() in found
-        several += len(found) > 1
-    assert several > 3
+def test_equals_trying_all_graphs():
+    assert graphs_agree(200).holds
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.instahide.oracles import all_solutions, pairs_right
+from benchmarks.instahide.oracles import pairs_right, publics_agree, signs_agree
 from benchmarks.instahide.speed import Gaussian, edges_of
 from recon_core.attacks.instahide.graph import NotALineGraphError, canonical, gram, overlaps
 from recon_core.attacks.instahide.mixing import Mixing
@@ -179,31 +179,8 @@ def solved(equations, y, c, **settings):
     return solve(torch.from_numpy(y), torch.from_numpy(c), equations, tolerance=1e-7, **settings)
 
 
-@pytest.mark.parametrize("with_public", [True, False])
-@pytest.mark.parametrize("seed", range(5))
-def test_equals_trying_all_signs(seed, with_public):
-    rng = np.random.default_rng(seed)
-    unique = 0
-    for _ in range(30):
-        n = int(rng.integers(2, 6))
-        m = int(rng.integers(n + 1, 12))
-        equations, _x, c, y = planted(rng, n, m, 1, with_public=with_public)
-        known = determined(equations, with_public=with_public)
-        tried = np.array(all_solutions(y[:, 0], c[:, 0], equations))
-        if not known.free.any():
-            assert len(tried) == known.n_solutions
-        found = solved(equations, y, c)
-        np.testing.assert_array_equal(found.met[:, 0], known.images)
-        for image in np.flatnonzero(known.images):
-            values = tried[:, image] if with_public else np.abs(tried[:, image])
-            assert np.ptp(values) < 1e-6  # all solutions agree
-            own = float(found.z[image, 0])
-            assert abs((own if with_public else abs(own)) - values[0]) < 1e-6
-            unique += 1
-        for image in np.flatnonzero(known.ambiguous):
-            assert np.ptp(np.abs(tried[:, image])) > 1e-6 or np.ptp(tried[:, image]) > 1e-6
-            assert bool(found.z[image].isnan().all())
-    assert unique > 5
+def test_equals_trying_all_signs():
+    assert signs_agree(150).holds
 
 
 @pytest.mark.parametrize("with_public", [True, False])
@@ -336,26 +313,19 @@ def test_without_public_images_there_are_none():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("k_pub", [2, 3, 4])
-def test_the_program_finds_what_the_search_finds(k_pub: int) -> None:
-    mixing = Mixing.by_parts(k_pub)
-    case = Gaussian.drawn(mixing, n=8, p=12, d=1500, m=70, seed=k_pub)
-    ours = find_publics(case.encodings.y, case.public, mixing)
-    shares: list[float] = []
-    theirs = by_sdp(case.encodings.y, case.public, mixing, progress=shares.append)
-    assert torch.equal(ours, theirs)
-    assert torch.equal(theirs, case.encodings.public.sort(1).values)
-    assert shares == sorted(shares)
-    assert (len(shares), shares[-1]) == (70, 1.0)
+def test_the_program_finds_what_the_search_finds() -> None:
+    assert publics_agree(150).holds
 
 
 def test_images_come_back_with_public_images_by_the_program() -> None:
     mixing = Mixing.by_parts(2)
-    case = Gaussian.drawn(mixing, n=5, p=12, d=1500, m=30, seed=1)
+    case, shares = Gaussian.drawn(mixing, n=5, p=12, d=1500, m=30, seed=1), list[float]()
     found = recover(
         case.encodings.y, mixing, public=case.public, n_private=5, semidefinite=True,
-        generator=generator(0),
+        generator=generator(0), progress=shares.append,
     )  # fmt: skip
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
     assert found.public is not None
     assert torch.equal(found.public, case.encodings.public.sort(1).values)
     assert set(found.status) == {Status.RECOVERED}
