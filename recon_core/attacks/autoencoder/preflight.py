@@ -144,7 +144,7 @@ class _Check:
         elif loss > WELL_FITTED:
             yield Finding(
                 "warning", "reconstruction",
-                f"{said}. Paper 000 recovers from losses of 1e-4 and less; the lower, the more.",
+                f"{said}. The autoencoder paper recovers from losses of 1e-4 and less.",
             )  # fmt: skip
         else:
             yield Finding("ok", "reconstruction", f"{said}, which is overfitted.")

@@ -52,7 +52,7 @@ def test_good_scores_give_assignments_labels_and_images() -> None:
     assert np.array_equal(found.labels, np.asarray(classes)[columns])
     assert set(found.status) == {Status.ESTIMATED}
     both = torch.corrcoef(torch.cat([found.images.float(), private[columns]]))
-    assert float(both[:N, N:].diagonal().abs().median()) > 0.6
+    assert float(both[:N, N:].diagonal().abs().median()) > 0.5
     with pytest.raises(ValueError, match="not finite"):
         recover_as_carlini(e.y / 0, (1, 8, 8), n_private=N, scores=scores, generator=drawn)
 

@@ -149,7 +149,7 @@ def test_two_graphs_are_left_open(k_pub):
     [
         (0.0, {"n_private": 300}, "200 encodings of n_private=300"),
         (0.0, {"n_private": 1}, "n_private=1"),
-        (0.0, {"public": None}, "k_pub=2, but no public images"),
+        (0.0, {"public": None}, "0 public images are too few"),
         (0.0, {"public": torch.zeros(9, 5)}, "public images have 5 pixels, encodings 64"),
         (torch.nan, {}, "encoding 3 has pixels that are not finite"),
     ],
