@@ -22,7 +22,6 @@ from torch.utils._pytree import tree_leaves
 
 from recon_core.attacks.autoencoder.many_starts import NoiseAware
 from recon_core.attacks.autoencoder.run import AutoencoderRecovery
-from recon_core.attacks.instahide.carlini import Descent
 from recon_core.attacks.instahide.mixing import InstaHide, Mixing
 from recon_core.attacks.instahide.natural_fit import Practical
 from recon_core.attacks.instahide.run import InstaHideRecovery
@@ -372,7 +371,6 @@ REFUSED: list[tuple[type[Any], dict[str, Any], str]] = [
     (AutoencoderTraining, {"levels": (1e-4, 1e-3)}, "each below the one before"),
     (AutoencoderTraining, {"levels": (1e-4, NAN)}, "must be positive"),
     (DDNM, {"n_steps": 1}, "n_steps=1"),
-    (Descent, {"total_variation": 1.0}, "n_smooth=0"),
     (EDM, {"sigma_min": 0.0}, "sigma_min=0.0 must be above 0"),
     (Fitting, {"accumulate": 5, "batch_size": 4}, "accumulate=5 is more than batch_size=4"),
     (InstaHide, {"k_pub": 4, "largest": 0.1}, "largest=0.1 must be above 1/6"),
