@@ -117,7 +117,7 @@ def penalty(defence: MixCon | UniCon, features: Tensor, k: int) -> Tensor:
     return literal_mixcon(z, defence.beta, normalise=defence.normalise, eps=defence.eps)
 
 
-def batches_of(epoch: int, x: Tensor, labels: Tensor, per_class: int) -> list[Tensor]:
+def batches_of(epoch: int, labels: Tensor, per_class: int) -> list[Tensor]:
     """Rows of the images of an epoch's batches, drawn class by class."""
     generator, members = shuffle(0, epoch), [(labels == c).nonzero()[:, 0] for c in range(K)]
     orders = [m[torch.randperm(len(m), generator=generator)] for m in members]
@@ -141,17 +141,17 @@ def plainly_trained(
     optimiser = torch.optim.SGD(list(leaves.values()), lr=training.lr, **how)
     losses = []
     for epoch in range(training.epochs):
-        total = torch.zeros(2, dtype=torch.float64)
-        for batch in batches_of(epoch, x, labels, training.per_class):
+        total, n = 0.0, 0
+        for batch in batches_of(epoch, labels, training.per_class):
             features, logits = torch_split(settings, leaves, x[batch])
             loss = F.cross_entropy(logits, labels[batch])
-            total += torch.tensor([loss.item() * len(batch), len(batch)])
+            total, n = total + loss.item() * len(batch), n + len(batch)
             if defence is not None:
                 loss = loss + defence.lam * penalty(defence, features, K)
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
-        losses.append(float(total[0] / total[1]))
+        losses.append(total / n)
     return losses
 
 
@@ -190,7 +190,7 @@ def test_penalties_are_those_of_the_batches() -> None:
     x, labels = images(N, dtype=torch.float64), classes()
     weights = start(dtype=torch.float64)
     found = train(weights=weights, x=x, training=whole)
-    (batch,) = batches_of(0, x, labels, 10)
+    (batch,) = batches_of(0, labels, 10)
     features = features_of(MODEL, weights, x[batch])
     for r, defence in enumerate(DEFENCES):
         expected = math.nan if defence is None else penalty(defence, features[r], K).item()
