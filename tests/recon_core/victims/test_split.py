@@ -76,6 +76,7 @@ def test_a_network_is_that_of_torchs_layers(name: str, dtype: torch.dtype, q: in
     rounding = 1e-4 if dtype == torch.float32 else 1e-10
 
     def same(ours: Tensor, theirs: Tensor) -> None:
+        theirs = theirs.detach()
         scale = max(1.0, float(theirs.abs().max()))
         close = {"rtol": rounding, "atol": rounding / 10}
         torch.testing.assert_close(ours.double() / scale, theirs / scale, **close)
