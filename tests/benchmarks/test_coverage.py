@@ -30,22 +30,6 @@ def last(world_: World, *phases: Phase, n_runs: int = 600) -> np.ndarray:
     return now
 
 
-def test_hard_company_hurts_or_helps() -> None:
-    rng = np.random.default_rng(0)
-    chance = np.where(np.arange(1000) < 500, 0.01, 0.5)
-    hard, mixed = np.tile(np.arange(300), (300, 1)), np.tile(np.arange(350, 650), (300, 1))
-    rates = {}
-    for company in (-0.3, 0.0, 0.3):
-        w = world(chance, company=company)
-        rates[company] = w.runs(hard, rng)[0].mean(), w.runs(mixed, rng)[0][:, :150].mean()
-    assert rates[0.0][0] == pytest.approx(0.01, rel=0.2)
-    assert rates[0.3][0] < 0.7 * rates[0.3][1]
-    assert rates[-0.3][0] > 1.4 * rates[-0.3][1]
-    everyone = np.arange(1000)
-    by_rounds = world(chance, company=0.3).visits(10**5, np.where(everyone < 300, 1.0, 0.0), rng)
-    assert by_rounds[1, :300].mean() / 10**5 == pytest.approx(rates[0.3][0], rel=0.15)
-
-
 @pytest.mark.parametrize("sampler", ["uniform", "least_seen", "adaptive"])
 def test_simulated_by_rounds_is_planned_run_by_run(sampler: Any) -> None:
     w = FAMILIES[0].world(0.1, 0.5, np.random.default_rng(5).random(1000))

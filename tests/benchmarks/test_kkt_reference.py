@@ -26,7 +26,6 @@ from benchmarks.kkt.reference import (
 SHAPE = (2, 3, 4)
 D = 24
 M = 6
-SAVE_AT = (1, 3, 8)
 NETS: dict[str, dict[str, Any]] = {
     "mlp": {"widths": (7, 5)},
     "one hidden layer, bias": {"widths": (6,), "bias": "first"},

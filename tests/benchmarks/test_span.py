@@ -121,25 +121,11 @@ def test_claims_on_restoration_inside_the_span() -> None:
 def test_restoration_inside_the_span_is_not_computed_twice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = [
-        "--store",
-        str(tmp_path),
-        "--n",
-        "10",
-        "40",
-        "--victims",
-        "2",
-        "--quick",
-    ]
+    words = ["--store", str(tmp_path), "--n", "10", "40", "--victims", "2", "--quick"]
     in_span.main([*words, "--sheet", str(tmp_path / "sheet.png")])
     assert (tmp_path / "sheet.png").read_bytes().startswith(b"\x89PNG")
     first = capsys.readouterr().out
-    assert sorted(f.name for f in tmp_path.glob("*.json")) == [
-        "10-0.json",
-        "10-1.json",
-        "40-0.json",
-        "40-1.json",
-    ]
+    assert len(list(tmp_path.glob("*-?.json"))) == 4
     monkeypatch.setattr(in_span, "restored", lambda *_a, **_k: pytest.fail("computed again"))
     in_span.main(words)
     strip = re.compile(r'"load_average": [0-9.]+')

@@ -10,45 +10,12 @@ import pytest
 
 from benchmarks.store import sample as store_sample
 from benchmarks.store import scale as store_scale
-from benchmarks.store import speed as store
-from benchmarks.store.sample import Sizes, sample_columns, sample_store
-from benchmarks.store.scale import Campaign, made_up_receipt, multiplicities, opening
-from recon_core.balance import Curation, curated_repeats, occurrences
+from benchmarks.store.sample import Sizes, sample_columns
+from benchmarks.store.scale import Campaign, made_up_receipt, opening
 from storage.object_store import open_place
-from storage.pairs.dataset import Dataset, create_or_open
+from storage.pairs.dataset import create_or_open
 from storage.pairs.parts import write_part
 from storage.pairs.receipts import load_receipt, receipt_path
-
-TINY = Sizes(
-    n_parts=2,
-    n_runs=3,
-    n_images=20,
-    n_pairs=110,
-    repeats=1,
-    n_single_rows=5,
-    n_trainer_batches=2,
-    trainer_images_per_s=100_000,
-    n_noise_images=40,
-)
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    return sample_store(tmp_path_factory.mktemp("tiny"), TINY)
-
-
-def test_nothing_is_timed_where_the_sides_differ(
-    tiny: Dataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    honest = Dataset.stored
-
-    def wrong(self: Dataset, part: int, name: str, rows: slice | None = None) -> object:
-        found = honest(self, part, name, rows)
-        return found + found.dtype.type(1) if name == "targets/image" else found
-
-    monkeypatch.setattr(Dataset, "stored", wrong)
-    with pytest.raises(ValueError, match="targets/image is not the same"):
-        next(store.reading(tiny, TINY))
 
 
 def test_a_made_up_receipt_has_everything_that_a_written_one_has(
@@ -99,24 +66,3 @@ def test_opening_is_measured_in_a_process_of_its_own(tmp_path: Path, few: Campai
     (tmp_path / "receipts" / "part-000003.json").unlink()
     with pytest.raises(ValueError, match=f"wrote {few.n_pairs}"):
         list(opening(tmp_path, few, n_bytes, repeats=1))
-
-
-def test_multiplicities_are_those_of_the_stream(tmp_path: Path, few: Campaign) -> None:
-    store_scale.write_receipts(tmp_path, few)
-    seconds, examples, used = multiplicities(tmp_path, few)
-    z = occurrences(*Dataset(tmp_path).image_counts())
-    assert z.sum() == few.n_pairs
-    total = n_used = 0
-    for part in range(few.n_parts):
-        columns = few.columns(part)
-        pairs = {
-            "image_id": columns["targets/image_id"][columns["pairs/target_row"]],
-            "iteration": columns["pairs/iteration"],
-            "confident": columns["pairs/confident"],
-        }
-        times = curated_repeats(pairs, z, curation=Curation(), part=part, epoch=0)
-        total, n_used = total + times.sum(), n_used + (times > 0).sum()
-    assert examples.value == pytest.approx(total, rel=1e-3)
-    assert used.value == pytest.approx(100 * n_used / few.n_pairs, rel=1e-3)
-    assert f"{few.n_pairs} pairs" in seconds.case
-    assert seconds.reference_value == 20

@@ -11,12 +11,12 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.papers import studies
+from benchmarks.results.page import build_pages
 from flows.cli.main import app
 from flows.study import STUDIES, UnitsFailedError
 from recon_core.victims.separability import MixCon
 from tasks.families.inversion.study.record import sweet_spots
 from tasks.families.inversion.study.settings import Cell
-from tests.benchmarks.pages import build_page
 
 RUN = CliRunner()
 FEW = {
@@ -56,7 +56,8 @@ def results_page(paper: str, store: Path, record: str, other_cells: list[Any]) -
     out, changed = store.parent / "claims.json", store.parent / record
     studies.main([str(store), "--json", str(out)])
     text = (store / record).read_text()
-    page = build_page({f"claims/{paper}.json": out.read_text(), f"studies/a/{record}": text})
+    pages = build_pages({f"claims/{paper}.json": out.read_text(), f"studies/a/{record}": text})
+    page = pages[f"{paper}.md"]
     made = json.loads(text)
     assert f"### {made['title']}" in page
     assert all(claim["rule"] in page for claim in made["claims"])
@@ -64,7 +65,7 @@ def results_page(paper: str, store: Path, record: str, other_cells: list[Any]) -
     with pytest.raises(ValueError, match="are not what its numbers give"):
         studies.read_study(changed)
     with pytest.raises(ValueError, match="make the study again"):
-        build_page({f"studies/a/{record}": "{}"})
+        build_pages({f"studies/a/{record}": "{}"})
     return page
 
 

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.papers import studies
+from benchmarks.results.page import build_pages
 from flows.cli.main import app
 from flows.families.weights.span_grid import search_operations
 from flows.study import study
@@ -18,7 +19,6 @@ from recon_core.attacks.span.search import SpanAttack
 from recon_core.experiments import KKT
 from tasks.campaign.plan import AFTER_VICTIMS
 from tasks.families.weights.study.settings import Cell, Study
-from tests.benchmarks.pages import build_page
 
 SHAPE = (3, 32, 32)
 PRESETS = ("cpu", "paper")
@@ -91,7 +91,8 @@ def test_some_cells_go_from_images_to_the_results_page(tmp_path: Path) -> None:
     out = tmp_path / "claims.json"
     studies.main([str(store), "--json", str(out)])
     record_text = (store / "study.json").read_text()
-    page = build_page({"claims/span.json": out.read_text(),
-                       "studies/span-networks/study.json": record_text})  # fmt: skip
+    pages = build_pages({"claims/span.json": out.read_text(),
+                         "studies/span-networks/study.json": record_text})  # fmt: skip
+    page = pages["span.md"]
     assert "# Span attack (ours)" in page
     assert "20 images; KKT" in page
