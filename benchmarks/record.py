@@ -26,7 +26,7 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from tasks.devices import cpu_name
-from tasks.study.statements import Outcome
+from tasks.study.statements import Outcome, Statement, decided
 
 VERSIONS = ("torch", "numpy", "scikit-image", "zarr", "dask", "prefect")
 RATIO_TOLERANCE = 0.01
@@ -34,6 +34,7 @@ AGREEMENT = 1e-3
 """Relative difference of two sides in float32 that are compared."""
 
 _Record = TypeVar("_Record")
+_Results = TypeVar("_Results")
 Hardware = dict[str, str | int | float | None]
 
 
@@ -99,6 +100,21 @@ class Claim:
             f"{self.outcome.upper()}: {self.claim} ({self.where})\n"
             f"  theirs: {self.theirs}\n  ours:   {self.ours}\n  rule:   {self.rule}"
         )
+
+
+def decided_claims(
+    statements: Iterable[Statement[_Results]],
+    results: _Results,
+    *,
+    name: str,
+    command: str,
+    seconds: float | None,
+    machine: Hardware,
+) -> list[Claim]:
+    """Claims as they come out on results that a command made; `name` stands before our numbers."""
+    made = {"command": command, "seconds": seconds, "hardware": machine}
+    found = decided(statements, results)
+    return [Claim(**one | made | {"ours": f"{name}{one['ours']}"}) for one in found]
 
 
 def compared(
@@ -264,10 +280,16 @@ def checked_json(adapter: TypeAdapter[_Record], text: str, where: str) -> _Recor
         ) from error
 
 
-def publish(measurements: Iterable[Measurement], path: Path | None) -> None:
-    """Print all of them and write them to `path`, as `said`."""
-    for _ in said(measurements, path):
-        pass
+def publish(measurements: Iterable[Measurement], path: Path | None) -> list[Measurement]:
+    """Print each as a line of JSON as it comes, write those so far to `path`, and return all."""
+    found, lines = [], []
+    for measurement in measurements:
+        found.append(measurement)
+        lines.append(json.dumps(asdict(measurement)))
+        print(lines[-1], flush=True)
+        if path is not None:
+            path.write_text("\n".join(lines) + "\n")
+    return found
 
 
 def main(
@@ -279,17 +301,6 @@ def main(
     parser.add_argument("--json", type=Path, help="also write the lines to this file")
     options = parser.parse_args(argv)
     publish(measure(options.quick), options.json)
-
-
-def said(measurements: Iterable[Measurement], path: Path | None) -> Iterator[Measurement]:
-    """Passes them on as they come, each printed as a line of JSON; those so far stand in `path`."""
-    lines = []
-    for measurement in measurements:
-        lines.append(json.dumps(asdict(measurement)))
-        print(lines[-1], flush=True)
-        if path is not None:
-            path.write_text("\n".join(lines) + "\n")
-        yield measurement
 
 
 def seconds_of(action: Callable[[], object]) -> float:

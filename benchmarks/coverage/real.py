@@ -15,7 +15,7 @@ import argparse
 import re
 import statistics
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,25 +23,21 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.record import Claim, Measurement, measured, publish
+from benchmarks.coverage.simulated import Curve, draw_curves
+from benchmarks.record import Claim, Measurement, decided_claims, measured, publish
 from flows.presets import kkt
 from recon_core.sampling import Phase, Sampling
 from storage.sources.load import ImageSet, load_images
 from tasks.campaign.generate import run_campaign
 from tasks.campaign.plan import Campaign, Plan, open_store
-from tasks.campaign.status import CoverageCurve, coverage_curve
+from tasks.campaign.status import coverage_curve
 from tasks.cluster.workers import Workers, dask_client
-from tasks.study.statements import outcome_of
+from tasks.study.statements import Statement, Verdict, every
 
 PLOT = Path(__file__).parents[2] / "docs/results/pictures/coverage-cifar.png"
 UNIFORM = "uniform"
-STYLES = {
-    UNIFORM: ("#8c8c8c", ":"),
-    "adaptive": ("#0b6fb8", "-"),
-    "uniform, then least seen": ("#333333", "--"),
-}
 
-Curves = Mapping[str, Sequence[CoverageCurve]]
+Curves = Mapping[str, Sequence[Curve]]
 """Of each sampler the curves of campaigns with different seeds."""
 
 
@@ -96,7 +92,7 @@ def first_of_each_class(images: ImageSet, per_class: int) -> ImageSet:
 
 def run(folder: Path, size: Size, images: ImageSet, n_workers: int) -> Curves:
     """The curves of all campaigns, those that are missing in `folder` run first."""
-    curves: dict[str, list[CoverageCurve]] = {name: [] for name in size.phases()}
+    curves: dict[str, list[Curve]] = {name: [] for name in size.phases()}
     with dask_client(Workers(n_workers=n_workers, device="cpu"), threads=1) as client:
         for seed in size.seeds:  # every sampler once, then again with another seed
             for name, phases in size.phases().items():
@@ -106,82 +102,47 @@ def run(folder: Path, size: Size, images: ImageSet, n_workers: int) -> Curves:
                 dataset = run_campaign(
                     plan, dataset, client, device="cpu", on_progress=lambda *_progress: None
                 )
-                receipts = dataset.receipts
-                curves[name].append(coverage_curve(receipts, n_points=len(receipts)))
+                found = coverage_curve(dataset.receipts, n_points=len(dataset.receipts))
+                points = zip(found.n_covered, found.gini, found.pairs_per_run, strict=True)
+                curves[name].append(dict(zip(found.n_runs, points, strict=True)))
     return curves
 
 
 def measurements(curves: Curves, size: Size, n_images: int) -> Iterator[Measurement]:
     """Medians over the seeds, at half and at all of the runs, beside uniform's at as many."""
+
+    def line(
+        case: str, unit: str, values: Sequence[float], uniform: Sequence[float]
+    ) -> Measurement:
+        return measured(
+            "coverage_real",
+            f"{case} ({', '.join(f'{value:.3g}' for value in values)})",
+            float(statistics.median(values)),
+            unit,
+            len(values),
+            reference=UNIFORM,
+            reference_value=float(statistics.median(uniform)) if uniform else None,
+        )
+
+    goal = statistics.median(curve[size.n_runs][0] for curve in curves[UNIFORM])
     for name, of_seeds in curves.items():
         for n_runs in (size.n_runs // 2, size.n_runs):
-            covered, unequal = figures(of_seeds, n_runs)
-            beside = (None, None) if name == UNIFORM else figures(curves[UNIFORM], n_runs)
             case = f"{name} after {n_runs} runs on {n_images} images"
-            yield _beside(f"{case}: images covered", "images", covered, beside[0])
-            yield _beside(f"{case}: Gini of their pairs", "", unequal, beside[1])
-        goal = statistics.median(curve.n_covered[-1] for curve in curves[UNIFORM])
-        if name != UNIFORM:
-            reached = [runs_to(curve, goal) for curve in of_seeds]
-            if all(reached):
-                yield _beside(
-                    f"{name}: runs to what uniform covers in {size.n_runs} ({goal:g} images)",
-                    "runs",
-                    [n for n in reached if n],
-                    [size.n_runs],
-                )
-
-
-def figures(curves: Sequence[CoverageCurve], n_runs: int) -> tuple[list[float], list[float]]:
-    """Images covered after `n_runs` runs, and the Gini coefficient of their pairs; a seed each."""
-    at = [(curve, curve.n_runs.index(n_runs)) for curve in curves]
-    return [float(c.n_covered[i]) for c, i in at], [c.gini[i] for c, i in at]
-
-
-def runs_to(curve: CoverageCurve, goal: float) -> int | None:
-    """The first number of runs after which `goal` images are covered."""
-    reached = (n for n, c in zip(curve.n_runs, curve.n_covered, strict=True) if c >= goal)
-    return next(reached, None)
-
-
-def _beside(
-    case: str, unit: str, values: Sequence[float], uniform: Sequence[float] | None
-) -> Measurement:
-    """The median of `values`, beside that of `uniform`."""
-    return measured(
-        "coverage_real",
-        f"{case} ({', '.join(f'{value:.3g}' for value in values)})",
-        float(statistics.median(values)),
-        unit,
-        len(values),
-        reference=UNIFORM,
-        reference_value=None if uniform is None else float(statistics.median(uniform)),
-    )
-
-
-def draw_plot(curves: Curves, n_images: int, path: Path) -> None:
-    """A PNG: images covered, and the Gini coefficient of their pairs, against runs."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 3.8), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    for name, of_seeds in curves.items():
-        color, line = STYLES[name]
-        for k, curve in enumerate(of_seeds):
-            label = None if k else name
-            left.plot(curve.n_runs, curve.n_covered, color=color, ls=line, label=label)
-            right.plot(curve.n_runs, curve.gini, color=color, ls=line)
-    left.axhline(n_images, color="#8c8c8c", lw=0.8)
-    left.set_ylabel(f"images covered, of {n_images}")
-    right.set_ylabel("Gini coefficient of their pairs")
-    right.set_ylim(0, 1)
-    left.set_ylim(0, None)
-    for axes in (left, right):
-        axes.set_xlabel("runs")
-        axes.set_xlim(0, None)
-        axes.spines[["top", "right"]].set_visible(False)
-    left.legend(loc="lower right", frameon=False, fontsize=9)
-    figure.savefig(path, dpi=110, metadata={"Software": None})
+            columns = ("images covered", "images"), ("Gini of their pairs", "")
+            for k, (what, unit) in enumerate(columns):
+                beside = [] if name == UNIFORM else [c[n_runs][k] for c in curves[UNIFORM]]
+                yield line(f"{case}: {what}", unit, [c[n_runs][k] for c in of_seeds], beside)
+        reached = [
+            min((n for n, (covered, *_) in curve.items() if covered >= goal), default=None)
+            for curve in of_seeds
+        ]
+        if name != UNIFORM and None not in reached:
+            yield line(
+                f"{name}: runs to what uniform covers in {size.n_runs} ({goal:g} images)",
+                "runs",
+                [n for n in reached if n],
+                [size.n_runs],
+            )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -202,15 +163,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     publish(measurements(curves, size, len(images.labels)), options.json)
     plot = options.plot or (None if options.quick else PLOT)
     if plot is not None:
-        draw_plot(curves, len(images.labels), plot)
+        title = f"{len(images.labels)} images of {images.name}"
+        draw_curves([(title, len(images.labels), curves)], plot)
 
 
 UNEQUAL = 0.5
 """A Gini coefficient at which two images differ by as many pairs, on average, as an image has."""
 THEIRS = "uniform, then least seen"
 COMMAND = "python -m benchmarks.coverage.real --data folder:cifar10"
-
-Verdict = tuple[str, bool | None]
 
 
 @dataclass(frozen=True)
@@ -238,72 +198,70 @@ def last_of(measurements: Iterable[Measurement], sampler: str) -> Campaigns:
     return Campaigns(n_runs, n_images, numbers["images covered"], numbers["Gini of their pairs"])
 
 
-def some_come_back_more(uniform: Campaigns, _theirs: Campaigns) -> Verdict:
+def some_come_back_more(found: tuple[Campaigns, Campaigns]) -> Verdict:
+    uniform, _theirs = found
     missing = ", ".join(f"{uniform.n_images - n:g}" for n in uniform.covered)
     ours = (
         f"after {uniform.n_runs} runs that draw uniformly from {uniform.n_images} images: Gini "
         f"coefficients {_listed(uniform.gini)}; never came back {missing}"
     )
-    return ours, _agreed([gini > UNEQUAL for gini in uniform.gini])
+    return ours, _for_all_seeds([gini > UNEQUAL for gini in uniform.gini])
 
 
-def least_seen_covers_more(uniform: Campaigns, theirs: Campaigns) -> Verdict:
+def least_seen_covers_more(found: tuple[Campaigns, Campaigns]) -> Verdict:
+    uniform, theirs = found
     ours = (
         f"after {uniform.n_runs} runs {_listed(uniform.covered)} of {uniform.n_images} images, "
         f"{_listed(theirs.covered)} if the last third draws from the least seen; then Gini "
         f"coefficients {_listed(theirs.gini)}"
     )
     more = [one > other for one in theirs.covered for other in uniform.covered]
-    remains = _agreed([gini > UNEQUAL for gini in theirs.gini])
-    verdicts = {_agreed(more), remains}
-    return ours, False if False in verdicts else None if None in verdicts else True
+    remains = [gini > UNEQUAL for gini in theirs.gini]
+    return ours, every([_for_all_seeds(more), _for_all_seeds(remains)])
 
 
 def _listed(numbers: Sequence[float]) -> str:
     return " and ".join(f"{number:g}" for number in numbers)
 
 
-def _agreed(verdicts: Sequence[bool]) -> bool | None:
-    """What all seeds say; None if they differ."""
+def _for_all_seeds(verdicts: Sequence[bool]) -> bool | None:
+    """None if the seeds differ."""
     return verdicts[0] if len(set(verdicts)) == 1 else None
 
 
-STATEMENTS: tuple[tuple[str, str, str, str, Callable[[Campaigns, Campaigns], Verdict]], ...] = (
-    (
-        "Some images are much more likely to come back than others",
-        "section 2",
-        "big imbalances; many of 50,000 images never came back in 100,000 uniform runs",
-        f"the Gini coefficient of the pairs of the images that came back is above {UNEQUAL:g}, at "
-        "which two images differ by as many pairs, on average, as an image has, with every seed",
-        some_come_back_more,
+STATEMENTS: tuple[Statement[tuple[Campaigns, Campaigns]], ...] = (
+    Statement(
+        claim="Some images are much more likely to come back than others",
+        where="section 2",
+        theirs="big imbalances; many of 50,000 images never came back in 100,000 uniform runs",
+        rule="the Gini coefficient of the pairs of the images that came back is above "
+        f"{UNEQUAL:g}, at which two images differ by as many pairs, on average, as an image has, "
+        "with every seed",
+        check=some_come_back_more,
     ),
-    (
-        "Sampling from the least-seen images covers more of them, and imbalances remain",
-        "section 2",
-        "42,707 of 50,000 images after 50,000 more runs; uniform runs alone were not compared",
-        "images covered in as many runs: more than by uniform sampling with every pair of seeds, "
-        f"and Gini coefficients still above {UNEQUAL:g}",
-        least_seen_covers_more,
+    Statement(
+        claim="Sampling from the least-seen images covers more of them, and imbalances remain",
+        where="section 2",
+        theirs="42,707 of 50,000 images after 50,000 more runs; uniform runs alone were not "
+        "compared",
+        rule="images covered in as many runs: more than by uniform sampling with every pair of "
+        f"seeds, and Gini coefficients still above {UNEQUAL:g}",
+        check=least_seen_covers_more,
     ),
 )
 
 
-def coverage_claims(measurements: Sequence[Measurement], *, name: str) -> Iterator[Claim]:
+def coverage_claims(measurements: Sequence[Measurement], *, name: str) -> list[Claim]:
     """The claims on these campaigns; `name` stands before our numbers."""
-    uniform, theirs = (last_of(measurements, sampler) for sampler in ("uniform", THEIRS))
-    for claim, where, their_numbers, rule, check in STATEMENTS:
-        ours, holds = check(uniform, theirs)
-        yield Claim(
-            claim=claim,
-            where=where,
-            theirs=their_numbers,
-            ours=f"{name}: {ours}",
-            outcome=outcome_of(holds),
-            rule=rule,
-            command=COMMAND,
-            seconds=None,
-            hardware=measurements[0].hardware,
-        )
+    both = last_of(measurements, UNIFORM), last_of(measurements, THEIRS)
+    return decided_claims(
+        STATEMENTS,
+        both,
+        name=f"{name}: ",
+        command=COMMAND,
+        seconds=None,
+        machine=measurements[0].hardware,
+    )
 
 
 if __name__ == "__main__":

@@ -60,21 +60,16 @@ SMALL = Paper(
     thinned=1,
 )
 N_MARKS = 60
-
-
-@dataclass(frozen=True)
-class Curve:
-    """After `n_runs` runs: images covered, Gini coefficient of their pairs, pairs per run."""
-
-    n_runs: tuple[int, ...]
-    covered: tuple[int, ...]
-    gini: tuple[float, ...]
-    pairs_per_run: tuple[float, ...]
-
-    def runs_to(self, n_covered: int) -> int | None:
-        """The first mark at which so many images are covered."""
-        reached = (n for n, c in zip(self.n_runs, self.covered, strict=True) if c >= n_covered)
-        return next(reached, None)
+Curve = Mapping[int, tuple[int, float, float]]
+"""After so many runs: images covered, Gini coefficient of their pairs, pairs per run."""
+STYLES = {
+    "paper": ("#333333", "-"),
+    "uniform, then least seen": ("#333333", "--"),
+    "uniform": ("#8c8c8c", ":"),
+    "least seen": ("#d98e04", "--"),
+    "adaptive": ("#0b6fb8", "-"),
+    "adaptive, enough=44": ("#0b6fb8", "--"),
+}
 
 
 @dataclass(frozen=True)
@@ -88,10 +83,10 @@ class Found:
     curves: Mapping[str, Curve]
 
 
-def planned(world: World, sampling: Sampling, *, seed: int = 0) -> tuple[Ints, float]:
+def planned(world: World, sampling: Sampling) -> tuple[Ints, float]:
     """((3, images) runs, returns and pairs of each image, ms of planning per run) of the campaign
     that is planned run by run."""
-    rng = np.random.default_rng(np.random.SeedSequence((seed, 3)))
+    rng = np.random.default_rng(np.random.SeedSequence((0, 3)))
     n = len(world.labels)
     now = np.zeros((3, n), np.int64)
     known = deque([now] * sampling.lag)
@@ -100,7 +95,7 @@ def planned(world: World, sampling: Sampling, *, seed: int = 0) -> tuple[Ints, f
         history = History(*known.popleft())
         for part in sampling.parts_of_round(round_index):
             start = time.process_time()
-            specs = plan_part(sampling, part, labels=world.labels, history=history, root_seed=seed)
+            specs = plan_part(sampling, part, labels=world.labels, history=history, root_seed=0)
             planning_s += time.process_time() - start
             ids = np.array([spec.image_ids for spec in specs])
             rows = (np.ones_like(ids), *world.runs(ids, rng))
@@ -110,10 +105,10 @@ def planned(world: World, sampling: Sampling, *, seed: int = 0) -> tuple[Ints, f
     return now, 1e3 * planning_s / sampling.n_runs
 
 
-def explore(family: Family, paper: Paper, *, seed: int = 0) -> Found:
+def explore(family: Family, paper: Paper) -> Found:
     """The family's world, calibrated, with the campaign of the paper and those of one sampler."""
     level, spread = calibrate(family, paper)
-    world = the_world(family, paper, level, spread, seed=seed)
+    world = the_world(family, paper, level, spread)
     n = paper.n_runs
     samplings = {
         "paper": paper.sampling(),
@@ -124,22 +119,20 @@ def explore(family: Family, paper: Paper, *, seed: int = 0) -> Found:
         "adaptive": paper.sampling(Phase(sampler="adaptive", n_runs=n)),
         "adaptive, enough=44": paper.sampling(Phase(sampler="adaptive", n_runs=n, enough=44)),
     }
-    curves = {}
+    curves: dict[str, Curve] = {}
     for name, sampling in samplings.items():
-        marks = []
-        for n_runs, (_visits, _back, pairs) in simulate(
-            world, sampling, every=n // N_MARKS, seed=seed
-        ):
-            own = pairs[pairs > 0].astype(np.float64)
-            marks.append((n_runs, len(own), gini(own), float(pairs.sum()) / n_runs))
-        curves[name] = Curve(*zip(*marks, strict=True))
+        marks = simulate(world, sampling, every=n // N_MARKS)
+        curves[name] = {
+            n_runs: (len(own := pairs[pairs > 0]), gini(own * 1.0), float(own.sum()) / n_runs)
+            for n_runs, (_visits, _back, pairs) in marks
+        }
     bound = None if world.company else ceiling(world, paper, n // 2)
     return Found(family.name, level, spread, bound, curves)
 
 
-def the_world(family: Family, paper: Paper, level: float, spread: float, *, seed: int = 0) -> World:
+def the_world(family: Family, paper: Paper, level: float, spread: float) -> World:
     """The family's world with images drawn at random."""
-    u = np.random.default_rng(np.random.SeedSequence((seed, 1))).random(paper.n_images)
+    u = np.random.default_rng(np.random.SeedSequence((0, 1))).random(paper.n_images)
     return family.world(level, spread, u)
 
 
@@ -173,71 +166,63 @@ def measurements(found: Found, paper: Paper, *, tuned: bool) -> Iterator[Measure
     """Measurements of a world's curves."""
     where = f"{found.name} ({'tuned here' if tuned else 'not tuned here'})"
     n, half = paper.n_runs, paper.n_runs // 2
-    theirs = found.curves["paper"]
-    goal = theirs.covered[-1]
+    goal, unequal, per_run = found.curves["paper"][n]
     law = f"{where}: level {found.level:.3g}, spread {found.spread:.3g}; the paper's campaign"
     for case, value, unit, expected in (
         (f"{law} covers", goal, "images", paper.covered),
-        (f"{law} gives", theirs.pairs_per_run[-1], "pairs a run", paper.pairs_per_run),
+        (f"{law} gives", per_run, "pairs a run", paper.pairs_per_run),
     ):
         yield _line(
             case, value, unit, reference="image restoration paper", reference_value=expected
         )
-    yield _line(f"{where}: the paper's campaign, Gini of pairs", theirs.gini[-1], "")
+    yield _line(f"{where}: the paper's campaign, Gini of pairs", unequal, "")
     beside = partial(_line, reference=f"the paper's sampler after {n} runs", reference_value=goal)
     if found.ceiling_at_half is not None:
         case = f"{where}: ceiling of any learner after {half} runs"
         yield beside(case, found.ceiling_at_half, "images")
-    for name, of in found.curves.items():
-        for n_runs in (half, n):
-            if name == "paper" and n_runs == n:
-                continue
-            i = of.n_runs.index(n_runs)
+    for name, curve in found.curves.items():
+        for n_runs in (half,) if name == "paper" else (half, n):
+            covered, unequal, per_run = curve[n_runs]
             case = f"{where}: {name} after {n_runs} runs"
-            yield beside(f"{case}, covered", of.covered[i], "images")
-            yield _line(f"{case}, Gini of pairs", of.gini[i], "")
-            yield _line(f"{case}, pairs a run", of.pairs_per_run[i], "pairs")
-        reached = of.runs_to(goal)
+            yield beside(f"{case}, covered", covered, "images")
+            yield _line(f"{case}, Gini of pairs", unequal, "")
+            yield _line(f"{case}, pairs a run", per_run, "pairs")
+        reached = next((n for n, (covered, *_) in curve.items() if covered >= goal), None)
         if reached is not None and name != "paper":
             case = f"{where}: {name}, runs to the paper's coverage"
             yield _line(case, reached, "runs", reference="the paper's sampler", reference_value=n)
 
 
-def draw_plot(worlds: Sequence[Found], path: Path) -> None:
-    """A PNG: covered images above, Gini coefficient below, against runs; a column per world. Thin
-    lines: what the paper's campaign covers in the end, and half its runs."""
+def draw_curves(
+    worlds: Sequence[tuple[str, float, Mapping[str, Sequence[Curve]]]], path: Path
+) -> None:
+    """A PNG with a column per world: its title, a number of images to mark, and by sampler the
+    curves of every seed. Covered images above, Gini coefficient below, against runs; the thin lines
+    are the mark and half of the runs."""
     from matplotlib.figure import Figure
 
-    styles = {
-        "paper": ("#333333", "-", "image restoration paper: uniform, then least seen"),
-        "uniform": ("#8c8c8c", ":", "uniform"),
-        "least seen": ("#d98e04", "--", "least seen from the start"),
-        "adaptive": ("#0b6fb8", "-", "adaptive"),
-        "adaptive, enough=44": ("#0b6fb8", "--", "adaptive, enough=44"),
-    }
-    figure = Figure(figsize=(2.9 * len(worlds), 5.6), layout="constrained")
+    figure = Figure(figsize=(1.5 + 2.9 * len(worlds), 5.6), layout="constrained")
     axes = figure.subplots(2, len(worlds), squeeze=False, sharex=True, sharey="row")
-    for column, found in enumerate(worlds):
+    for column, (title, mark, curves) in enumerate(worlds):
         top, bottom = axes[:, column]
-        goal = found.curves["paper"].covered[-1]
-        n_runs = found.curves["paper"].n_runs[-1]
-        for name, line_of in found.curves.items():
-            color, line, label = styles[name]
-            thousands = np.array(line_of.n_runs) / 1000
-            top.plot(thousands, line_of.covered, color=color, ls=line, label=label)
-            bottom.plot(thousands, line_of.gini, color=color, ls=line)
-        top.axhline(goal, color="#333333", lw=0.6)
+        for name, of_seeds in curves.items():
+            color, line = STYLES[name]
+            for k, curve in enumerate(of_seeds):
+                covered, unequal, _per_run = zip(*curve.values(), strict=True)
+                top.plot(list(curve), covered, color=color, ls=line, label=None if k else name)
+                bottom.plot(list(curve), unequal, color=color, ls=line)
+        top.axhline(mark, color="#333333", lw=0.6)
+        top.set_title(title, fontsize=10)
+        bottom.set_xlabel("runs")
         for axis in (top, bottom):
-            axis.axvline(n_runs / 2000, color="#333333", lw=0.6)
+            axis.axvline(max(curve) / 2, color="#333333", lw=0.6)
             axis.spines[["top", "right"]].set_visible(False)
-        top.set_title(found.name, fontsize=10)
-        bottom.set_xlabel("thousand runs")
     axes[0, 0].set_ylabel("images covered")
     axes[1, 0].set_ylabel("Gini of pairs per covered image")
     axes[1, 0].set_ylim(0, 1)
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False)
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=110, metadata={"Software": None})
 
 
 def measure(quick: bool) -> Iterator[Measurement]:
@@ -248,7 +233,13 @@ def measure(quick: bool) -> Iterator[Measurement]:
     else:
         with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
             worlds = list(pool.map(partial(explore, paper=paper), families))
-        draw_plot(worlds, PLOT)
+        draw_curves(
+            [
+                (w.name, w.curves["paper"][paper.n_runs][0], {s: [c] for s, c in w.curves.items()})
+                for w in worlds
+            ],
+            PLOT,
+        )
     for index, found in enumerate(worlds):
         yield from measurements(found, paper, tuned=index < N_TUNED)
     yield from against_planned(worlds[0], families[0], paper)

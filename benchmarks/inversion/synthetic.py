@@ -16,7 +16,7 @@ import argparse
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -26,7 +26,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from benchmarks.record import Claim, hardware, parse_claims
+from benchmarks.record import Claim, decided_claims, hardware, parse_claims
 from recon_core.attacks.inversion.feature_matching import SYNTHETIC
 from recon_core.attacks.inversion.run import KnownClassifier
 from recon_core.similarity import cosine_similarity, errors
@@ -36,7 +36,7 @@ from recon_core.victims.split import SplitMLP, evaluate_split, features_of, init
 from recon_core.victims.split_training import SplitTraining, train_split
 from tasks.attack_file.comparison import six_digits
 from tasks.families.inversion.study.claims import difference
-from tasks.study.statements import NotTestableError, Statement, Verdict, decided, decided_by
+from tasks.study.statements import NotTestableError, Statement, Verdict, decided_by
 
 RECORD = Path(__file__).parents[2] / "docs/results/claims/mixcon/synthetic.json"
 COMMAND = "python -m benchmarks.inversion.synthetic"
@@ -236,11 +236,9 @@ OUR_SETTING = (
 
 def claims_of(record: Record) -> list[Claim]:
     """The claims, decided on the numbers of a record."""
-    about = {key: record[key] for key in ("command", "seconds", "hardware")}
-    return [
-        Claim(**found | about | {"ours": found["ours"] + OUR_SETTING})
-        for found in decided(STATEMENTS, record)
-    ]
+    about = {"command": record["command"], "machine": record["hardware"]}
+    claims = decided_claims(STATEMENTS, record, name="", seconds=record["seconds"], **about)
+    return [replace(claim, ours=claim.ours + OUR_SETTING) for claim in claims]
 
 
 def main(argv: Sequence[str] | None = None) -> None:

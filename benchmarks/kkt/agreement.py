@@ -39,7 +39,7 @@ from benchmarks.kkt.reference import (
     balanced_signs,
     train,
 )
-from benchmarks.record import Measurement, measured, said
+from benchmarks.record import Measurement, measured, publish
 from recon_core.attacks.kkt.objective import KKTAttack, Objective, settings_of, starting_points
 from recon_core.attacks.kkt.solver import reconstruct
 from recon_core.matching import fit_to_range
@@ -372,7 +372,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     n_victims = options.victims or (2 if options.quick else 20)
     parts = (options.only,) if options.only else ("float64", "float32")
-    found = said(measure(options.quick, options.data, n_victims, parts), options.json)
+    found = publish(measure(options.quick, options.data, n_victims, parts), options.json)
     wrong = [problem for problem in map(exceeded, found) if problem]
     for problem in wrong:
         say(f"does not agree: {problem}")

@@ -31,7 +31,7 @@ import numpy.typing as npt
 import torch
 
 from benchmarks.evaluation.evaluated import PLAIN
-from benchmarks.record import Claim, Measurement, measured, publish
+from benchmarks.record import Claim, Measurement, decided_claims, measured, publish
 from benchmarks.restore.in_span import MORE, WORSE
 from benchmarks.span.speed import HIGH, LOW
 from flows.generate import images_of
@@ -44,7 +44,7 @@ from storage.sources.load import ImageSet
 from tasks.evaluation.pictures import OF_VICTIMS, run_file, victim_file
 from tasks.evaluation.settings import BASELINES, PROJECTED
 from tasks.page.formats import OURS
-from tasks.study.statements import NotTestableError, Statement, Verdict, above, decided
+from tasks.study.statements import NotTestableError, Statement, Verdict, above
 from tasks.workspace import Workspace
 
 Values = npt.NDArray[np.float64]
@@ -241,13 +241,14 @@ def identification_claims(measurements: Sequence[Measurement], *, name: str) -> 
     if not jobs:
         raise ValueError(f"{name} has no measurement; run {COMMAND} WORKSPACE")
     for job, found in jobs.items():
-        made = {
-            "command": f"{COMMAND} {job}",
-            "seconds": None,
-            "hardware": measurements[0].hardware,
-        }
-        for claim in decided(STATEMENTS, found):
-            yield Claim(**claim | made | {"ours": f"{name}: {job}, {claim['ours']}"})
+        yield from decided_claims(
+            STATEMENTS,
+            found,
+            name=f"{name}: {job}, ",
+            command=f"{COMMAND} {job}",
+            seconds=None,
+            machine=measurements[0].hardware,
+        )
 
 
 def _mean(ssim: Values) -> float:

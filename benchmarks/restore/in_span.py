@@ -31,7 +31,7 @@ from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from benchmarks.evaluation.checks import FEW
-from benchmarks.record import Claim, Measurement, checked_json, measured, publish
+from benchmarks.record import Claim, Measurement, checked_json, decided_claims, measured, publish
 from benchmarks.span.speed import GOOD, HIGH, LOW, drawn, ratio_of_sums
 from flows.papers import gradient_descent
 from recon_core.attacks.span.attack import Separated, SpanAttack, separate
@@ -48,7 +48,7 @@ from storage.files import write_file, write_json
 from storage.sources.load import ImageSet, load_images
 from tasks.page.formats import OURS
 from tasks.page.pictures import COLUMNS, eight_bits, strips_sheet, wrapped
-from tasks.study.statements import Statement, Verdict, above, decided, every
+from tasks.study.statements import Statement, Verdict, above, every
 
 _line = partial(measured, "restore_in_span")
 WORSE = 0.02
@@ -275,13 +275,14 @@ def in_span_claims(measurements: Sequence[Measurement], *, name: str) -> Iterato
             for m in measurements
             if m.case.startswith(f"{case}, ") and m.unit in ("s", "s of training")
         )
-        for claim in decided(STATEMENTS, found):
-            made = {
-                "command": f"{COMMAND} {case.split()[0]}",
-                "seconds": round(spent, 1),
-                "hardware": of_case[0].hardware,
-            }
-            yield Claim(**claim | made | {"ours": f"{name}: {counts}; {claim['ours']}"})
+        yield from decided_claims(
+            STATEMENTS,
+            found,
+            name=f"{name}: {counts}; ",
+            command=f"{COMMAND} {case.split()[0]}",
+            seconds=round(spent, 1),
+            machine=of_case[0].hardware,
+        )
 
 
 def _interval(found: Lines, unit: str) -> str:

@@ -345,7 +345,7 @@ def campaigns(covered: tuple[float, ...], gini: tuple[float, ...]) -> Campaigns:
     ],
 )
 def test_rules_of_campaigns(rule: Any, uniform: Any, theirs: Any, holds: bool | None) -> None:
-    assert rule(campaigns(*uniform), campaigns(*theirs))[1] is holds
+    assert rule((campaigns(*uniform), campaigns(*theirs)))[1] is holds
 
 
 ORDER = ("multiclass", "multiclass-vote", "losses", "weight-decay", "cnn", "width", "large")
