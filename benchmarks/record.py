@@ -19,12 +19,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
+from recon_core.strict import Strict
 from tasks.devices import cpu_name
 from tasks.study.statements import Outcome, Statement, decided
 
@@ -39,7 +40,7 @@ Hardware = dict[str, str | int | float | None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measurement:
+class Measurement(Strict):
     """One number, and the number it is compared with.
 
     `ratio` is reference_value / value: how many times less of `unit` than the reference it takes.
@@ -56,7 +57,6 @@ class Measurement:
     repeats: int
     hardware: Hardware
     versions: dict[str, str]
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
         numbers = (self.value, self.reference_value, self.ratio)
@@ -77,7 +77,7 @@ class Measurement:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Claim:
+class Claim(Strict):
     """A claim of a paper, and what our check of it gave.
 
     `outcome`: as `tasks.study.statements` tells them apart. `rule`: what decides, in
@@ -93,7 +93,6 @@ class Claim:
     command: str
     seconds: float | None
     hardware: Hardware
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __str__(self) -> str:
         return (
@@ -145,6 +144,44 @@ def compared(
         reference=reference,
         reference_value=statistics.median(pair[1] for pair in timed)
         / (reference_per_call or per_call),
+    )
+
+
+def batched(
+    benchmark: str,
+    case: Callable[[int], str],
+    run: Callable[[range], tuple[Tensor, Tensor]],
+    *,
+    n: int,
+    one_in: int,
+    n_checked: int,
+    repeats: int,
+) -> Measurement:
+    """Seconds of one of n items that are computed together, beside one at a time.
+
+    `run` gives the results of some rows and the number of steps that each took, which `case` names;
+    alone only every `one_in`-th is computed. Raises ValueError if the first `n_checked` of these
+    differ from the batch, or if the numbers of steps do.
+    """
+
+    def one_by_one(rows: range) -> list[tuple[Tensor, Tensor]]:
+        return [run(range(row, row + 1)) for row in rows]
+
+    rows = range(0, n, one_in)
+    together, alone = run(range(n)), one_by_one(rows[:n_checked])
+    check_agreement(together[0][list(rows[:n_checked])], torch.cat([one[0] for one in alone]))
+    n_steps = {int(steps) for _results, of_rows in (together, *alone) for steps in of_rows}
+    if len(n_steps) > 1:
+        raise ValueError("the two sides do not take equally many steps: not comparable")
+    return compared(
+        benchmark,
+        case(n_steps.pop()),
+        ours=lambda: run(range(n)),
+        reference="the same method, one image at a time",
+        theirs=lambda: one_by_one(rows),
+        repeats=repeats,
+        per_call=n,
+        reference_per_call=len(rows),
     )
 
 

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.record import Measurement, check_agreement, compared, main
-from recon_core.attacks.plug_and_play import Degraded, Recovered, UnknownMask
+from benchmarks.record import Measurement, batched, check_agreement, compared, main
+from recon_core.attacks.plug_and_play import Degraded, UnknownMask
 from recon_core.degradation import MASKS, degrade, mask_pattern
 from recon_core.threads import side_by_side
 from recon_core.types import seeded_generator
@@ -38,7 +37,6 @@ from recon_core.victims.autoencoder_training import AutoencoderTraining, train_a
 SHAPE = (3, 32, 32)
 CPU = torch.device("cpu")
 N_IMAGES = 50
-ONE_BY_ONE = "the same method, one degraded image at a time"
 
 
 def plain_module(network: Autoencoder, shape: tuple[int, int, int]) -> nn.Module:
@@ -88,25 +86,10 @@ def plain_train(
             loss.item()
 
 
-@dataclass(frozen=True)
-class Case:
-    """A network, and how a record calls it."""
-
-    name: str
-    network: Autoencoder
-
-    @property
-    def model(self) -> Model:
-        return self.network.on(SHAPE)
-
-
-CASES = (
-    Case("FC-10, width 512", FullyConnected(width=512)),
-    Case(
-        "U-Net 16-32-64-256",
-        UNet(channels=(16, 32, 64, 256), convolutions=1, skips=False),
-    ),
-)
+CASES: dict[str, Autoencoder] = {
+    "FC-10, width 512": FullyConnected(width=512),
+    "U-Net 16-32-64-256": UNet(channels=(16, 32, 64, 256), convolutions=1, skips=False),
+}
 
 
 def weights_of(model: Model, n_networks: int) -> list[Weights]:
@@ -123,14 +106,14 @@ def images_of(n_networks: int) -> Tensor:
     return torch.rand(n_networks, N_IMAGES, *SHAPE, generator=generator)
 
 
-def recovery(case: Case, repeats: int, *, n_alternations: int, one_in: int) -> Measurement:
+def recovery(case: str, repeats: int, *, n_alternations: int, one_in: int) -> Measurement:
     """Seconds per degraded image; one by one only every so many-th is recovered."""
     method = UnknownMask(
         n_alternations=n_alternations,
         stop_times=n_alternations + 1,
-        start="random" if isinstance(case.network, FullyConnected) else "nothing",
+        start="random" if isinstance(CASES[case], FullyConnected) else "nothing",
     )
-    model, (images,) = case.model, images_of(1)
+    model, (images,) = CASES[case].on(SHAPE), images_of(1)
     (weights,) = weights_of(model, 1)
     masks = [
         mask_pattern(name, *SHAPE[1:], generator=seeded_generator(0, k, "mask"))
@@ -142,41 +125,31 @@ def recovery(case: Case, repeats: int, *, n_alternations: int, one_in: int) -> M
     def f(x: Tensor) -> Tensor:
         return model.forward(weights, x.unsqueeze(0))[0]
 
-    def recover(rows: range) -> Recovered:
+    def recovered(rows: range) -> tuple[Tensor, Tensor]:
         generators = tuple(seeded_generator(0, row, "start") for row in rows)
-        return method.recover(f, Degraded(y=y[list(rows)], generators=generators))
+        found = method.recover(f, Degraded(y=y[list(rows)], generators=generators))
+        return torch.cat([found.x.flatten(1), found.mask.flatten(1)], 1), found.n_applied
 
-    def one_by_one(rows: range) -> list[Recovered]:
-        return [recover(range(row, row + 1)) for row in rows]
-
-    rows = range(0, len(y), one_in)
-    separate, together = one_by_one(rows[:6]), recover(range(len(y)))
-    check_agreement(
-        torch.cat([together.x[rows[:6]], together.mask[rows[:6]]]),
-        torch.cat([one.x for one in separate] + [one.mask for one in separate]),
-    )
-    if len({int(n) for one in (together, *separate) for n in one.n_applied}) > 1:
-        raise ValueError("the two sides do not apply f equally often: not comparable")
-    return compared(
+    return batched(
         "autoencoder",
-        f"recovery of a degraded image, {case.name}, {N_IMAGES} images x {len(MASKS)} masks, "
-        f"{int(together.n_applied[0])} evaluations of f each, float32, "
-        f"{torch.get_num_threads()} threads",
-        ours=partial(recover, range(len(y))),
-        reference=ONE_BY_ONE,
-        theirs=partial(one_by_one, rows),
+        lambda n_steps: (
+            f"recovery of a degraded image, {case}, {N_IMAGES} images x {len(MASKS)} masks, "
+            f"{n_steps} evaluations of f each, float32, {torch.get_num_threads()} threads"
+        ),
+        recovered,
+        n=len(y),
+        one_in=one_in,
+        n_checked=6,
         repeats=repeats,
-        per_call=len(y),
-        reference_per_call=len(rows),
     )
 
 
 def training(
-    case: Case, n_networks: int, repeats: int, *, n_epochs: int, fused: bool
+    case: str, n_networks: int, repeats: int, *, n_epochs: int, fused: bool
 ) -> Measurement:
     """Seconds per epoch of all networks."""
     settings = AutoencoderTraining(epochs=n_epochs, levels=(1e-30,))
-    model, x = case.model, images_of(n_networks)
+    model, x = CASES[case].on(SHAPE), images_of(n_networks)
     starts = weights_of(model, n_networks)
 
     def ours(run: int, settings: AutoencoderTraining) -> Weights:
@@ -184,7 +157,7 @@ def training(
         return trained.last.weights
 
     def theirs(run: int, settings: AutoencoderTraining) -> torch.nn.Module:
-        module = plain_module(case.network, SHAPE)
+        module = plain_module(CASES[case], SHAPE)
         load(module, starts[run])
         plain_train(module, x[run], settings, fused=fused)
         return module
@@ -197,7 +170,7 @@ def training(
     networks = f"{n_networks} networks" if n_networks > 1 else "1 network"
     return compared(
         "autoencoder",
-        f"training epoch, {case.name}, {networks}, {N_IMAGES} images each, float32, "
+        f"training epoch, {case}, {networks}, {N_IMAGES} images each, float32, "
         f"{torch.get_num_threads()} threads",
         ours=lambda: side_by_side([partial(ours, run, settings) for run in range(n_networks)], CPU),
         reference=f"torch.nn.Module and {adam}, one network after another",

@@ -12,7 +12,7 @@ multiplied up. Then one score of SSIM alone, as matrix products and in the loop.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from skimage.metrics import structural_similarity
@@ -20,148 +20,87 @@ from torch import Tensor
 
 from benchmarks.record import Measurement, compared, main
 from recon_core.metrics import ssim_matrix
-from recon_core.summary import BestMatches, best_matches
+from recon_core.summary import best_matches
 
 AGREEMENT = 1e-5
 
 
-@dataclass(frozen=True, kw_only=True)
-class Size:
-    """`n_sampled` pairs are scored in a loop."""
-
-    n_candidates: int
-    n_iterations: int
-    n_methods: int
-    n_images: int
-    n_sampled: int
-    repeats: int
-
-    @property
-    def n_pictures(self) -> int:
-        """Scores of one method."""
-        return self.n_candidates * self.n_iterations
-
-    @property
-    def n_pairs(self) -> int:
-        return self.n_methods * self.n_pictures * self.n_images
-
-    def __str__(self) -> str:
-        return (
-            f"{self.n_candidates} candidates x {self.n_iterations} iterations x {self.n_methods} "
-            f"methods with {self.n_images} images of 3x32x32"
-        )
-
-
-FULL = Size(n_candidates=1000, n_iterations=4, n_methods=5, n_images=500, n_sampled=2000, repeats=3)
-QUICK = Size(n_candidates=60, n_iterations=2, n_methods=2, n_images=40, n_sampled=200, repeats=2)
-
-
-@dataclass(frozen=True)
-class Pictures:
-    """The images, and per method all pictures; in [0, 1]."""
-
-    images: Tensor
-    methods: list[Tensor]
-
-
-def made_up(size: Size) -> Pictures:
-    """Smooth images; a third of the pictures resemble one, the others are noise over the mean."""
+def made_up(n_methods: int, n_pictures: int, n_images: int) -> tuple[Tensor, list[Tensor]]:
+    """(images, pictures by every method): smooth images; a third of the pictures resemble one, the
+    others are noise over the mean."""
     draw = torch.Generator().manual_seed(0)
-    coarse = torch.rand(size.n_images, 3, 8, 8, generator=draw)
+    coarse = torch.rand(n_images, 3, 8, 8, generator=draw)
     images = torch.nn.functional.interpolate(coarse, (32, 32), mode="bicubic").clamp(0, 1)
     mean = images.mean(dim=0)
-    shown = images[torch.randint(size.n_images, (size.n_pictures,), generator=draw)] - mean
-    shown[torch.rand(size.n_pictures, generator=draw) > 1 / 3] = 0
-    methods = []
-    for number in range(size.n_methods):
-        noise = torch.randn(shown.shape, generator=draw) * (0.2 - 0.03 * number)
-        methods.append((mean + shown + noise).clamp(0, 1))
-    return Pictures(images, methods)
+    shown = images[torch.randint(n_images, (n_pictures,), generator=draw)] - mean
+    shown[torch.rand(n_pictures, generator=draw) > 1 / 3] = 0
+    noises = (torch.randn(shown.shape, generator=draw) * (0.2 - 0.03 * k) for k in range(n_methods))
+    return images, [(mean + shown + noise).clamp(0, 1) for noise in noises]
 
 
-def exhaustive(given: Pictures) -> list[BestMatches]:
-    """Every method's best match of every image among all its pictures."""
-    return [best_matches(pictures, given.images) for pictures in given.methods]
+class Loop:
+    """SSIM by scikit-image of random (method, picture, image), one pair after the other. Raises
+    ValueError if our scores of these pairs differ."""
 
+    def __init__(self, images: Tensor, methods: list[Tensor], n_sampled: int) -> None:
+        self.images, self.methods = images, methods
+        draw = torch.Generator().manual_seed(1)
+        limits = (len(methods), len(methods[0]), len(images))
+        columns = [torch.randint(limit, (n_sampled,), generator=draw) for limit in limits]
+        self.pairs = torch.stack(columns, 1).tolist()
+        scores = [ssim_matrix(pictures, images) for pictures in methods]
+        ours = torch.stack([scores[m][p, i] for m, p, i in self.pairs])
+        difference = float((ours - torch.tensor(self())).abs().max())
+        if not difference < AGREEMENT:
+            raise ValueError(f"our scores and scikit-image's differ by {difference:.2g}; not timed")
 
-def sampled_pairs(size: Size) -> list[tuple[int, int, int]]:
-    """Random (method, picture, image)."""
-    draw = torch.Generator().manual_seed(1)
-    limits = (size.n_methods, size.n_pictures, size.n_images)
-    columns = [torch.randint(limit, (size.n_sampled,), generator=draw) for limit in limits]
-    return [(int(m), int(p), int(i)) for m, p, i in zip(*columns, strict=True)]
-
-
-def looped(given: Pictures, pairs: list[tuple[int, int, int]]) -> list[float]:
-    """SSIM of the pairs by scikit-image, one after the other."""
-    how = {"gaussian_weights": True, "sigma": 1.5, "use_sample_covariance": False,
-           "data_range": 1, "channel_axis": 0}  # fmt: skip
-    return [
-        float(structural_similarity(  # type: ignore[no-untyped-call]
-            given.methods[method][picture].numpy(), given.images[image].numpy(), **how
-        ))
-        for method, picture, image in pairs
-    ]  # fmt: skip
-
-
-def check_agreement(given: Pictures, pairs: list[tuple[int, int, int]]) -> None:
-    """Raises ValueError if the scores of the sample differ."""
-    theirs = torch.tensor(looped(given, pairs))
-    all_scores = [ssim_matrix(pictures, given.images) for pictures in given.methods]
-    ours = torch.stack([all_scores[method][picture, image] for method, picture, image in pairs])
-    difference = float((ours - theirs).abs().max())
-    if not difference < AGREEMENT:
-        raise ValueError(
-            f"our scores and scikit-image's differ by {difference:.2g}, more than {AGREEMENT}; "
-            "nothing was timed"
-        )
-
-
-def matches(size: Size) -> Measurement:
-    """Seconds to find and score the best matches of all methods."""
-    given, pairs = made_up(size), sampled_pairs(size)
-    check_agreement(given, pairs)
-    timing = compared(
-        "evaluate",
-        f"best matches of {size}: SSIM of all pairs, HaarPSI and more of the matches",
-        ours=lambda: exhaustive(given),
-        reference=f"skimage.metrics.structural_similarity in a loop over {size.n_pairs} pairs, "
-        f"SSIM alone: measured on {size.n_sampled} random pairs and multiplied up",
-        theirs=lambda: looped(given, pairs),
-        repeats=size.repeats,
-        per_call=size.n_pairs,
-        reference_per_call=size.n_sampled,
-    )
-    assert timing.reference_value is not None
-    value, reference_value = (
-        float(f"{seconds * size.n_pairs:.4g}") for seconds in (timing.value, timing.reference_value)
-    )
-    return replace(timing, value=value, reference_value=reference_value)
-
-
-def one_score(size: Size) -> Measurement:
-    """Seconds per score of SSIM alone."""
-    given, pairs = made_up(size), sampled_pairs(size)
-    check_agreement(given, pairs)
-    return compared(
-        "ssim",
-        f"one score among {size.n_pictures} x {size.n_images} pairs of 3x32x32, Gaussian 11x11",
-        ours=lambda: ssim_matrix(given.methods[0], given.images),
-        per_call=size.n_pairs,
-        reference=f"skimage.metrics.structural_similarity in a loop, over {len(pairs)} of the "
-        "pairs",
-        theirs=lambda: looped(given, pairs),
-        reference_per_call=len(pairs),
-        repeats=size.repeats,
-    )
+    def __call__(self) -> list[float]:
+        how = {"gaussian_weights": True, "sigma": 1.5, "use_sample_covariance": False,
+               "data_range": 1, "channel_axis": 0}  # fmt: skip
+        return [
+            float(structural_similarity(  # type: ignore[no-untyped-call]
+                self.methods[method][picture].numpy(), self.images[image].numpy(), **how
+            ))
+            for method, picture, image in self.pairs
+        ]  # fmt: skip
 
 
 def measure(quick: bool) -> Iterator[Measurement]:
-    """Seconds to find and score best matches, and per score of SSIM."""
-    size = QUICK if quick else FULL
-    yield matches(size)
-    n = {"n_candidates": 560, "n_images": 40} if quick else {"n_candidates": 4400, "n_images": 300}
-    yield one_score(replace(size, n_iterations=1, n_methods=1, n_sampled=400, **n))
+    """Seconds to find and score best matches of all methods, and per score of SSIM alone."""
+    n, n_saved, n_methods, n_images = (60, 2, 2, 40) if quick else (1000, 4, 5, 500)
+    images, methods = made_up(n_methods, n * n_saved, n_images)
+    loop = Loop(images, methods, 200 if quick else 2000)
+    n_pairs = n_methods * n * n_saved * n_images
+    repeats = 2 if quick else 3
+    each = compared(
+        "evaluate",
+        f"best matches of {n} candidates x {n_saved} iterations x {n_methods} methods with "
+        f"{n_images} images of 3x32x32: SSIM of all pairs, HaarPSI and more of the matches",
+        ours=lambda: [best_matches(pictures, images) for pictures in methods],
+        reference=f"skimage.metrics.structural_similarity in a loop over {n_pairs} pairs, "
+        f"SSIM alone: measured on {len(loop.pairs)} random pairs and multiplied up",
+        theirs=loop,
+        repeats=repeats,
+        per_call=n_pairs,
+        reference_per_call=len(loop.pairs),
+    )
+    assert each.reference_value is not None
+    value, theirs = (float(f"{s * n_pairs:.4g}") for s in (each.value, each.reference_value))
+    yield replace(each, value=value, reference_value=theirs)
+    n, n_images = (560, 40) if quick else (4400, 300)
+    images, methods = made_up(1, n, n_images)
+    loop = Loop(images, methods, 400)
+    yield compared(
+        "ssim",
+        f"one score among {n} x {n_images} pairs of 3x32x32, Gaussian 11x11",
+        ours=lambda: ssim_matrix(methods[0], images),
+        per_call=n * n_images,
+        reference=f"skimage.metrics.structural_similarity in a loop, over {len(loop.pairs)} of the "
+        "pairs",
+        theirs=loop,
+        reference_per_call=len(loop.pairs),
+        repeats=repeats,
+    )
 
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.record import Measurement, check_agreement, compared, main
-from recon_core.attacks.inversion.feature_matching import GradientInversion, Inverted
+from benchmarks.record import Measurement, batched, check_agreement, compared, main
+from recon_core.attacks.inversion.feature_matching import GradientInversion
 from recon_core.attacks.inversion.strong_inversion import StrongInversion
 from recon_core.types import seeded_generator
 from recon_core.victims.autoencoder import Shape, Weights
@@ -134,15 +134,13 @@ N_CLASSES = 10
 PER_CLASS = 40
 N_INVERTED = 100
 NETWORK = LeNet5(cut=2)
-LAMBDAS = (0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 100.0)
-BETAS = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8)
+GRID = [
+    MixCon(lam=lam, beta=beta)
+    for lam in (0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 100.0)
+    for beta in (1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8)
+]
+"""MixCon paper, section 4.3."""
 AGREEING_STEPS = 3
-ONE_BY_ONE = "the same method, one image at a time"
-
-
-def grid() -> list[MixCon]:
-    """MixCon paper, section 4.3."""
-    return [MixCon(lam=lam, beta=beta) for lam in LAMBDAS for beta in BETAS]
 
 
 def images(n: int) -> Tensor:
@@ -161,65 +159,51 @@ def shuffle(stream: int, epoch: int) -> torch.Generator:
     return seeded_generator(0, 1000 * stream + epoch, "shuffle")
 
 
-class Grid:
-    """Victims and the images of one batch, which every step shuffles."""
-
-    def __init__(self, defences: Sequence[MixCon]) -> None:
-        self.defences = defences
-        self.model = NETWORK.on(SHAPE, N_CLASSES)
-        self.weights = weights_of(len(defences))
-        self.x = images(N_CLASSES * PER_CLASS)
-        self.labels = torch.arange(len(self.x)) % N_CLASSES
-
-    def together(self, training: SplitTraining) -> Weights:
-        return train_split(
-            self.model,
-            self.weights,
-            self.x,
-            self.labels,
-            defences=self.defences,
-            training=training,
-            shuffle=shuffle,
-        ).weights
-
-    def apart(self, training: SplitTraining, *, channels_last: bool) -> list[PlainLeNet5]:
-        batches = ClassBatches(
-            x=self.x,
-            labels=self.labels,
-            n_classes=N_CLASSES,
-            per_class=training.per_class,
-            shuffle=shuffle,
-            streams=(0,),
-        )
-        steps = [x[0] for epoch in range(training.epochs) for x in batches.of_epoch(epoch)]
-        modules = []
-        for network, defence in enumerate(self.defences):
-            module = PlainLeNet5(NETWORK, SHAPE, N_CLASSES)
-            load(module, self.weights, network)
-            plain_train(module, steps, defence, training, channels_last=channels_last)
-            modules.append(module)
-        return modules
-
-
 def training(
     repeats: int, *, defences: Sequence[MixCon], n_steps: int, channels_last: bool
 ) -> Measurement:
-    """Seconds per step of one victim."""
-    task = Grid(defences)
+    """Seconds per step of one victim; every step shuffles the images of one batch."""
+    model, weights = NETWORK.on(SHAPE, N_CLASSES), weights_of(len(defences))
+    x = images(N_CLASSES * PER_CLASS)
+    labels = torch.arange(len(x)) % N_CLASSES
+
+    def together(settings: SplitTraining) -> Weights:
+        return train_split(
+            model, weights, x, labels, defences=defences, training=settings, shuffle=shuffle
+        ).weights
+
+    def separately(settings: SplitTraining) -> list[PlainLeNet5]:
+        batches = ClassBatches(
+            x=x,
+            labels=labels,
+            n_classes=N_CLASSES,
+            per_class=settings.per_class,
+            shuffle=shuffle,
+            streams=(0,),
+        )
+        steps = [x[0] for epoch in range(settings.epochs) for x in batches.of_epoch(epoch)]
+        modules = []
+        for network, defence in enumerate(defences):
+            module = PlainLeNet5(NETWORK, SHAPE, N_CLASSES)
+            load(module, weights, network)
+            plain_train(module, steps, defence, settings, channels_last=channels_last)
+            modules.append(module)
+        return modules
+
     few = SplitTraining(epochs=AGREEING_STEPS, per_class=PER_CLASS)
-    plain = task.apart(few, channels_last=channels_last)
-    check_moves(task.weights, task.together(few), plain)
+    plain = separately(few)
+    check_moves(weights, together(few), plain)
     settings = SplitTraining(epochs=n_steps, per_class=PER_CLASS)
     layout = "channels last" if channels_last else "channels first"
     return compared(
         "inversion",
         f"training step of a victim, {len(defences)} (lambda, beta) of MixCon, LeNet5, "
-        f"{len(task.x)} images of {'x'.join(map(str, SHAPE))} a step, {n_steps} steps and one "
+        f"{len(x)} images of {'x'.join(map(str, SHAPE))} a step, {n_steps} steps and one "
         f"evaluation, float32, {torch.get_num_threads()} threads",
-        ours=partial(task.together, settings),
+        ours=partial(together, settings),
         reference=f"torch.nn.Module, {layout}, and torch.optim.SGD, one network after another, "
         "without the evaluation",
-        theirs=partial(task.apart, settings, channels_last=channels_last),
+        theirs=partial(separately, settings),
         repeats=repeats,
         per_call=len(defences) * n_steps,
     )
@@ -237,52 +221,35 @@ def check_moves(
         check_agreement(torch.cat(stacked), torch.cat(plain), f"network {network}")
 
 
-class Inverting:
-    """Images that a method recovers from their features."""
-
-    def __init__(self, method: GradientInversion | StrongInversion) -> None:
-        self.method, self.model = method, NETWORK.on(SHAPE, N_CLASSES)
-        self.weights = weights_of(1)
-        with torch.no_grad():
-            self.z = self.h(images(N_INVERTED))
-
-    def h(self, x: Tensor) -> Tensor:
-        return self.model.features(self.weights, x.unsqueeze(0))[0]
-
-    def of(self, rows: range) -> Inverted:
-        """Some of the images, as one batch."""
-        generators = [seeded_generator(0, row, "start") for row in rows]
-        return self.method.invert(self.h, self.z[list(rows)], shape=SHAPE, generators=generators)
-
-    def together(self) -> Inverted:
-        return self.of(range(N_INVERTED))
-
-    def one_by_one(self, rows: range) -> list[Inverted]:
-        return [self.of(range(row, row + 1)) for row in rows]
-
-
 def inversion(
     method: GradientInversion | StrongInversion, repeats: int, *, one_in: int
 ) -> Measurement:
-    """Seconds per image; one by one only every so many-th is recovered."""
-    task = Inverting(method)
-    rows = range(0, N_INVERTED, one_in)
-    apart, together = task.one_by_one(rows[:3]), task.together()
-    check_agreement(together.x[list(rows[:3])], torch.cat([one.x for one in apart]), "images")
-    n_steps = {int(n) for one in (together, *apart) for n in one.n_steps}
-    if len(n_steps) > 1:
-        raise ValueError("the two sides do not take equally many steps: not comparable")
-    return compared(
+    """Seconds per image."""
+    model, weights = NETWORK.on(SHAPE, N_CLASSES), weights_of(1)
+
+    def h(x: Tensor) -> Tensor:
+        return model.features(weights, x.unsqueeze(0))[0]
+
+    with torch.no_grad():
+        z = h(images(N_INVERTED))
+
+    def inverted(rows: range) -> tuple[Tensor, Tensor]:
+        generators = [seeded_generator(0, row, "start") for row in rows]
+        found = method.invert(h, z[list(rows)], shape=SHAPE, generators=generators)
+        return found.x, found.n_steps
+
+    return batched(
         "inversion",
-        f"an image by {type(method).__name__}, LeNet5 at cut {NETWORK.cut}, {N_INVERTED} images of "
-        f"{'x'.join(map(str, SHAPE))}, {n_steps.pop()} steps each, float32, "
-        f"{torch.get_num_threads()} threads",
-        ours=task.together,
-        reference=ONE_BY_ONE,
-        theirs=partial(task.one_by_one, rows),
+        lambda n_steps: (
+            f"an image by {type(method).__name__}, LeNet5 at cut {NETWORK.cut}, {N_INVERTED} "
+            f"images of {'x'.join(map(str, SHAPE))}, {n_steps} steps each, float32, "
+            f"{torch.get_num_threads()} threads"
+        ),
+        inverted,
+        n=N_INVERTED,
+        one_in=one_in,
+        n_checked=3,
         repeats=repeats,
-        per_call=N_INVERTED,
-        reference_per_call=len(rows),
     )
 
 
@@ -319,7 +286,7 @@ def loss(repeats: int, *, n_networks: int, n_features: int, per_call: int) -> Me
 def measure(quick: bool) -> Iterator[Measurement]:
     """Seconds per step of a victim, per inverted image and per loss."""
     repeats = 2 if quick else 5
-    defences = grid()[::8] if quick else grid()
+    defences = GRID[::8] if quick else GRID
     for channels_last in (False, True):
         yield training(
             repeats, defences=defences, n_steps=2 if quick else 10, channels_last=channels_last

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -41,11 +41,13 @@ from benchmarks.results.run_summary import learned
 from recon_core.summary import NOTICEABLE
 from tasks.study.statements import Statement
 
-COVERAGE, IN_SPAN, IDENTIFIED = (
-    Path(__file__).parents[2] / "docs/results/benchmarks" / name
-    for name in ("coverage_real.json", "restore_in_span.json", "restore_identification.json")
-)
-OF_BENCHMARKS = (COVERAGE.stem, IN_SPAN.stem, IDENTIFIED.stem)
+BENCHMARKS = Path(__file__).parents[2] / "docs/results/benchmarks"
+OF_BENCHMARKS: dict[str, Callable[..., Iterable[Claim]]] = {
+    "coverage_real": coverage_claims,
+    "restore_in_span": in_span_claims,
+    "restore_identification": identification_claims,
+}
+"""What gives the claims that a benchmark decides, by the name of its file."""
 NOT_KEPT = "not recomputed: the scores of single images by these restorers were not kept"
 """In a claim's numbers: they are those of an evaluation whose tables lack them."""
 
@@ -220,8 +222,8 @@ def recomputed(claim: Claim, kept: Sequence[Claim], *, from_tables: bool) -> Cla
 
 
 def collected(paths: Sequence[Path], old: Sequence[Claim], *, command: str | None) -> list[Claim]:
-    """The claims on these evaluations and on the campaigns of `COVERAGE`, and those of `old` on
-    others: claim by claim, evaluations in the order of `old`, then of `paths`.
+    """Claims on these evaluations and of `OF_BENCHMARKS`, and those of `old` on others: claim by
+    claim, evaluations in the order of `old`, then of `paths`.
 
     Raises ValueError if one of the files is something else.
     """
@@ -238,12 +240,9 @@ def collected(paths: Sequence[Path], old: Sequence[Claim], *, command: str | Non
             recomputed(claim, kept, from_tables=command is None and has_tables(path))
             for claim in check(read(path), name=name, command=made_by)
         ]
-    campaigns = parse_lines(COVERAGE.read_text(), name=COVERAGE.name)
-    found[COVERAGE.stem] = list(coverage_claims(campaigns, name=COVERAGE.stem))
-    restored = parse_lines(IN_SPAN.read_text(), name=IN_SPAN.name)
-    found[IN_SPAN.stem] = list(in_span_claims(restored, name=IN_SPAN.stem))
-    told = parse_lines(IDENTIFIED.read_text(), name=IDENTIFIED.name)
-    found[IDENTIFIED.stem] = list(identification_claims(told, name=IDENTIFIED.stem))
+    for stem, claims_of in OF_BENCHMARKS.items():
+        file = BENCHMARKS / f"{stem}.json"
+        found[stem] = list(claims_of(parse_lines(file.read_text(), name=file.name), name=stem))
     places = {statement.claim: k for k, statement in enumerate(STATEMENTS)}
     every = [claim for of_one in found.values() for claim in of_one]
     return sorted(every, key=lambda claim: places.get(claim.claim, len(places)))

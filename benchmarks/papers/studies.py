@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.record import Claim, Hardware, hardware, parse_claims
+from benchmarks.results.studies import read_record
 from tasks.families.autoencoder.study.claims import check_recovery
 from tasks.families.autoencoder.study.page import RECOVERY_PAGE
 from tasks.families.inversion.study.claims import check_inversion
@@ -42,13 +43,7 @@ def read_study(path: Path) -> dict[str, Any]:
     if file is None:
         raise ValueError(f"{path} is no study; give the folder of a study")
     page, check = files[file]
-    try:
-        record = dict(json.loads(file.read_bytes()))
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{file} is no study ({error}); give the folder of a study") from error
-    found, expected = (record.get("schema"), record.get("version")), (page.schema, page.version)
-    if found != expected:
-        raise ValueError(f"{file} is {found}, expected {expected}; make the study again")
+    record = read_record(file.read_text(), str(file), page)
     if check(record) != record["claims"]:
         raise ValueError(
             f"the claims in {file} are not what its numbers give with this release; run the study "

@@ -23,7 +23,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -40,6 +39,7 @@ from recon_core.attacks.span.search import sources_for
 from recon_core.matching import fit_to_range
 from recon_core.metrics import ssim_matrix
 from recon_core.restore.generic import GENERIC_RESTORERS
+from recon_core.strict import Strict
 from recon_core.summary import NOTICEABLE
 from recon_core.types import seeded_generator
 from recon_core.victims.network import Network
@@ -70,23 +70,21 @@ COMMAND = "python -m benchmarks.restore.in_span --images folder:cifar10 --store 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scored:
+class Scored(Strict):
     """SSIM of the best picture for each image, and for each decoy."""
 
     images: list[float]
     decoys: list[float]
     seconds: float
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Restored:
+class Restored(Strict):
     """Scores on one victim, by method."""
 
     n: int
     seed: int
     methods: dict[str, Scored]
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
         if lacking := {"before", "after", "oracle"} - self.methods.keys():

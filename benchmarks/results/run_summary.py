@@ -17,13 +17,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import TypeAdapter
 
 from benchmarks.record import Hardware, checked_json, hardware, versions
+from recon_core.strict import Strict
 from recon_core.summary import bootstrap_interval
 from tasks.evaluation.record import SCHEMA, VERSION
 from tasks.evaluation.settings import PROJECTED
@@ -38,7 +39,7 @@ COLOURS = ("#0b6e99", "#c77800", "#a03c17", "#6b4a9a", "#3d7a3a", "#b0568c", "#1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gain:
+class Gain(Strict):
     """Mean difference to the attack alone on the same images; intervals of 95 %.
 
     `of_victims` resamples whole victims (None: there is one only). `of_good` is of the images that
@@ -60,11 +61,10 @@ class Gain:
     n_better: int
     n_worse: int
     ssim_over: dict[str, tuple[float, Interval]] = field(default_factory=dict)
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Learned:
+class Learned(Strict):
     """A restorer of the job: its size, what it saw, and its score on held-out training pairs."""
 
     n_parameters: int
@@ -73,11 +73,10 @@ class Learned:
     seconds: float
     validation_before: float | None
     validation: Curve
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Disagreement:
+class Disagreement(Strict):
     """Disagreement of the samples behind a mean, on average, with intervals over images.
 
     `good`: the targets whose mean is good; `others`: the other targets; `decoys`.
@@ -89,7 +88,6 @@ class Disagreement:
     others_interval: Interval | None
     decoys: float | None
     decoys_interval: Interval | None
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
 
 def gain(evaluation: Mapping[str, Any], method: str) -> Gain:
@@ -267,7 +265,7 @@ def _draw_pairs(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scores:
+class Scores(Strict):
     """One method on one side (targets or decoys): counts and means over the images."""
 
     n: int
@@ -278,11 +276,10 @@ class Scores:
     mean_haarpsi: float
     mean_haarpsi_interval: Interval | None = None
     best_ssim: float
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Method:
+class Method(Strict):
     """A method's scores on images that victims were trained on, and on images none was.
 
     `auc` and `found_at`: targets told from decoys by SSIM, at false positive rates. `gain` over the
@@ -296,22 +293,20 @@ class Method:
     found_at: dict[str, float] | None = None
     gain: Gain | None = None
     disagreement: Disagreement | None = None
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ranked:
+class Ranked(Strict):
     """Ranking of the attacks on a victim by a criterion that needs no training image: Spearman's
     correlation with their mean SSIM, 1 being perfect, and its interval."""
 
     n_runs: int
     spearman: float | None
     interval: Interval | None
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunSummary:
+class RunSummary(Strict):
     """A job's evaluation. `seconds` are per stage; `picture`, `curves` and `report` are files
     beside this one, or None. `n_runs` attacked `n_victims` victims, or as many if that is None;
     `outcomes` says how they ended, `ranking` is of sweeps."""
@@ -333,7 +328,6 @@ class RunSummary:
     restorers: dict[str, Learned] | None = None
     hardware: Hardware
     versions: dict[str, str]
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
         if not self.methods:

@@ -53,7 +53,7 @@ def study_table(text: str, *, name: str) -> Found:
 
 def study_rows(text: str, *, name: str) -> Found:
     """The table of a study of attacks on weights; this and the others as `study_table`."""
-    record = _read(text, name, STUDY_PAGE)
+    record = read_record(text, name, STUDY_PAGE)
     lines = _heading(record, name, "study.html", f"; {record['n_attacks']} attacks on each network")
     rows: list[Sequence[str]] = []
     for cell in record["cells"]:
@@ -78,7 +78,7 @@ def study_rows(text: str, *, name: str) -> Found:
 
 def recovery_table(text: str, *, name: str) -> Found:
     """The table of a study of recovery: victims at their lowest loss, by method, over all masks."""
-    record = _read(text, name, RECOVERY_PAGE)
+    record = read_record(text, name, RECOVERY_PAGE)
     found: list[Sequence[str]] = []
     for victim in record["victims"]:
         for method in record["methods"]:
@@ -101,7 +101,7 @@ def recovery_table(text: str, *, name: str) -> Found:
 
 def inversion_table(text: str, *, name: str) -> Found:
     """The table of a study of inversion: the cells with a role, UniCon, and all other cuts."""
-    record = _read(text, name, INVERSION_PAGE)
+    record = read_record(text, name, INVERSION_PAGE)
     shown = [c for c in record["cells"] if c["seeds"] and (c["roles"] or not c["in_grid"])]
     lines = _heading(record, name, "inversion.html", "")
     titles = {source["name"]: source["title"] for source in record["sources"]}
@@ -129,7 +129,7 @@ def inversion_table(text: str, *, name: str) -> Found:
 
 def audit_table(text: str, *, name: str) -> Found:
     """The table of an audit: every cell, and what each attack gets at the headline's rate."""
-    record = _read(text, name, AUDIT_PAGE)
+    record = read_record(text, name, AUDIT_PAGE)
     folder, rate = name.rpartition("/")[0], f"{record['rate']:g}"
     attacks, price = record["attacks"], record["price"]
     header = (
@@ -194,7 +194,8 @@ def _estimate(found: Mapping[str, Any], form: str) -> str:
     return f"{found['mean']:{form}} [{found['low']:{form}}, {found['high']:{form}}]"
 
 
-def _read(text: str, name: str, page: StudyPage) -> dict[str, Any]:
+def read_record(text: str, name: str, page: StudyPage) -> dict[str, Any]:
+    """The record of a study; ValueError, naming the file, if it is none of this version."""
     try:
         record = dict(json.loads(text))
     except (ValueError, TypeError) as error:
