@@ -59,12 +59,26 @@ def mask_pattern(
             f"a mask of {height}x{width}; all masks need at least {SMALLEST}x{SMALLEST} pixels"
         )
     if name == "random":
-        return _random(height, width, generator)
+        order = torch.randperm(height * width, generator=generator)
+        return (order < round(KNOWN_SHARE * height * width)).view(height, width)
     if name == "blocks":
-        return _blocks(height, width, generator)
+        known = torch.ones(height, width, dtype=torch.bool)
+        side = max(2, round(min(height, width) / 8))
+        while (~known).sum() < MISSING_BLOCKS * height * width:
+            top, left = (
+                int(torch.randint(length - side + 1, (), generator=generator))
+                for length in (height, width)
+            )
+            known[top : top + side, left : left + side] = False
+        return known
     if name == "stripes":
-        rows, columns = (_bands(side, height, width, generator) for side in (height, width))
-        return rows.unsqueeze(1) & columns
+        band = max(1, round(min(height, width) / 16))
+        stripes = []
+        for side in (height, width):
+            n = math.ceil(side / band)
+            order = torch.randperm(n, generator=generator)
+            stripes.append((order >= round(MISSING_BANDS * n)).repeat_interleave(band)[:side])
+        return stripes[0].unsqueeze(1) & stripes[1]
     if name == "text":
         return _text(height, width, generator)
     known = torch.zeros(height, width, dtype=torch.bool)
@@ -157,28 +171,6 @@ def mask_from_picture(array: npt.NDArray[Any], height: int, width: int) -> Bool[
     return torch.from_numpy(known)
 
 
-def _random(height: int, width: int, generator: torch.Generator) -> Tensor:
-    order = torch.randperm(height * width, generator=generator)
-    return (order < round(KNOWN_SHARE * height * width)).view(height, width)
-
-
-def _blocks(height: int, width: int, generator: torch.Generator) -> Tensor:
-    known = torch.ones(height, width, dtype=torch.bool)
-    side = max(2, round(min(height, width) / 8))
-    while (~known).sum() < MISSING_BLOCKS * height * width:
-        top = _up_to(height - side, generator)
-        left = _up_to(width - side, generator)
-        known[top : top + side, left : left + side] = False
-    return known
-
-
-def _bands(side: int, height: int, width: int, generator: torch.Generator) -> Tensor:
-    band = max(1, round(min(height, width) / 16))
-    n_bands = math.ceil(side / band)
-    order = torch.randperm(n_bands, generator=generator)
-    return (order >= round(MISSING_BANDS * n_bands)).repeat_interleave(band)[:side]
-
-
 def _text(height: int, width: int, generator: torch.Generator) -> Tensor:
     """Lines of random glyphs, 5 units high and 3 wide with a unit between; a unit is a 32nd of the
     side."""
@@ -195,10 +187,6 @@ def _text(height: int, width: int, generator: torch.Generator) -> Tensor:
     lines = cells.transpose(1, 2).flatten(2).flatten(0, 1)
     ink = lines.repeat_interleave(unit, 0).repeat_interleave(unit, 1)
     return ~ink[:height, :width]
-
-
-def _up_to(largest: int, generator: torch.Generator) -> int:
-    return int(torch.randint(largest + 1, (), generator=generator))
 
 
 def _check_range(what: str, x: Tensor, margin: float) -> None:

@@ -66,6 +66,7 @@ def fit_to_range(
     if isinstance(x, np.ndarray):
         given = [torch.from_numpy(np.require(a, requirements=("C", "W"))) for a in (x, mean)]
         return np.asarray(fit_to_range(*given, clipped=clipped).numpy())
+    check_clipped(clipped)
     mean = torch.as_tensor(mean).to(x.dtype).expand_as(x)
     finite = x.isfinite().flatten(1).all(dim=1)[:, None, None, None]
     peak = x.abs().amax(dim=(1, 2, 3), keepdim=True)
@@ -76,8 +77,7 @@ def fit_to_range(
     least = torch.where(most >= LEAST_ROOM, LEAST_ROOM, most / 2)
     limited = (room >= least) & (room > 0)
     limits = torch.where(limited, room / unit.abs(), torch.inf).flatten(1)
-    n_limits = n_clipped(limits.shape[1], clipped) + 1
-    lowest = limits.topk(n_limits, dim=1, largest=False).values
+    lowest = limits.topk(int(clipped * limits.shape[1]) + 1, dim=1, largest=False).values
     r = lowest[:, -1].where(lowest[:, -1].isfinite(), lowest[:, 0])
     r = r.where(r.isfinite(), 0.0)[:, None, None, None]
     is_picture = ~mean.flatten(1).any(dim=1)[:, None, None, None]
@@ -85,24 +85,17 @@ def fit_to_range(
     return torch.where(finite, picture.clamp(0.0, 1.0), torch.nan)
 
 
-def n_clipped(n_values: int, clipped: float = CLIPPED) -> int:
-    check_clipped(clipped)
-    return int(clipped * n_values)
-
-
 def check_clipped(clipped: float) -> None:
     if not 0 <= clipped < 1:
         raise ValueError(f"clipped={clipped} is a share of a picture's values: from 0, below 1")
 
 
-def scaled_to_range(
-    x: Float[Tensor, "p c h w"], *, clipped: float = CLIPPED
-) -> Float[Tensor, "p c h w"]:
+def scaled_to_range(x: Float[Tensor, "p c h w"]) -> Float[Tensor, "p c h w"]:
     """Pictures r x of images from which nothing was subtracted, so that 0 is black, clipped to
-    [0, 1]: r is such that the share `clipped` of the values is above 1. Black where no more than
+    [0, 1]: r is such that the share `CLIPPED` of the values is above 1. Black where no more than
     that is positive, NaN for a non-finite x."""
     finite = x.isfinite().flatten(1).all(dim=1)[:, None, None, None]
-    n_above = n_clipped(math.prod(x.shape[1:]), clipped) + 1
+    n_above = int(CLIPPED * math.prod(x.shape[1:])) + 1
     top = x.flatten(1).topk(n_above, dim=1).values[:, -1, None, None, None]
     scaled = torch.where(top > 0, x / top.where(top > 0, 1.0), 0.0)
     return torch.where(finite, scaled.clamp(0.0, 1.0), torch.nan)
@@ -209,22 +202,19 @@ def identified(
     return (row >= 0) & (best - runner_up(scores, row, member) >= gap)
 
 
-def nearest_candidates(
+def nearest_distances(
     x: Float[Tensor, "p c h w"], distances: Float[Tensor, "p t"]
-) -> tuple[Float[Tensor, " t"], Int[Tensor, " t"]]:
-    """(distance, row) of each training image's nearest candidate; infinity and -1 without one.
+) -> Float[Tensor, " t"]:
+    """Distance of each training image's nearest candidate; infinity without one.
 
-    Of candidates in pieces the smallest distance goes into `sum_of_votes` of every piece, and the
-    sums into `mean_of_votes`. `distances` are `ncc.ncc_matrix`'s. (For CIFAR-10 the authors' code
-    lets a candidate vote only for the image it is nearest to.) Raises ValueError for distances
-    below 0.
+    Of candidates in pieces the smallest goes into `sum_of_votes` of every piece. `distances` are
+    `metrics.ncc_matrix`'s. (For CIFAR-10 the authors' code lets a candidate vote only for the image
+    it is nearest to.) Raises ValueError for distances below 0.
     """
     usable = _voting_distances(x, distances)
     if len(usable) == 0:
-        none = torch.full((distances.shape[1],), -1, dtype=torch.int64, device=distances.device)
-        return torch.full_like(none, torch.inf, dtype=distances.dtype), none
-    distance, nearest = usable.min(dim=0)
-    return distance, nearest.where(distance.isfinite(), -1)
+        return distances.new_full((distances.shape[1],), torch.inf)
+    return usable.amin(dim=0)
 
 
 def sum_of_votes(
@@ -243,7 +233,7 @@ def sum_of_votes(
     """
     if not (math.isfinite(ratio) and ratio >= 1):
         raise ValueError(
-            f"ratio={ratio} must be 1 (the nearest alone) or more; paper 002 takes 1.1 and 1.5"
+            f"ratio={ratio} must be 1 (the nearest alone) or more; the KKT paper takes 1.1 and 1.5"
         )
     usable = _voting_distances(x, distances)
     votes = (usable <= ratio * nearest_distance.clamp_min(EXACT_DISTANCE)) & usable.isfinite()
@@ -255,12 +245,6 @@ def sum_of_votes(
     return total.unflatten(1, x.shape[1:]), votes.sum(dim=0)
 
 
-def mean_of_votes(
-    total: Float64[Tensor, "t c h w"], n_voters: Int[Tensor, " t"]
-) -> Float64[Tensor, "t c h w"]:
-    return total / n_voters[:, None, None, None]
-
-
 def _voting_distances(
     x: Float[Tensor, "p c h w"], distances: Float[Tensor, "p t"]
 ) -> Float[Tensor, "p t"]:
@@ -269,6 +253,6 @@ def _voting_distances(
     if usable.numel() and usable.min() < -EXACT_DISTANCE:
         raise ValueError(
             f"distances has {usable.min():.3g} but a distance is 0 or more; "
-            "scores (higher is better) do not vote: use ncc.ncc_matrix"
+            "scores (higher is better) do not vote: use metrics.ncc_matrix"
         )
     return usable

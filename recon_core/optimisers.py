@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -83,19 +83,10 @@ class Optimiser(Strict):
         n_steps = torch.zeros(len(parameter), dtype=torch.int64, device=parameter.device)
         return (torch.zeros_like(parameter), torch.zeros_like(parameter), n_steps)
 
-    def stepper(
-        self,
-        parameter: Tensor,
-        *,
-        lr: Float[Tensor, " r"] | None = None,
-        state: Sequence[Tensor] | None = None,
-    ) -> Stepper:
-        """Rule that moves a parameter again and again. `lr`: every run's own rate."""
-        return Stepper(self, parameter, lr=lr, state=state)
-
 
 class Stepper:
-    """Moves one contiguous parameter (R, ...) in place; owns its state and scratch memory."""
+    """Moves one contiguous parameter (R, ...) in place; owns its state and scratch memory. `lr`:
+    every run's own rate."""
 
     def __init__(
         self,
@@ -107,8 +98,11 @@ class Stepper:
     ) -> None:
         self.optimiser = optimiser
         self._state = optimiser.state(parameter) if state is None else tuple(state)
-        self._lr: Tensor | float = optimiser.lr if lr is None else _rate(lr, parameter)
-        self._rate: Tensor | float = self._lr
+        self._lr: Tensor | float = optimiser.lr
+        if lr is not None:  # one that all runs share is a pass less over memory
+            shared = len(lr) and bool((lr == lr[0]).all())
+            self._lr = float(lr[0]) if shared else lr.to(parameter).unsqueeze(1)
+        self._rate = self._lr
         self._eps = torch.tensor(optimiser.epsilon, dtype=parameter.dtype, device=parameter.device)
         if optimiser.rule == "adam":
             lr_here = torch.as_tensor(self._lr, dtype=torch.float64, device=parameter.device)
@@ -116,11 +110,29 @@ class Stepper:
             self._rate, self._eps = (parameter.new_empty(len(parameter), 1) for _ in range(2))
         self._is_one_on_cpu = len(parameter) == 1 and parameter.device.type == "cpu"
         self._parameter = parameter
-        self._move = _MOVES[optimiser.rule]
         by_run = isinstance(self._rate, Tensor) and self._rate.dim() > 0
         n_rows = len(parameter) if by_run else 1
         self._shape = (n_rows, parameter.numel() // max(1, n_rows))
-        self._parts = self._split(parameter)
+        pieces = self._cut(parameter.view(self._shape))
+        averages = [self._cut(average.view(self._shape)) for average in self._state[:2]]
+        rates, eps = (
+            self._cut(x.expand(self._shape))
+            if isinstance(x, Tensor) and x.dim()
+            else [x] * len(pieces)
+            for x in (self._rate, self._eps)
+        )
+        largest = max(piece.numel() for piece in pieces)
+        scratch = [parameter.new_empty(largest) for _ in range(2)]
+        self._parts = [
+            _Part(
+                parameter=piece,
+                averages=tuple(average[i] for average in averages),
+                scratch=tuple(s[: piece.numel()].view_as(piece) for s in scratch),
+                rate=rates[i],
+                eps=eps[i],
+            )
+            for i, piece in enumerate(pieces)
+        ]
         self._gradient: Tensor | None = None
         self._gradients: list[Tensor] = []
 
@@ -163,7 +175,7 @@ class Stepper:
         if self.optimiser.rule == "adam":
             self._count()
         for part, g in zip(self._parts, self._gradients, strict=True):
-            self._move(self.optimiser, part, g)
+            _MOVES[self.optimiser.rule](self.optimiser, part, g)
 
     def _torchs_adam(self, gradient: Tensor) -> None:
         m, v, n_steps = self._state
@@ -202,29 +214,6 @@ class Stepper:
         groups = tensor.split(max(1, length // max(1, columns)))
         return [part for group in groups for part in group.split(-(-columns // n_slices), dim=1)]
 
-    def _cut_rows(self, by_run: Tensor | float, n_slices: int) -> list[Any]:
-        """What is (R, 1), along with its rows; a single number for every slice."""
-        if isinstance(by_run, Tensor) and by_run.dim():
-            return self._cut(by_run.expand(self._shape))
-        return [by_run] * n_slices
-
-    def _split(self, parameter: Tensor) -> list[_Part]:
-        pieces = self._cut(parameter.view(self._shape))
-        averages = [self._cut(average.view(self._shape)) for average in self._state[:2]]
-        rates, eps = (self._cut_rows(by_run, len(pieces)) for by_run in (self._rate, self._eps))
-        largest = max(piece.numel() for piece in pieces)
-        scratch = [parameter.new_empty(largest) for _ in range(2)]
-        return [
-            _Part(
-                parameter=piece,
-                averages=tuple(average[i] for average in averages),
-                scratch=tuple(s[: piece.numel()].view_as(piece) for s in scratch),
-                rate=rates[i],
-                eps=eps[i],
-            )
-            for i, piece in enumerate(pieces)
-        ]
-
 
 @dataclass(frozen=True)
 class _Part:
@@ -233,13 +222,6 @@ class _Part:
     scratch: tuple[Tensor, ...]
     rate: Tensor | float
     eps: Tensor
-
-
-def _rate(lr: Tensor, parameter: Tensor) -> Tensor | float:
-    """(R, 1); or a number if all runs share it, which is a pass less over memory."""
-    if len(lr) and bool((lr == lr[0]).all()):
-        return float(lr[0])
-    return lr.to(parameter).unsqueeze(1)
 
 
 def _adadelta_(optimiser: Optimiser, part: _Part, g: Tensor) -> None:

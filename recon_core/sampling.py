@@ -38,6 +38,32 @@ _FAINTEST = 500
 """Halvings, beyond those of the image with the fewest pairs, after which no more are counted."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Phase(Strict):
+    """`n_runs` runs whose images are drawn by one sampler.
+
+    `uniform`: from all images. `least_seen`: from the `pool_size` images with the fewest confident
+    pairs so far, equally many of each label; ties are broken at random. `adaptive`: from all
+    images, in proportion to what another run is worth, with the prior `prior_back` of `prior_runs`
+    and `enough` pairs (`worth`).
+    """
+
+    sampler: Literal["uniform", "least_seen", "adaptive"] = "uniform"
+    n_runs: Count = 1
+    pool_size: Annotated[int, Within("[2, inf)")] = 4000
+    enough: Annotated[int, Within("[1, inf)", fix="an image with as many pairs counts half")] = 2
+    prior_back: float = 1.0
+    prior_runs: float = 10.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.prior_back < self.prior_runs < math.inf:
+            raise ValueError(
+                f"prior_back={self.prior_back} must be above 0 and below "
+                f"prior_runs={self.prior_runs}, for example 1 and 10"
+            )
+
+
 @dataclass(frozen=True, eq=False)
 class History:
     """Record of each image of the source in the rounds that are known, (n,) each. `n_runs`: runs
@@ -65,15 +91,13 @@ class History:
         return History(self.n_runs[image_ids], self.n_back[image_ids], self.n_pairs[image_ids])
 
 
-def worth(
-    history: History, *, prior_back: float, prior_runs: float, enough: int
-) -> Float64[np.ndarray, " n"]:
+def worth(history: History, phase: Phase) -> Float64[np.ndarray, " n"]:
     """w of each image, times a power of two that keeps it above 0 however many pairs there are. At
     least one image."""
-    chance = (history.n_back + prior_back) / (history.n_runs + prior_runs)
-    halvings, rest = np.divmod(history.n_pairs, enough)
+    chance = (history.n_back + phase.prior_back) / (history.n_runs + phase.prior_runs)
+    halvings, rest = np.divmod(history.n_pairs, phase.enough)
     halvings = np.minimum(halvings - halvings.min(), _FAINTEST)
-    left = np.ldexp(1 - rest / (2 * enough), -halvings)
+    left = np.ldexp(1 - rest / (2 * phase.enough), -halvings)
     return np.asarray(chance * left)
 
 
@@ -100,32 +124,6 @@ CIFAR10_CLASSES = (
     "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
 )  # fmt: skip
 VEHICLES = frozenset({"airplane", "automobile", "ship", "truck"})
-
-
-@dataclass(frozen=True, kw_only=True)
-class Phase(Strict):
-    """`n_runs` runs whose images are drawn by one sampler.
-
-    `uniform`: from all images. `least_seen`: from the `pool_size` images with the fewest confident
-    pairs so far, equally many of each label; ties are broken at random. `adaptive`: from all
-    images, in proportion to what another run is worth, with the prior `prior_back` of `prior_runs`
-    and `enough` pairs (`worth`).
-    """
-
-    sampler: Literal["uniform", "least_seen", "adaptive"] = "uniform"
-    n_runs: Count = 1
-    pool_size: Annotated[int, Within("[2, inf)")] = 4000
-    enough: Annotated[int, Within("[1, inf)", fix="an image with as many pairs counts half")] = 2
-    prior_back: float = 1.0
-    prior_runs: float = 10.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.prior_back < self.prior_runs < math.inf:
-            raise ValueError(
-                f"prior_back={self.prior_back} must be above 0 and below "
-                f"prior_runs={self.prior_runs}, for example 1 and 10"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,20 +157,18 @@ class Sampling(Strict):
                     f"n_runs={phase.n_runs} is not a multiple of "
                     f"runs_per_part={self.runs_per_part}; use {rounded}, or other parts"
                 )
-            self._check_sweep(phase)
-
-    def _check_sweep(self, phase: Phase) -> None:
-        n = self.attacks_per_victim
-        if phase.n_runs % n:
-            raise ValueError(
-                f"n_runs={phase.n_runs} is not a multiple of attacks_per_victim={n}; "
-                f"use {-(-phase.n_runs // n) * n}"
-            )
-        if n > 1 and phase.sampler != "uniform":
-            raise ValueError(
-                f"attacks_per_victim={n} with sampler={phase.sampler!r}, whose choice changes from "
-                "round to round; all attacks on a victim need the same images: use 'uniform'"
-            )
+            n = self.attacks_per_victim
+            if phase.n_runs % n:
+                raise ValueError(
+                    f"n_runs={phase.n_runs} is not a multiple of attacks_per_victim={n}; "
+                    f"use {-(-phase.n_runs // n) * n}"
+                )
+            if n > 1 and phase.sampler != "uniform":
+                raise ValueError(
+                    f"attacks_per_victim={n} with sampler={phase.sampler!r}, whose choice changes "
+                    "from round to round; all attacks on a victim need the same images: use "
+                    "'uniform'"
+                )
 
     @property
     def n_runs(self) -> int:
@@ -227,8 +223,11 @@ def binary_labels(
         if positive.any() and not positive.all():
             return positive[labels].astype(np.int64), "vehicles against animals"
     half = len(class_names) // 2
-    task = f"{_and(class_names[:half])} against {_and(class_names[half:])}"
-    return (labels >= half).astype(np.int64), task
+    sides = (
+        " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+        for names in (class_names[:half], class_names[half:])
+    )
+    return (labels >= half).astype(np.int64), " against ".join(sides)
 
 
 def class_labels(
@@ -282,7 +281,7 @@ def plan_part(
     n_pools = n_labels or 1
     n_each = sampling.images_per_run // n_pools
     phase = sampling.phase_of_part(part)
-    pools: list[_Pool] = []
+    pools: list[tuple[Int64[np.ndarray, " _"], Float64[np.ndarray, " _"] | None]] = []
     for label in range(n_pools):
         members = np.flatnonzero(labels >= 0 if n_labels is None else labels == label)
         if n_labels is None and len(members) < n_each:
@@ -296,15 +295,26 @@ def plan_part(
                 f"{n_pools} labels, but label {label} has {len(members)}; use at most "
                 f"{n_pools * len(members)}"
             )
-        entropy = (root_seed, 1, sampling.round_of_part(part), label)
-        size = max(phase.pool_size // n_pools, n_each)
-        pools.append(_pool(phase, members, history.of(members), size, entropy))
+        weights = None  # alike
+        if phase.sampler == "least_seen":
+            entropy = (root_seed, 1, sampling.round_of_part(part), label)
+            ties = np.random.default_rng(np.random.SeedSequence(entropy)).random(len(members))
+            order = np.lexsort((ties, history.n_pairs[members]))
+            members = np.sort(members[order[: max(phase.pool_size // n_pools, n_each)]])
+        elif phase.sampler == "adaptive":
+            weights = worth(history.of(members), phase)
+        pools.append((members, weights))
     first = part * sampling.runs_per_part
     specs = []
     for run in range(first, first + sampling.runs_per_part):
         victim = run // sampling.attacks_per_victim
         rng = np.random.default_rng(np.random.SeedSequence((root_seed, 0, victim)))
-        image_ids = _drawn(pools, n_each, rng)
+        image_ids: list[int] = []
+        for members, weights in pools:
+            if weights is None:
+                image_ids += rng.choice(members, size=n_each, replace=False).tolist()
+            else:
+                image_ids += members[draw(weights, n_each, rng)].tolist()
         specs.append(
             RunSpec(
                 run=run,
@@ -329,55 +339,3 @@ def plan_hash(specs: Sequence[RunSpec]) -> str:
         for s in specs
     ]
     return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()
-
-
-_Pool = tuple[Int64[np.ndarray, " _"], Float64[np.ndarray, " _"] | None]
-"""The images of a label that a run may have, and their weights; alike if they have none."""
-
-
-def _pool(
-    phase: Phase,
-    members: Int64[np.ndarray, " k"],
-    history: History,
-    size: int,
-    entropy: tuple[int, ...],
-) -> _Pool:
-    match phase.sampler:
-        case "uniform":
-            return members, None
-        case "least_seen":
-            return _least_seen(members, history.n_pairs, size, entropy), None
-        case "adaptive":
-            weights = worth(
-                history,
-                prior_back=phase.prior_back,
-                prior_runs=phase.prior_runs,
-                enough=phase.enough,
-            )
-            return members, weights
-
-
-def _drawn(pools: Sequence[_Pool], n_each: int, rng: np.random.Generator) -> list[int]:
-    image_ids: list[int] = []
-    for members, weights in pools:
-        if weights is None:
-            image_ids += rng.choice(members, size=n_each, replace=False).tolist()
-        else:
-            image_ids += members[draw(weights, n_each, rng)].tolist()
-    return image_ids
-
-
-def _least_seen(
-    members: Int64[np.ndarray, " k"],
-    seen: Int64[np.ndarray, " k"],
-    size: int,
-    entropy: tuple[int, ...],
-) -> Int64[np.ndarray, " j"]:
-    """The `size` members with the smallest counts, ties at random, in ascending order."""
-    rng = np.random.default_rng(np.random.SeedSequence(entropy))
-    order = np.lexsort((rng.random(len(members)), seen))
-    return np.sort(members[order[:size]])
-
-
-def _and(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

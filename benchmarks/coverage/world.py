@@ -246,12 +246,7 @@ def chances(
             members = members[order[: max(phase.pool_size // 2, n_each)]]
         drawn[members] = n_each / len(members)
         if phase.sampler == "adaptive":
-            weights = worth(
-                history.of(members),
-                prior_back=phase.prior_back,
-                prior_runs=phase.prior_runs,
-                enough=phase.enough,
-            )
+            weights = worth(history.of(members), phase)
             # 1 - exp(-t w), with t by Newton's method from below such that they sum to n_each
             t = n_each / weights.sum()
             for _ in range(100):

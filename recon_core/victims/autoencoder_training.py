@@ -171,7 +171,7 @@ class _Course:
         self.steppers: dict[str, Stepper] = {}
         for name, tensor in self.weights.items():
             flat = tensor.detach().view(len(running), -1)
-            self.steppers[name] = self.rule.stepper(flat, state=averages.get(name))
+            self.steppers[name] = Stepper(self.rule, flat, state=averages.get(name))
 
     def step(self) -> None:
         rate = self.training.rate(self.epoch)

@@ -24,7 +24,7 @@ from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from recon_core.cuda_graphs import BatchSteps
-from recon_core.optimisers import Optimiser
+from recon_core.optimisers import Optimiser, Stepper
 from recon_core.strict import Count, Strict, Within
 from recon_core.threads import side_by_side
 from recon_core.types import Progress, no_progress
@@ -141,8 +141,10 @@ class _Part:
         # parts, which go on at the same time, for changes of these weights.
         self.weights = {n: t[networks].data.requires_grad_() for n, t in weights.items()}
         self.steppers = [
-            rule.stepper(
-                t.view(len(t), -1)[networks], state=[average[networks] for average in averages[n]]
+            Stepper(
+                rule,
+                t.view(len(t), -1)[networks],
+                state=[average[networks] for average in averages[n]],
             )
             for n, t in weights.items()
         ]

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int64, Shaped
 from torch import Tensor
 
 from recon_core.cuda_graphs import repeated
-from recon_core.optimisers import Optimiser
+from recon_core.optimisers import Optimiser, Stepper
 from recon_core.strict import Count, Strict, Within
 from recon_core.types import Progress, no_progress
 from recon_core.victims.backprop import Backprop, Convolution, Dense, Inputs, SpanLayer, SpanSwitch
@@ -142,7 +142,7 @@ class Stack(ABC):
 
     def train_copies(self, values: Sequence[Tensor]) -> None:
         self.values = [v.clone(memory_format=torch.contiguous_format) for v in values]
-        self.steppers = [self.training.optimiser.stepper(value) for value in self.values]
+        self.steppers = [Stepper(self.training.optimiser, value) for value in self.values]
 
     @abstractmethod
     def advance(self, n_epochs: int) -> None:
@@ -178,7 +178,7 @@ class Stack(ABC):
             self.generators = [self.generators[row] for row in rows.tolist()]
         self.values = [value[rows] for value in self.values]
         self.steppers = [
-            old.optimiser.stepper(value, state=old.rows(rows))
+            Stepper(old.optimiser, value, state=old.rows(rows))
             for old, value in zip(self.steppers, self.values, strict=True)
         ]
 

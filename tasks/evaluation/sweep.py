@@ -25,8 +25,7 @@ from recon_core.criteria import (
 )
 from recon_core.matching import (
     fit_to_range,
-    mean_of_votes,
-    nearest_candidates,
+    nearest_distances,
     sum_of_votes,
 )
 from recon_core.metrics import ncc_matrix
@@ -177,7 +176,7 @@ def vote_of_runs(bench: Bench, victim: Victim, advance: Advance) -> dict[str, Ar
 
     for k, run in enumerate(runs):
         found, distances = read(run)
-        nearest = torch.minimum(nearest, nearest_candidates(found.x, distances)[0])
+        nearest = torch.minimum(nearest, nearest_distances(found.x, distances))
         advance((k + 1) / (2 * len(runs)))
     for k, run in enumerate(runs):
         found, distances = read(run)
@@ -190,7 +189,7 @@ def vote_of_runs(bench: Bench, victim: Victim, advance: Advance) -> dict[str, Ar
     arrays: dict[str, Arrays] = {}
     for name in ratios:
         voted = n_voters[name] > 0
-        x = mean_of_votes(totals[name], n_voters[name])
+        x = totals[name] / n_voters[name][:, None, None, None]
         pictures = fit_to_range(x.where(voted[:, None, None, None], 0.0).float(), mean)
         row = torch.arange(len(wanted), device=wanted.device).where(voted, -1)
         arrays[name] = arrays_of(score_matches(pictures, wanted, row), pictures, wanted)

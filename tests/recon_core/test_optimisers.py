@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from recon_core import optimisers
-from recon_core.optimisers import MuonAndAdamW, Optimiser
+from recon_core.optimisers import MuonAndAdamW, Optimiser, Stepper
 from tests.recon_core.drawing import refuses
 from tests.recon_core.victims.torch_nets import torch_optimiser
 
@@ -38,7 +38,7 @@ def start(dtype: torch.dtype = torch.float64) -> Tensor:
 
 def moved(optimiser: Optimiser, lr: Tensor | None = None) -> Tensor:
     parameter = start()
-    stepper = optimiser.stepper(parameter, lr=lr)
+    stepper = Stepper(optimiser, parameter, lr=lr)
     for step in range(N_STEPS):
         stepper.step_(gradient(parameter, step))
     return parameter
@@ -48,7 +48,7 @@ def moved(optimiser: Optimiser, lr: Tensor | None = None) -> Tensor:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_equals_torch(rule: str, dtype: torch.dtype) -> None:
     ours, theirs = start(dtype), start(dtype)
-    stepper, torch_rule = RULES[rule].stepper(ours), torch_optimiser(RULES[rule], [theirs])
+    stepper, torch_rule = Stepper(RULES[rule], ours), torch_optimiser(RULES[rule], [theirs])
     for step in range(N_STEPS):
         stepper.step_(gradient(ours, step))
         theirs.grad = gradient(theirs, step)
@@ -87,11 +87,11 @@ def test_every_run_may_have_its_own_rate(rule: str) -> None:
 @pytest.mark.parametrize("rule", RULES)
 def test_a_state_goes_on_bit_for_bit(rule: str) -> None:
     parameter = start()
-    first = RULES[rule].stepper(parameter)
+    first = Stepper(RULES[rule], parameter)
     for step in range(10):
         first.step_(gradient(parameter, step))
     again, saved = parameter.clone(), [t.clone() for t in first.tensors()]
-    second = RULES[rule].stepper(again)
+    second = Stepper(RULES[rule], again)
     second.load(saved)
     for step in range(10, 20):
         first.step_(gradient(parameter, step))
@@ -104,12 +104,12 @@ def test_a_state_goes_on_bit_for_bit(rule: str) -> None:
 @pytest.mark.parametrize("rule", RULES)
 def test_some_of_the_runs_go_on_alone(rule: str) -> None:
     parameter = start()
-    stepper = RULES[rule].stepper(parameter)
+    stepper = Stepper(RULES[rule], parameter)
     for step in range(10):
         stepper.step_(gradient(parameter, step))
     keep = torch.tensor([0, 2])
     fewer = parameter[keep]
-    rest = RULES[rule].stepper(fewer, state=stepper.rows(keep))
+    rest = Stepper(RULES[rule], fewer, state=stepper.rows(keep))
     for step in range(10, 20):
         g = gradient(parameter, step)
         stepper.step_(g)
@@ -120,7 +120,7 @@ def test_some_of_the_runs_go_on_alone(rule: str) -> None:
 def test_a_gradient_buffer_may_be_written_again_and_again() -> None:
     optimiser = Optimiser(rule="gd", lr=1.0)
     parameter, buffer = torch.zeros(2, 3), torch.ones(2, 3)
-    stepper = optimiser.stepper(parameter)
+    stepper = Stepper(optimiser, parameter)
     for _ in range(2):
         stepper.step_(buffer)
         buffer.mul_(10)
@@ -129,7 +129,7 @@ def test_a_gradient_buffer_may_be_written_again_and_again() -> None:
 
 def test_a_transposed_gradient_is_read_in_its_own_order() -> None:
     parameter = torch.zeros(2, 3)
-    stepper = Optimiser(rule="gd", lr=1.0).stepper(parameter)
+    stepper = Stepper(Optimiser(rule="gd", lr=1.0), parameter)
     g = torch.arange(6.0).view(3, 2).mT
     for _ in range(2):
         stepper.step_(g)
@@ -140,7 +140,7 @@ def test_a_transposed_gradient_is_read_in_its_own_order() -> None:
 def test_no_runs_at_all() -> None:
     for rule in RULES.values():
         for lr in (None, torch.ones(0)):
-            stepper = rule.stepper(torch.zeros(0, 4), lr=lr)
+            stepper = Stepper(rule, torch.zeros(0, 4), lr=lr)
             stepper.step_(torch.zeros(0, 4))
 
 
@@ -148,7 +148,7 @@ def test_no_runs_at_all() -> None:
 @pytest.mark.parametrize("rule", ["adadelta", "gd with momentum"])
 def test_a_step_allocates_nothing(rule: str, by_run: bool) -> None:
     parameter, g = torch.zeros(4, 1000), torch.ones(4, 1000)
-    stepper = RULES[rule].stepper(parameter, lr=torch.arange(1.0, 5.0) if by_run else None)
+    stepper = Stepper(RULES[rule], parameter, lr=torch.arange(1.0, 5.0) if by_run else None)
     stepper.step_(g)
     assert allocated(lambda: torch.add(g, g)) > 0, "the profiler does not see allocations"
     assert allocated(lambda: stepper.step_(g)) == 0
@@ -164,7 +164,7 @@ def allocated(function: Callable[[], object]) -> int:
 @pytest.mark.gpu
 def test_on_a_gpu() -> None:
     there = start().cuda()
-    stepper = Optimiser().stepper(there)
+    stepper = Stepper(Optimiser(), there)
     for step in range(N_STEPS):
         stepper.step_(gradient(there.cpu(), step).cuda())
     torch.testing.assert_close(there.cpu(), moved(Optimiser()), rtol=1e-10, atol=1e-12)
@@ -172,7 +172,7 @@ def test_on_a_gpu() -> None:
 
 @pytest.mark.parametrize("rule", ["adadelta", "gd with momentum", "adam"])
 def test_refuses_another_states_tensors(rule: str) -> None:
-    stepper = RULES[rule].stepper(start())
+    stepper = Stepper(RULES[rule], start())
     wrong: list[Sequence[Tensor]] = [(), [t[:2] for t in stepper.tensors()]]
     for tensors in wrong:
         refuses(r"resume with the settings and the runs", stepper.load, tensors)

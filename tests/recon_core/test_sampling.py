@@ -278,7 +278,7 @@ def history(*rows: tuple[int, int, int]) -> History:
 
 
 def value(found: History, **changes: Any) -> list[float]:
-    return worth(found, **({"prior_back": 1.0, "prior_runs": 10.0, "enough": 2} | changes)).tolist()
+    return worth(found, Phase(**changes)).tolist()
 
 
 def adaptive_plan(

@@ -39,7 +39,7 @@ from recon_core.attacks.instahide.coherence import ImageShape, centred
 from recon_core.attacks.instahide.mixing import InstaHide, Mixing, Scheme
 from recon_core.attacks.instahide.recover import Recovered, Status
 from recon_core.attacks.instahide.similarity_network import Similarity
-from recon_core.optimisers import Optimiser
+from recon_core.optimisers import Optimiser, Stepper
 from recon_core.threads import share_of
 from recon_core.types import Progress, no_progress
 
@@ -303,7 +303,7 @@ def descend(
         if turn and shape is not None:
             signed = in_one_sign(x, shape).reshape(-1, *shape)
             x = F.avg_pool2d(F.pad(signed, (1, 1, 1, 1), mode="replicate"), 3, 1).flatten(1)
-        stepper = Optimiser(rule="adam", lr=RATE).stepper(x.unsqueeze(0))
+        stepper = Stepper(Optimiser(rule="adam", lr=RATE), x.unsqueeze(0))
         for k in range(n_steps):
             stepper.set_rate(RATE * (1 + math.cos(math.pi * k / n_steps)) / 2)
             parts = []

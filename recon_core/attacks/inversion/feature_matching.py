@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from recon_core.attacks.plug_and_play import Ending
-from recon_core.optimisers import Optimiser
+from recon_core.optimisers import Optimiser, Stepper
 from recon_core.strict import Count, NonNegative, Positive, Strict
 
 Features = Callable[[Tensor], Tensor]
@@ -131,7 +131,7 @@ def descend(
     optimiser. The result of an image is its last iterate, or, once an objective or gradient was not
     finite, the last where both were."""
     s = start.detach().clone(memory_format=torch.contiguous_format)
-    stepper, kept = optimiser.stepper(s), s.clone()
+    stepper, kept = Stepper(optimiser, s), s.clone()
     going = s.new_ones(len(s), dtype=torch.bool)
     taken = torch.zeros_like(going, dtype=torch.int64)
     for k in range(n_steps):

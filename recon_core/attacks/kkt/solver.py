@@ -23,6 +23,7 @@ from recon_core.attacks.kkt.objective import (
     relative_residual,
 )
 from recon_core.cuda_graphs import repeated
+from recon_core.optimisers import Stepper
 from recon_core.types import Progress, no_progress
 from recon_core.victims.network import Architecture, Parameters
 
@@ -178,8 +179,8 @@ class Solver:
         victims = self.parameters.rows(running) if self.parameters.n_runs > 1 else self.parameters
         optimiser = self.attack.optimiser
         self.steppers = (
-            optimiser.stepper(self.x, lr=settings.lr),
-            optimiser.stepper(self.lam, lr=settings.lam_lr),
+            Stepper(optimiser, self.x, lr=settings.lr),
+            Stepper(optimiser, self.lam, lr=settings.lam_lr),
         )
         if moments is not None:
             for stepper, tensors in zip(self.steppers, moments, strict=True):
