@@ -44,7 +44,7 @@ class BatchSteps:
         size = batch.shape[1]
         if size not in self.known:
             held = batch if batch is self.fixed else torch.empty_like(batch)
-            repeat = repeated(partial(self.step, held), batch.device, graphs=True)
+            repeat = repeated(partial(self.step, held), batch.device)
             self.known[size] = held, repeat
         held, repeat = self.known[size]
         if held is not batch:
@@ -64,21 +64,15 @@ class _Captured:
         with torch.cuda.device(self.device):
             for _ in range(n):
                 if self.n_warm_ups < WARM_UPS:
-                    self._warm_up()
+                    stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
+                    stream.wait_stream(current)
+                    with torch.cuda.stream(stream):
+                        self.step()
+                    current.wait_stream(stream)
+                    self.n_warm_ups += 1
                     continue
                 if self.graph is None:
-                    self._capture()
+                    self.graph = torch.cuda.CUDAGraph()
+                    with torch.cuda.graph(self.graph):
+                        self.step()
                 self.graph.replay()
-
-    def _warm_up(self) -> None:
-        stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
-        stream.wait_stream(current)
-        with torch.cuda.stream(stream):
-            self.step()
-        current.wait_stream(stream)
-        self.n_warm_ups += 1
-
-    def _capture(self) -> None:
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.step()

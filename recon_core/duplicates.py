@@ -122,22 +122,15 @@ def most_alike(
 def _directions(
     images: Shaped[Tensor, "n c h w"],
 ) -> tuple[Float32[Tensor, "n d"], Float32[Tensor, "n e"]]:
-    unit = _as_unit(images)
-    return tuple(unit_vectors(x, per_channel=False).float() for x in (unit, _detail(unit)))  # type: ignore[return-value]
-
-
-def _as_unit(images: Shaped[Tensor, "n c h w"]) -> Float32[Tensor, "n c h w"]:
-    return images.float() / (255 if images.dtype == torch.uint8 else 1)
-
-
-def _detail(images: Float32[Tensor, "n c h w"]) -> Float32[Tensor, "n c i j"]:
+    unit = images.float() / (255 if images.dtype == torch.uint8 else 1)
     height, width = images.shape[2:]
     top, left = height // 8, width // 8
-    detail = images - _blurred(images)
+    detail = unit - _blurred(unit)
     contrast = _blurred(detail.square().mean(dim=1, keepdim=True)) + CONTRAST**2
     inside = (detail / contrast.sqrt())[:, :, top : height - top, left : width - left]
     strength = inside.abs().amax(dim=(1, 2, 3), keepdim=True)
-    return inside.where(strength > ROUNDING, 0.0)
+    inside = inside.where(strength > ROUNDING, 0.0)
+    return tuple(unit_vectors(x, per_channel=False).float() for x in (unit, inside))  # type: ignore[return-value]
 
 
 def _blurred(images: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c h w"]:

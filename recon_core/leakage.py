@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 import torch
-from jaxtyping import Bool, Float, Float64, Int64, Shaped
+from jaxtyping import Bool, Float, Float64, Shaped
 from torch import Tensor
 
 from recon_core.summary import N_BOOTSTRAP, TAILS, proportion_interval, t_interval, threshold_for
@@ -69,10 +69,8 @@ def share_found(
     range, without decoys, and for a victim without members.
     """
     scores = np.where(np.isnan(scores), -np.inf, scores)
-    _check_members(member)
     threshold = threshold_for(scores[~member], rate)
-    bar = threshold if least is None else max(threshold, least)
-    found = share_of(scores > bar, member)
+    found = share_of(scores > (threshold if least is None else max(threshold, least)), member)
     if len(scores) == 1:
         return found
     low, high = _bootstrap(scores, member, rate=rate, least=least)
@@ -83,8 +81,12 @@ def share_found(
 def share_of(hits: Bool[np.ndarray, "v n"], member: Bool[np.ndarray, "v n"]) -> Share:
     """Share of its members that are hits, averaged over victims, with the intervals of
     `share_found` but for the bootstrap. Raises ValueError for a victim without members."""
-    _check_members(member)
     counts, n_hits = member.sum(axis=1), (hits & member).sum(axis=1)
+    if not len(member) or not counts.all():
+        raise ValueError(
+            f"victims have {counts.tolist()} members; a share needs one or more victims, each with "
+            "at least one member"
+        )
     each = n_hits / counts
     intervals = [proportion_interval(int(n_hits.sum()), int(counts.sum()))]
     if len(each) > 1:
@@ -95,15 +97,6 @@ def share_of(hits: Bool[np.ndarray, "v n"], member: Bool[np.ndarray, "v n"]) -> 
         interval=(max(0.0, low), min(1.0, high)),
         each=tuple(each.tolist()),
     )
-
-
-def _check_members(member: Bool[np.ndarray, "v n"]) -> None:
-    counts = member.sum(axis=1)
-    if not len(member) or not counts.all():
-        raise ValueError(
-            f"victims have {counts.tolist()} members; a share needs one or more victims, each with "
-            "at least one member"
-        )
 
 
 def paired_difference(a: Sequence[float], b: Sequence[float]) -> tuple[float, tuple[float, float]]:
@@ -212,39 +205,24 @@ def _bootstrap(
     owner, bars = owner[order], scores[~member][order]
     if least is not None:
         bars = np.maximum(bars, least)
-    shares = np.stack(
-        [_shares_above(own[chosen], bars) for own, chosen in zip(scores, member, strict=True)]
-    )
+    members = [np.sort(own[chosen]) for own, chosen in zip(scores, member, strict=True)]
+    shares = np.stack([1 - np.searchsorted(own, bars, side="right") / len(own) for own in members])
     rng, n_victims = np.random.default_rng(0), len(scores)
     drawn = rng.integers(n_victims, size=(N_BOOTSTRAP, n_victims))
     times = np.stack([(drawn == victim).sum(axis=1) for victim in range(n_victims)], axis=1)
     rows = max(1, AT_ONCE // len(bars))
-    means = [
-        (part * shares[:, _thresholds(part, owner, rate)].T).sum(axis=1) / n_victims
-        for part in np.split(times, range(rows, N_BOOTSTRAP, rows))
-    ]
+    means = []
+    for part in np.split(times, range(rows, N_BOOTSTRAP, rows)):
+        # The threshold of a draw, as `threshold_for` has it: the first decoy with more than the
+        # share `rate` of the decoys drawn at it or above.
+        up_to = np.cumsum(part[:, owner], axis=1)
+        n_allowed = np.floor(rate * up_to[:, -1:] + 1e-9)
+        thresholds = (up_to > n_allowed).argmax(axis=1)
+        means.append((part * shares[:, thresholds].T).sum(axis=1) / n_victims)
     student = stats.t.ppf(TAILS[1], n_victims - 1) * np.sqrt(n_victims / (n_victims - 1))
     tail = stats.norm.sf(student)
     low, high = np.quantile(np.concatenate(means), (tail, 1 - tail))
     return float(low), float(high)
-
-
-def _shares_above(
-    own: Float64[np.ndarray, " m"], bars: Float64[np.ndarray, " k"]
-) -> Float64[np.ndarray, " k"]:
-    """The share of a victim's members that scores above each bar."""
-    return 1 - np.searchsorted(np.sort(own), bars, side="right") / len(own)
-
-
-def _thresholds(
-    times: Int64[np.ndarray, "b v"], owner: Int64[np.ndarray, " k"], rate: float
-) -> Int64[np.ndarray, " b"]:
-    """The place, among sorted decoys, of each draw's threshold: the first with more than the share
-    `rate` of the decoys drawn at it or above, as `summary.threshold_for` has it."""
-    up_to = np.cumsum(times[:, owner], axis=1)
-    n_allowed = np.floor(rate * up_to[:, -1] + 1e-9)
-    places: Int64[np.ndarray, " b"] = (up_to > n_allowed[:, None]).argmax(axis=1)
-    return places
 
 
 LEAST_VARIANCE = 1e-12
@@ -286,7 +264,15 @@ def likelihood_ratio(
     scores are -inf, as are those of images that for lack of it have no shadow on a side. Raises
     ValueError if, diverged or not, an image has no other victim in or none out.
     """
-    _check(member)
+    for victim in range(len(member)):
+        others = _others(member, victim)
+        lonely = ~((others & member).any(0) & (others & ~member).any(0))
+        if bool(lonely.any()):
+            raise ValueError(
+                f"of {len(member)} victims, with victim {victim} and its complement left out, "
+                f"image {int(lonely.nonzero()[0])} is in none or in all of the others; use at "
+                "least 4 victims in complementary pairs"
+            )
     finite = confidence.isfinite().all(1)
     c = confidence.double().masked_fill(~finite.unsqueeze(1), 0.0)
     scores = torch.full_like(c, -torch.inf)
@@ -294,7 +280,11 @@ def likelihood_ratio(
         shadows = _others(member, victim) & finite.unsqueeze(1)
         everyone = finite.unsqueeze(1).repeat(1, member.shape[1])
         everyone[victim] = False
-        variances = [_variance(c, everyone & side) for side in (member, ~member)]
+        variances: list[float | None] = []
+        for chosen in (everyone & member, everyone & ~member):
+            freedom = int((chosen.sum(0) - 1).clamp_min(0).sum())
+            squares = torch.where(chosen, (c - _mean(c, chosen)).square(), 0.0)
+            variances.append(float(squares.sum()) / freedom if freedom else None)
         known = [variance for variance in variances if variance is not None] or [1.0]
         logs = []
         for side, variance in zip((member, ~member), variances, strict=True):
@@ -333,18 +323,6 @@ def complementary_halves(
     return member
 
 
-def _check(member: Bool[Tensor, "v n"]) -> None:
-    for victim in range(len(member)):
-        others = _others(member, victim)
-        lonely = ~((others & member).any(0) & (others & ~member).any(0))
-        if bool(lonely.any()):
-            raise ValueError(
-                f"of {len(member)} victims, with victim {victim} and its complement left out, "
-                f"image {int(lonely.nonzero()[0])} is in none or in all of the others; use at "
-                "least 4 victims in complementary pairs"
-            )
-
-
 def _others(member: Bool[Tensor, "v n"], victim: int) -> Bool[Tensor, "v n"]:
     """True in the rows of all but a victim and its complements."""
     rows = (member != ~member[victim]).any(1)
@@ -355,12 +333,3 @@ def _others(member: Bool[Tensor, "v n"], victim: int) -> Bool[Tensor, "v n"]:
 def _mean(c: Float64[Tensor, "v n"], chosen: Bool[Tensor, "v n"]) -> Float64[Tensor, " n"]:
     """Each image's mean over the victims chosen for it; NaN without any."""
     return torch.where(chosen, c, 0.0).sum(0) / chosen.sum(0)
-
-
-def _variance(c: Float64[Tensor, "v n"], chosen: Bool[Tensor, "v n"]) -> float | None:
-    """The variance about each image's own mean, over all images; None if none has two values."""
-    freedom = int((chosen.sum(0) - 1).clamp_min(0).sum())
-    if not freedom:
-        return None
-    squares = (c - _mean(c, chosen)).square()
-    return float(torch.where(chosen, squares, 0.0).sum()) / freedom

@@ -35,7 +35,6 @@ all others alone. Computed in float64, so that the distances of near copies keep
 
 from __future__ import annotations
 
-import math
 from typing import Literal, get_args
 
 import torch
@@ -279,7 +278,18 @@ def unit_vectors(
     constant image, NaN for one with a NaN or infinite pixel."""
     exact = images.double()
     if half_size:
-        exact = _halved(exact)
+        height, width = images.shape[2:]
+        if min(height, width) < 2:
+            raise ValueError(
+                f"images of {height}x{width} cannot be halved; use half_size=False or larger images"
+            )
+        exact = (
+            F.interpolate(
+                exact, scale_factor=0.5, mode="bicubic", align_corners=False, antialias=False
+            )
+            if images.numel()
+            else exact[:, :, : height // 2, : width // 2]
+        )
     sharing = exact.flatten(2) if per_channel else exact.flatten(1)[:, None]
     low, high = torch.aminmax(sharing, dim=-1, keepdim=True)
     magnitude = torch.maximum(low.abs(), high.abs())
@@ -290,16 +300,3 @@ def unit_vectors(
     unit = torch.where(constant, 0.0, centred / (length * n_varying.sqrt()))
     finite = images.isfinite().flatten(1).all(dim=1)
     return torch.where(finite[:, None], unit.flatten(1), torch.nan)
-
-
-def _halved(images: Float64[Tensor, "n c h w"]) -> Float64[Tensor, "n c i j"]:
-    if min(images.shape[2:]) < 2:
-        raise ValueError(
-            f"images of {images.shape[2]}x{images.shape[3]} cannot be halved; "
-            "use half_size=False or larger images"
-        )
-    if math.prod(images.shape) == 0:
-        return images[:, :, : images.shape[2] // 2, : images.shape[3] // 2]
-    return F.interpolate(
-        images, scale_factor=0.5, mode="bicubic", align_corners=False, antialias=False
-    )

@@ -1,8 +1,7 @@
 """Similarity of recovered and original images as the MixCon paper has it (section 4.3, C.3).
 
 Two scores in [0, 1] where higher is more alike: `unit_ssim`, and PSIM, which is 1 minus a
-perceptual loss (`perceptual_similarity`; the paper names no network, layers or scaling); for
-vectors the squared error and the cosine (table 2).
+perceptual loss (`perceptual_similarity`; the paper names no network, layers or scaling).
 
 Recovery of a training set (autoencoder paper, section 4): an image is recovered accurately if its
 mean squared error is below 1e-7 (a PSNR above 70 dB), approximately if it is below 5e-4 (33.01 dB);
@@ -18,7 +17,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from recon_core.metrics import SSIMConvention, require_same_shape, ssim_pairs
+from recon_core.metrics import SSIMConvention, ssim_pairs
 from recon_core.summary import bootstrap_interval, proportion_interval
 
 Maps = Sequence[Tensor]
@@ -102,23 +101,20 @@ def perceptual_similarity(recovered_maps: Maps, original_maps: Maps) -> Float64[
             f"maps of {len(recovered_maps)} and {len(original_maps)} layers; give the same layers "
             "of both images, at least one"
         )
-    losses = [
-        _layer_loss(f, g, layer)
-        for layer, (f, g) in enumerate(zip(recovered_maps, original_maps, strict=True))
-    ]
+    losses = []
+    for layer, maps in enumerate(zip(recovered_maps, original_maps, strict=True)):
+        f, g = maps
+        if f.shape != g.shape or f.numel() == 0 or f.dim() < 2:
+            raise ValueError(
+                f"maps of layer {layer} are {tuple(f.shape)} and {tuple(g.shape)}; expected "
+                "(n, channels, positions ...) of the same shape for both images"
+            )
+        if not bool(f.isfinite().all() and g.isfinite().all()):
+            raise ValueError(f"maps of layer {layer} are not finite; check the network's weights")
+        exact = (one.double().reshape(*one.shape[:2], -1) for one in maps)
+        unit = [one / (torch.linalg.vector_norm(one, dim=1, keepdim=True) + _EPS) for one in exact]
+        losses.append((unit[0] - unit[1]).square().sum(1).mean(1) / 2)
     return 1 - torch.stack(losses).mean(0)
-
-
-def cosine_similarity(
-    recovered: Float[Tensor, "n c h w"], original: Float[Tensor, "n c h w"]
-) -> Float64[Tensor, " n"]:
-    """The cosine between each image and its original as vectors (MixCon paper, table 2); 0 where
-    one is 0. Raises ValueError for images that do not match or are not finite."""
-    require_same_shape(recovered, original)
-    errors(recovered, original)  # raises where pixels are not finite
-    x, y = recovered.double().flatten(1), original.double().flatten(1)
-    cosine: Tensor = torch.nn.functional.cosine_similarity(x, y, dim=1, eps=1e-30)
-    return cosine
 
 
 def spread(scores: Float[Tensor, " n"], *, higher_is_alike: bool = True) -> Spread:
@@ -135,24 +131,6 @@ def spread(scores: Float[Tensor, " n"], *, higher_is_alike: bool = True) -> Spre
         worst=float(exact[row]),
         worst_row=row,
     )
-
-
-def _layer_loss(f: Tensor, g: Tensor, layer: int) -> Float64[Tensor, " n"]:
-    if f.shape != g.shape or f.numel() == 0 or f.dim() < 2:
-        raise ValueError(
-            f"maps of layer {layer} are {tuple(f.shape)} and {tuple(g.shape)}; expected "
-            "(n, channels, positions ...) of the same shape for both images"
-        )
-    if not bool(f.isfinite().all() and g.isfinite().all()):
-        raise ValueError(f"maps of layer {layer} are not finite; check the network's weights")
-    difference = _unit(f) - _unit(g)
-    return difference.square().sum(1).mean(1) / 2
-
-
-def _unit(maps: Tensor) -> Float64[Tensor, "n k p"]:
-    exact = maps.double().reshape(*maps.shape[:2], -1)
-    length: Tensor = torch.linalg.vector_norm(exact, dim=1, keepdim=True)
-    return exact / (length + _EPS)
 
 
 ACCURATE = 1e-7

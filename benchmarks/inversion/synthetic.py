@@ -25,11 +25,12 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
+from torch.nn import functional
 
 from benchmarks.record import Claim, decided_claims, hardware, parse_claims
 from recon_core.attacks.inversion.feature_matching import SYNTHETIC
 from recon_core.attacks.inversion.run import KnownClassifier
-from recon_core.similarity import cosine_similarity, errors
+from recon_core.similarity import errors
 from recon_core.types import seeded_generator
 from recon_core.victims.separability import MixCon, separability
 from recon_core.victims.split import SplitMLP, evaluate_split, features_of, initial_weights
@@ -105,7 +106,10 @@ def numbers_of(seed: int, server: str) -> dict[str, Any]:
             generators=[drawn(i, f"synthetic start {seed}") for i in range(len(tests))],
         ).x
         found.setdefault("se", []).append(errors(recovered, tests).tolist())
-        found.setdefault("cs", []).append(cosine_similarity(recovered, tests).tolist())
+        cosines = functional.cosine_similarity(
+            recovered.double().flatten(1), tests.double().flatten(1)
+        )
+        found.setdefault("cs", []).append(cosines.tolist())
     return found
 
 

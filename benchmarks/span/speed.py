@@ -32,11 +32,10 @@ from recon_core.attacks.span.attack import SpanAttack, separate
 from recon_core.attacks.span.rows import weight_rows
 from recon_core.attacks.span.search import searched, separator_for
 from recon_core.attacks.span.separation import independent, rotation_start
-from recon_core.criteria import images_found
 from recon_core.matching import fit_to_range
 from recon_core.metrics import ssim_matrix
 from recon_core.sampling import binary_labels
-from recon_core.summary import N_BOOTSTRAP
+from recon_core.summary import N_BOOTSTRAP, images_found
 from recon_core.types import RunSpec, seeded_generator
 from storage.sources.load import ImageSet, load_images
 

@@ -17,12 +17,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from recon_core.criteria import (
-    best_in_top_quarter,
-    bin_of,
-    equal_count_edges,
-    rank_correlation,
-)
 from recon_core.matching import (
     fit_to_range,
     nearest_distances,
@@ -30,7 +24,13 @@ from recon_core.matching import (
 )
 from recon_core.metrics import ncc_matrix
 from recon_core.ranking import agreement, consistency
-from recon_core.summary import score_matches
+from recon_core.summary import (
+    best_in_top_quarter,
+    bin_of,
+    equal_count_edges,
+    rank_correlation,
+    score_matches,
+)
 from recon_core.types import seeded_generator
 from storage.pairs.dataset import Dataset
 from tasks.attack_file.comparison import six_digits

@@ -167,7 +167,7 @@ def test_a_share_refuses_what_has_none() -> None:
     scores, member = audit(np.zeros((2, 3)), np.zeros((2, 3)))
     member[1] = False
     refuses(r"victims have \[3, 0\] members; a share needs", share_found, scores, member, rate=0.0)
-    refuses(r"victims have \[\] members", share_found, scores[:0], member[:0], rate=0.0)
+    refuses(r"rate=0.0 of 0 decoys", share_found, scores[:0], member[:0], rate=0.0)
     refuses(r"rate=0.0 of 0 decoys", share_found, scores, np.ones((2, 6), bool), rate=0.0)
     refuses(r"rate=1.0 of 6", share_found, *audit(np.zeros((2, 3)), np.zeros((2, 3))), rate=1.0)
 

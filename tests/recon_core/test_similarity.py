@@ -15,7 +15,6 @@ from recon_core.similarity import (
     ACCURATE,
     APPROXIMATE,
     THRESHOLDS,
-    cosine_similarity,
     errors,
     perceptual_similarity,
     psnr,
@@ -113,13 +112,6 @@ def test_all_scores_at_once() -> None:
     assert same.mse.tolist() == [0.0] * N
 
 
-def test_cosine_similarity() -> None:
-    x = torch.tensor([[3.0, 4.0], [1.0, 0.0], [1.0, 1.0], [0.0, 0.0]]).view(4, 1, 1, 2)
-    y = torch.tensor([[6.0, 8.0], [0.0, 2.0], [-1.0, -1.0], [1.0, 0.0]]).view(4, 1, 1, 2)
-    assert cosine_similarity(x, y).tolist() == pytest.approx([1.0, 0.0, -1.0, 0.0], abs=1e-12)
-    assert float(cosine_similarity(1e-9 * x, y)[0]) == pytest.approx(1.0)
-
-
 def test_the_worst_case_is_the_image_recovered_best() -> None:
     scores = torch.tensor([0.2, 0.8, 0.5])
     found = spread(scores)
@@ -146,7 +138,6 @@ one, two, nothing = torch.rand(2, 1, 1, 1), torch.rand(2, 3), torch.empty(0)
             ([two, two], [two, torch.rand(2, 4)]),
         ),
         ("layer 0 are not finite", perceptual_similarity, ([two * torch.nan], [two])),
-        ("NaN or infinite", cosine_similarity, (images(0), images(0) / 0)),
         ("0 scores", spread, (nothing,)),
         ("all of them finite", spread, (torch.tensor([0.1, torch.nan]),)),
         (r"images \[1\]", errors, (torch.tensor([0, torch.nan]).view(2, 1, 1, 1), one)),

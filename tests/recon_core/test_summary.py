@@ -7,21 +7,19 @@ import pytest
 import torch
 from scipy import stats
 
-from recon_core.criteria import (
-    best_in_top_quarter,
-    bin_of,
-    equal_count_edges,
-    images_found,
-    rank_correlation,
-)
 from recon_core.metrics import ssim_pairs
 from recon_core.summary import (
+    best_in_top_quarter,
     best_matches,
+    bin_of,
     bootstrap_interval,
     compare,
     detect,
+    equal_count_edges,
+    images_found,
     n_above_every,
     proportion_interval,
+    rank_correlation,
     roc,
     score_matches,
     summarise,

@@ -24,10 +24,10 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from recon_core.attacks.kkt.objective import KKTAttack
-from recon_core.criteria import images_found, rank_correlation
 from recon_core.matching import fit_to_range, scaled_to_range
 from recon_core.metrics import SSIMConvention, ncc_matrix, ssim_matrix, ssim_pairs
 from recon_core.ranking import agreement, clusters, consistency, rank_runs
+from recon_core.summary import images_found, rank_correlation
 from tasks.attack_file.comparison import MAX_PAIRS, N_NEAREST, compared
 from tasks.attack_file.pictures import Named, Shape
 from tasks.evaluation.record import rounded
@@ -83,7 +83,7 @@ class Ranked:
 class RankingQuality:
     """Quality of the ranking by the training images. `spearman`: correlation of the order with the
     best SSIM with any of them. `n_false` of all pictures are like none. `n_found`: training images
-    at each of `FALSE_SHARES` (`recon_core.criteria.images_found`)."""
+    at each of `FALSE_SHARES` (`recon_core.summary.images_found`)."""
 
     spearman: float | None
     n_false: int
