@@ -11,13 +11,14 @@ import argparse
 import importlib.metadata
 import json
 import math
-import multiprocessing
 import os
 import platform
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TypeVar
 
@@ -196,8 +197,8 @@ def measured(
     reference_value: float | None = None,
 ) -> Measurement:
     """A number to four digits, alone or beside another."""
-    value = _significant(value)
-    other = None if reference_value is None else _significant(reference_value)
+    value = float(f"{value:.4g}")
+    other = None if reference_value is None else float(f"{reference_value:.4g}")
     return Measurement(
         benchmark=benchmark,
         case=case,
@@ -205,7 +206,7 @@ def measured(
         unit=unit,
         reference=None if other is None else reference,
         reference_value=other,
-        ratio=None if other is None else _significant(other / value),
+        ratio=None if other is None else float(f"{other / value:.4g}"),
         repeats=repeats,
         hardware=hardware(),
         versions=versions(),
@@ -244,11 +245,13 @@ def in_new_processes(
     action: Callable[..., float], given: tuple[object, ...], *, repeats: int
 ) -> float:
     """The median of what `action` gives, each time in a process of its own."""
-    found = []
-    for _ in range(repeats):
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            found.append(pool.apply(action, given))
-    return statistics.median(found)
+    return statistics.median(in_new_process(action, *given) for _ in range(repeats))
+
+
+def in_new_process(action: Callable[..., _Results], *given: object) -> _Results:
+    """Result of a call in a process of its own, which may start others."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(action, *given).result()
 
 
 def added_memory(warm_up: Callable[[], object], action: Callable[[], object]) -> float:
@@ -349,7 +352,3 @@ def seconds_of(action: Callable[[], object]) -> float:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter() - start
-
-
-def _significant(value: float, digits: int = 4) -> float:
-    return float(f"{value:.{digits}g}")

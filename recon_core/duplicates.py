@@ -64,7 +64,6 @@ def near_duplicates(
     others: Shaped[Tensor, "m c h w"],
     *,
     threshold: float = THRESHOLD,
-    mirrored: bool = True,
     progress: Progress = no_progress,
 ) -> NearDuplicates:
     """The images whose most alike of `others` is more alike than `threshold`, in [0, 1). Raises
@@ -73,7 +72,7 @@ def near_duplicates(
         raise ValueError(
             f"threshold={threshold}; expected a correlation from 0 to below 1, such as {THRESHOLD}"
         )
-    found = most_alike(images, others, mirrored=mirrored, progress=progress)
+    found = most_alike(images, others, progress=progress)
     rows = (found.correlation > threshold).nonzero().squeeze(1)
     return NearDuplicates(rows=rows, nearest=found.row[rows], correlation=found.correlation[rows])
 
@@ -82,10 +81,9 @@ def most_alike(
     images: Shaped[Tensor, "n c h w"],
     others: Shaped[Tensor, "m c h w"],
     *,
-    mirrored: bool = True,
     progress: Progress = no_progress,
 ) -> MostAlike:
-    """Each image's most alike of `others`, also of the mirrored image if `mirrored`.
+    """Each image's most alike of `others`, of the image or its mirror image.
 
     Images are uint8, or float in [0, 1]. Ties go to the lowest row, unmirrored before mirrored.
     Exact copies have correlation 1; otherwise an image without contrast, or without detail inside
@@ -98,14 +96,13 @@ def most_alike(
     best = torch.full((n,), -1.0, device=images.device)
     flipped = torch.zeros(n, dtype=torch.bool, device=images.device)
     blocks = [(i, j) for i in range(0, n, IMAGE_ROWS) for j in range(0, len(others), OTHER_ROWS)]
-    sides: list[tuple[bool, tuple[Tensor, Tensor]]] = []
+    sides: list[tuple[Tensor, Tensor]] = []
     for k, (i, j) in enumerate(blocks):
         mine = slice(i, i + IMAGE_ROWS)
         if j == 0:
-            views = [(False, images[mine]), *([(True, images[mine].flip(3))] if mirrored else [])]
-            sides = [(is_mirrored, _directions(view)) for is_mirrored, view in views]
+            sides = [_directions(images[mine]), _directions(images[mine].flip(3))]
         whole, detail = _directions(others[j : j + OTHER_ROWS])
-        for is_mirrored, (left, left_detail) in sides:
+        for is_mirrored, (left, left_detail) in zip((False, True), sides, strict=False):
             alike = torch.minimum(left @ whole.T, left_detail @ detail.T)
             value, column = alike.max(dim=1)
             better = value > best[mine]
@@ -114,8 +111,13 @@ def most_alike(
             flipped[mine] = torch.where(better, is_mirrored, flipped[mine])
         progress((k + 1) / len(blocks))
     best.clamp_(-1.0, 1.0)
-    for i, (copy, is_mirrored) in _copies(images, others, mirrored).items():
-        row[i], best[i], flipped[i] = copy, 1.0, is_mirrored
+    first: dict[bytes, int] = {}  # exact copies, whose detail may be none
+    for k, other in enumerate(others):
+        first.setdefault(_content(other), k)
+    for i, image in enumerate(images):
+        for is_mirrored, view in ((True, image.flip(2)), (False, image)):
+            if (copy := first.get(_content(view))) is not None:
+                row[i], best[i], flipped[i] = copy, 1.0, is_mirrored
     return MostAlike(row=row, correlation=best, mirrored=flipped)
 
 
@@ -143,22 +145,6 @@ def _blurred(images: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c h w"]:
     return F.conv2d(
         F.conv2d(padded, rows, groups=n_channels), rows.transpose(2, 3), groups=n_channels
     )
-
-
-def _copies(
-    images: Shaped[Tensor, "n c h w"], others: Shaped[Tensor, "m c h w"], mirrored: bool
-) -> dict[int, tuple[int, bool]]:
-    """Of each image that is among `others` pixel by pixel: where, and whether mirrored."""
-    first: dict[bytes, int] = {}
-    for row, other in enumerate(others):
-        first.setdefault(_content(other), row)
-    found = {}
-    for i, image in enumerate(images):
-        if (row := first.get(_content(image), -1)) >= 0:
-            found[i] = (row, False)
-        elif mirrored and (row := first.get(_content(image.flip(2)), -1)) >= 0:
-            found[i] = (row, True)
-    return found
 
 
 def _content(image: Shaped[Tensor, "c h w"]) -> bytes:

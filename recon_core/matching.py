@@ -183,14 +183,10 @@ def runner_up(
 
 
 def identified(
-    scores: Float[Tensor, "p t"],
-    row: Int[Tensor, " t"],
-    member: Bool[Tensor, " t"],
-    *,
-    gap: float = GAP,
+    scores: Float[Tensor, "p t"], row: Int[Tensor, " t"], member: Bool[Tensor, " t"]
 ) -> Bool[Tensor, " t"]:
     """Images whose best picture, in `row` of `scores` (-1: none), is nearer to them than to any
-    other image by at least `gap` (the rule of the image restoration paper, section 2, without its
+    other image by at least `GAP` (the rule of the image restoration paper, section 2, without its
     threshold). `member` and the rivals of an image are those of `runner_up`.
 
     Where images resemble each other, a picture may be like many of them; this counts those that a
@@ -199,7 +195,7 @@ def identified(
     if scores.shape[0] == 0:
         return torch.zeros_like(member)
     best = scores[row.clamp_min(0), torch.arange(len(row), device=row.device)]
-    return (row >= 0) & (best - runner_up(scores, row, member) >= gap)
+    return (row >= 0) & (best - runner_up(scores, row, member) >= GAP)
 
 
 def nearest_distances(

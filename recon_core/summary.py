@@ -293,8 +293,9 @@ def rank_correlation(
     whole `units` of values that belong together. Raises ValueError if a value is not finite or the
     lengths differ.
     """
-    one = np.zeros(len(x), np.int64)
-    groups = one if within is None else np.unique(within, return_inverse=True)[1]
+    groups = np.zeros(len(x), np.int64)
+    if within is not None:
+        groups = np.unique(within, return_inverse=True)[1].astype(np.int64)
     if not len(x) == len(y) == len(groups) or not (np.isfinite(x) & np.isfinite(y)).all():
         raise ValueError(
             f"x has {len(x)} and y {len(y)} values; expected as many, all of them finite"

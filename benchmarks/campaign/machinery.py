@@ -17,9 +17,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -33,7 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.record import Measurement, measured, process_memory, publish
+from benchmarks.record import Measurement, in_new_process, measured, process_memory, publish
 from flows.generate import make_pairs, publish_store
 from recon_core.attacks.family_run import FamilyRun
 from recon_core.sampling import Phase, Sampling
@@ -63,7 +60,6 @@ RUNS_PER_PART = 50
 IMAGES_PER_RUN, N_IMAGES, POOL_SIZE = 300, 50_000, 4000
 PIXELS, PICTURE = 8, 32
 TIME_GOAL_S, MEMORY_GOAL_GIB = 900.0, 1.0
-MODULE = "benchmarks.campaign.machinery"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +161,16 @@ def run_here(folder: Path, n_runs: int, n_workers: int, n_images: int) -> dict[s
     thread = threading.Thread(target=sample, daemon=True)
     started = time.time()
     thread.start()
-    dataset = as_flow(campaign, images, folder, n_workers)
+    plan, workers = Plan(campaign, images), Workers(n_workers=n_workers, device="cpu")
+
+    @flow(name="campaign of nothing", validate_parameters=False)
+    def generate() -> Dataset:  # what `flows.generate` does after it has read its images
+        dataset = open_store(folder / "pairs", campaign, images)
+        dataset = make_pairs(plan, dataset, workers, "cpu", "Generate nothing")
+        publish_store(dataset, plan, "train", folder)
+        return dataset
+
+    dataset = generate()
     seconds = time.time() - started
     over.set()
     thread.join()
@@ -187,35 +192,13 @@ def run_here(folder: Path, n_runs: int, n_workers: int, n_images: int) -> dict[s
     }
 
 
-@flow(name="campaign of nothing", validate_parameters=False)
-def as_flow(campaign: Campaign, images: ImageSet, folder: Path, n_workers: int) -> Dataset:
-    """Work of `flows.generate` after it has read its images."""
-    plan = Plan(campaign, images)
-    dataset = open_store(folder / "pairs", campaign, images)
-    dataset = make_pairs(
-        plan, dataset, Workers(n_workers=n_workers, device="cpu"), "cpu", "Generate nothing"
-    )
-    publish_store(dataset, plan, "train", folder)
-    return dataset
-
-
-def in_fresh_process(n_runs: int, n_workers: int, n_images: int) -> dict[str, Any]:
-    """Record of a process of its own that ran a campaign of `n_runs` runs."""
-    with tempfile.TemporaryDirectory(prefix="palimpsest-machinery-") as folder:
-        command = [sys.executable, "-m", MODULE, "--folder", folder]
-        options = {"one": n_runs, "workers": n_workers, "images": n_images}
-        for name, value in options.items():
-            command += [f"--{name}", str(value)]
-        subprocess.run(command, check=True)
-        return dict(json.loads((Path(folder) / "facts.json").read_text()))
-
-
 def measure(
     sizes: Sequence[int], *, n_workers: int = 2, n_images: int = N_IMAGES
 ) -> Iterator[Measurement]:
     """Seconds and peak memory of campaigns of no-op runs."""
     for n_runs in sizes:
-        facts = in_fresh_process(n_runs, n_workers, n_images)
+        with tempfile.TemporaryDirectory(prefix="palimpsest-machinery-") as folder:
+            facts = in_new_process(run_here, Path(folder), n_runs, n_workers, n_images)
         what = (
             f"{facts['n_runs']} runs that do nothing, {facts['n_parts']} parts, {n_workers} "
             f"workers, images of {PICTURE} x {PICTURE} pixels"
@@ -243,14 +226,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--runs", help="sizes, with commas between them")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--images", type=int, help="how many images the source has")
-    parser.add_argument("--one", type=int, help="run this many here, into --folder")
-    parser.add_argument("--folder", type=Path, default=Path("palimpsest-machinery"))
     options = parser.parse_args(argv)
     n_images = options.images or (400 if options.quick else N_IMAGES)
-    if options.one is not None:
-        facts = run_here(options.folder, options.one, options.workers, n_images)
-        (options.folder / "facts.json").write_text(json.dumps(facts))
-        return
     sizes: Sequence[int] = QUICK_SIZES if options.quick else SIZES
     if options.runs:
         sizes = [int(text) for text in options.runs.split(",")]
@@ -259,4 +236,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 if __name__ == "__main__":
     # Workers must find the experiment's class by its module's name, not in __main__.
-    importlib.import_module(MODULE).main()
+    importlib.import_module("benchmarks.campaign.machinery").main()

@@ -173,11 +173,12 @@ FAMILIES = (
     Family("hard company hurts", _logistic, (1e-6, 0.9), (0.1, 20), company=0.3),
     Family("hard company helps", _logistic, (1e-6, 0.9), (0.1, 20), company=-0.3),
 )
+CALIBRATION_STEPS = 13
 N_TUNED = 2
 """The settings of `adaptive` were chosen in so many of them, from the first on."""
 
 
-def calibrate(family: Family, paper: Paper, *, steps: int = 13) -> tuple[float, float]:
+def calibrate(family: Family, paper: Paper) -> tuple[float, float]:
     """(level, spread) with which the paper's campaign covers as many images and gives as many pairs
     as the paper says; ValueError if it misses either by more than 2 %."""
     thin = paper.thin()
@@ -190,11 +191,13 @@ def calibrate(family: Family, paper: Paper, *, steps: int = 13) -> tuple[float, 
         return int((now[2] > 0).sum()), float(now[2].sum()) / thin.n_runs
 
     def level_for(spread: float) -> float:
-        return _bisect(family.level, steps, lambda x: found(x, spread)[1] < thin.pairs_per_run)
+        return _bisect(
+            family.level, CALIBRATION_STEPS, lambda x: found(x, spread)[1] < thin.pairs_per_run
+        )
 
     spread = _bisect(
         family.spread,
-        steps,
+        CALIBRATION_STEPS,
         lambda x: (found(level_for(x), x)[0] < thin.covered) == family.evens,
     )
     level = level_for(spread)

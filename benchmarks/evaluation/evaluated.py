@@ -67,10 +67,6 @@ class Evaluated:
     def threshold(self) -> float:
         return float(self.record["settings"]["good_threshold"])
 
-    @property
-    def n_victims(self) -> int:
-        return len(set(self.record["targets"]["victim"]))
-
     def of_kind(self, *kinds: str) -> list[str]:
         return [name for name, body in self.methods.items() if body["kind"] in kinds]
 

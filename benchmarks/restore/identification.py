@@ -32,7 +32,7 @@ import torch
 
 from benchmarks.evaluation.evaluated import PLAIN
 from benchmarks.record import Claim, Measurement, decided_claims, measured, publish
-from benchmarks.restore.in_span import MORE, WORSE
+from benchmarks.restore.in_span import MORE, WORSE, ratio
 from benchmarks.span.speed import HIGH, LOW
 from flows.generate import images_of
 from flows.settings import read_recipe
@@ -44,7 +44,7 @@ from storage.sources.load import ImageSet
 from tasks.evaluation.pictures import OF_VICTIMS, run_file, victim_file
 from tasks.evaluation.settings import BASELINES, PROJECTED
 from tasks.page.formats import OURS
-from tasks.study.statements import NotTestableError, Statement, Verdict, above
+from tasks.study.statements import NotTestableError, Statement, Verdict
 from tasks.workspace import Workspace
 
 Values = npt.NDArray[np.float64]
@@ -74,35 +74,33 @@ def told_by(workspace: Path, record: Mapping[str, Any], images: ImageSet) -> dic
         raise ValueError(f"{images.name} has other images than {workspace}: its data changed")
     if record["dataset"]["attacks_per_victim"] != 1:
         raise ValueError(f"{workspace} has several attacks on a victim; this is for one")
+    cache = workspace / "evaluation" / "cache"
     victims = np.array(record["targets"]["victim"])
     ids = [np.array(record[side]["image_id"]) for side in ("targets", "decoys")]
     found: dict[str, list[tuple[Values, ...]]] = {}
     for victim in np.unique(victims).tolist():
-        mine = victims == victim
-        rows = np.concatenate([of_side[mine] for of_side in ids])
+        rows = np.concatenate([of_side[victims == victim] for of_side in ids])
         wanted = torch.from_numpy(images.images[rows]).float() / 255
         for method in record["methods"]:
-            pictures = _pictures(workspace / "evaluation" / "cache", victim, method)
-            found.setdefault(method, []).append(_scores(pictures, wanted))
+            stem = method.removesuffix(PROJECTED)
+            for step in filter(None, (stem, stem.rpartition("_x")[0])):
+                file = victim_file if step in OF_VICTIMS else run_file
+                if (there := load_checkpoint(cache, file(victim, step))) is not None:
+                    break
+            else:
+                raise ValueError(
+                    f"{cache} has nothing of {method}, victim {victim}; evaluate again"
+                )
+            pictures = torch.from_numpy(there[0][f"{method}/picture"]).float() / 255
+            found.setdefault(method, []).append(scores_of(pictures, wanted))
     return {
         method: Told(*(np.stack(column) for column in zip(*of_victims, strict=True)))
         for method, of_victims in found.items()
     }
 
 
-def _pictures(cache: Path, victim: int, method: str) -> torch.Tensor:
-    """The best picture of a victim's images, then of its decoys."""
-    stem = method.removesuffix(PROJECTED)
-    for step in (stem, stem.rpartition("_x")[0]):
-        file = victim_file if step in OF_VICTIMS else run_file
-        there = load_checkpoint(cache, file(victim, step)) if step else None
-        if there is not None:
-            return torch.from_numpy(there[0][f"{method}/picture"]).float() / 255
-    raise ValueError(f"{cache} has nothing of {method}, victim {victim}; evaluate again")
-
-
-def _scores(pictures: torch.Tensor, wanted: torch.Tensor) -> tuple[Values, ...]:
-    """The columns of `Told`, of one victim."""
+def scores_of(pictures: torch.Tensor, wanted: torch.Tensor) -> tuple[Values, ...]:
+    """The columns of `Told`, from the best pictures of a victim's images and then its decoys."""
     n = len(wanted) // 2
     scores = ssim_matrix(pictures, wanted)
     rows, own = torch.arange(2 * n), scores.diagonal()
@@ -114,29 +112,31 @@ def _scores(pictures: torch.Tensor, wanted: torch.Tensor) -> tuple[Values, ...]:
 
 
 def lines(name: str, found: Mapping[str, Told], *, threshold: float) -> Iterator[Measurement]:
-    """The measurements of a job called `name`."""
+    """The measurements of a job called `name`; a mean below 0 counts as 0, a measurement being a
+    size."""
     before = found[PLAIN]
     n_victims, n = before.ssim.shape
     of = f"of {n_victims * n}"
     for method, told in found.items():
         line = partial(_line, f"{name}, {method}", repeats=n_victims)
-        yield line(float((told.ssim > threshold).sum()), f"good {of}")
-        yield line(float((told.decoy_ssim > threshold).sum()), f"good decoys {of}")
-        yield line(
-            float((told.swapped > threshold).sum()), f"good {of}, pictures of the next image"
-        )
-        yield line(_mean(told.ssim), "mean SSIM")
-        yield line(_mean(told.decoy_ssim), "mean SSIM of decoys")
-        yield line(_mean(told.swapped), "mean SSIM, pictures of the next image")
-        yield line(float((told.lead >= GAP).sum()), f"identified {of}")
-        yield line(float((told.decoy_lead >= GAP).sum()), f"identified decoys {of}")
-        alone = float((told.lead_among_decoys >= GAP).sum())
-        yield line(alone, f"identified decoys {of}, among decoys alone")
+        numbers: dict[str, Any] = {
+            f"good {of}": (told.ssim > threshold).sum(),
+            f"good decoys {of}": (told.decoy_ssim > threshold).sum(),
+            f"good {of}, pictures of the next image": (told.swapped > threshold).sum(),
+            "mean SSIM": max(0.0, told.ssim.mean()),
+            "mean SSIM of decoys": max(0.0, told.decoy_ssim.mean()),
+            "mean SSIM, pictures of the next image": max(0.0, told.swapped.mean()),
+            f"identified {of}": (told.lead >= GAP).sum(),
+            f"identified decoys {of}": (told.decoy_lead >= GAP).sum(),
+            f"identified decoys {of}, among decoys alone": (told.lead_among_decoys >= GAP).sum(),
+        }
         for rate in RATES:
             for what in ("lead", "ssim"):
                 count = _found(told, np.arange(n_victims), what=what, rate=rate)
-                yield line(count, f"found {of} by {what} at {rate:.0%} false positives")
-        yield line(float((told.ssim < before.ssim - WORSE).mean()), f"share worse by {WORSE:g}")
+                numbers[f"found {of} by {what} at {rate:.0%} false positives"] = count
+        numbers[f"share worse by {WORSE:g}"] = (told.ssim < before.ssim - WORSE).mean()
+        for unit, value in numbers.items():
+            yield line(float(value), unit)
         if method != PLAIN:
             yield from _ratios(line, told, before)
 
@@ -171,16 +171,13 @@ def _count(found: Lines, name: str, start: str) -> float:
 
 def _rises(found: Lines, unit: str, *, projected: bool = False) -> Verdict:
     name = _best(found, projected=projected)
-    value, low, high = (found[name][u] for u in (unit, f"{unit}, {LOW}", f"{unit}, {HIGH}"))
+    words, verdict = ratio(found[name], unit)
     counts = [
         [_count(found, m, f"identified{of}") for m in (PLAIN, name)] for of in ("", " decoys")
     ]
     (before, after), (lucky, luckier) = counts
-    told = (
-        f"{name}: {unit} {value:.3g} [{low:.3g}, {high:.3g}]; identified {before:g} -> {after:g}, "
-        f"decoys {lucky:g} -> {luckier:g}"
-    )
-    return told, above(low, high, 1.0)
+    counted = f"identified {before:g} -> {after:g}, decoys {lucky:g} -> {luckier:g}"
+    return f"{name}: {unit} {words}; {counted}", verdict
 
 
 def _no_more_decoys(found: Lines, *, projected: bool) -> Verdict:
@@ -249,11 +246,6 @@ def identification_claims(measurements: Sequence[Measurement], *, name: str) -> 
             seconds=None,
             machine=measurements[0].hardware,
         )
-
-
-def _mean(ssim: Values) -> float:
-    """0 for a mean below: a measurement is a size."""
-    return max(0.0, float(ssim.mean()))
 
 
 def _ratios(line: partial[Measurement], told: Told, before: Told) -> Iterator[Measurement]:

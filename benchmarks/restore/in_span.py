@@ -115,8 +115,15 @@ def restored(
     generator = seeded_generator(seed, 0, "dense")
     start = architecture.initial([generator], dtype=torch.float32).map(lambda t: t.to(device))
     labels = torch.tensor([1.0, -1.0], device=device).repeat_interleave(n // 2)
-    scored = partial(_scored, mean=mean, seen=seen, decoys=decoys)
     methods, laps = {}, [time.perf_counter()]
+
+    def scored(x: Tensor, seconds: float) -> Scored:
+        pictures = _pictures(x, mean)
+        best, lucky = (
+            [round(float(s), 4) for s in ssim_matrix(pictures, some).amax(0)]
+            for some in (seen, decoys)
+        )
+        return Scored(images=best, decoys=lucky, seconds=round(seconds, 1))
 
     def lap() -> float:
         """Seconds since the last one."""
@@ -198,15 +205,22 @@ Lines = Mapping[str, float]
 """Values by unit, of one size."""
 
 
-def rises(found: Lines, unit: str, said: str) -> Verdict:
-    return f"{said} {_interval(found, unit)}", _above_one(found, unit)
+def ratio(found: Lines, unit: str) -> Verdict:
+    """A ratio with its interval, and whether it is above 1."""
+    low, high = (found[f"{unit}, {end}"] for end in (LOW, HIGH))
+    return f"{found[unit]:.3g} [{low:.3g}, {high:.3g}]", above(low, high, 1.0)
+
+
+def rises(found: Lines, unit: str, name: str) -> Verdict:
+    words, verdict = ratio(found, unit)
+    return f"{name} {words}", verdict
 
 
 def model_beats_generic(found: Lines) -> Verdict:
-    units = {name: f"{SSIM_OVER} {name}, projected" for name in GENERIC_RESTORERS}
-    told = ", ".join(f"{name} {_interval(found, unit)}" for name, unit in units.items())
-    verdicts = [_above_one(found, unit) for unit in units.values()]
-    return f"SSIM over that of {told}, each projected on the span", every(verdicts)
+    names = tuple(GENERIC_RESTORERS)
+    verdicts = [rises(found, f"{SSIM_OVER} {name}, projected", name) for name in names]
+    words = ", ".join(text for text, _verdict in verdicts)
+    return f"SSIM over that of {words}, each projected on the span", every(v for _t, v in verdicts)
 
 
 def almost_none_is_worse(found: Lines) -> Verdict:
@@ -225,12 +239,12 @@ STATEMENTS: tuple[Statement[Lines], ...] = (
         claim="Inside a known span, a network that learned from public images gives back more good "
         "images than sparse derivatives alone",
         rule=MORE.format("good after over good before"),
-        check=partial(rises, unit=RISES, said="good after over before"),
+        check=partial(rises, unit=RISES, name="good after over before"),
     ),
     _of_ours(
         claim="... and more than among images that were not trained on",
         rule=MORE.format("good less good decoys, after over before,"),
-        check=partial(rises, unit=BEYOND, said=BEYOND),
+        check=partial(rises, unit=BEYOND, name=BEYOND),
     ),
     _of_ours(
         claim="... and a higher SSIM than classical denoisers inside the span",
@@ -283,15 +297,6 @@ def in_span_claims(measurements: Sequence[Measurement], *, name: str) -> Iterato
         )
 
 
-def _interval(found: Lines, unit: str) -> str:
-    ends = [found[f"{unit}, {end}"] for end in (LOW, HIGH)]
-    return f"{found[unit]:.3g} [{ends[0]:.3g}, {ends[1]:.3g}]"
-
-
-def _above_one(found: Lines, unit: str) -> bool | None:
-    return above(found[f"{unit}, {LOW}"], found[f"{unit}, {HIGH}"], 1.0)
-
-
 def _values(found: Sequence[Restored], name: str, of: str = "images") -> np.ndarray:
     return np.array([getattr(some.methods[name], of) for some in found])
 
@@ -318,14 +323,6 @@ def _sheet(found: dict[str, Tensor], mean: Tensor, seen: Tensor) -> bytes:
         rows.append((name, [(eight_bits(p), f"{s:.2f}", s > GOOD) for p, s in tiles]))
     title = f"{len(chosen)} of {len(seen)} images, in even ranks of the attack's SSIM (bold: good)"
     return strips_sheet([title, *wrapped(rows)], columns=COLUMNS)
-
-
-def _scored(x: Tensor, seconds: float, *, mean: Tensor, seen: Tensor, decoys: Tensor) -> Scored:
-    pictures = _pictures(x, mean)
-    best, lucky = (
-        [round(float(s), 4) for s in ssim_matrix(pictures, some).amax(0)] for some in (seen, decoys)
-    )
-    return Scored(images=best, decoys=lucky, seconds=round(seconds, 1))
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -48,7 +48,7 @@ _line = partial(measured, "restore")
 
 
 PLAIN = "the same network, channels first, eager, plain Adam"
-EDM_STEPS = 18
+EDM_STEPS, TIMED_STEPS = 18, 3
 NEARLY_ZERO = 1e-3
 
 
@@ -70,37 +70,19 @@ class Case:
     def side(self) -> int:
         return self.restorer.resolution if isinstance(self.restorer, EDM) else 32
 
-
-@dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """Sizes of the measurement. `edm_steps` sampler steps are timed of `EDM_STEPS`."""
-
-    cases: tuple[Case, ...]
-    repeats: int
-    edm_steps: int
-    n_waits: int
-    store: store_sample.Sizes
+    def few_steps(self, n_steps: int) -> PaperRestorer:
+        """An EDM of fewer sampler steps; a BF-DnCNN as it is."""
+        r = self.restorer
+        return replace(r, n_steps=n_steps) if isinstance(r, EDM) else r
 
 
-FULL = Sizes(
-    cases=(
-        Case(restorer=EDM(), batch=4, n_sampled=4),
-        Case(restorer=BFDnCNN(), batch=16, n_sampled=32),
-    ),
-    repeats=5,
-    edm_steps=3,
-    n_waits=10,
-    store=store_sample.Sizes(),
+CASES = (
+    Case(restorer=EDM(), batch=4, n_sampled=4),
+    Case(restorer=BFDnCNN(), batch=16, n_sampled=32),
 )
-QUICK = Sizes(
-    cases=(
-        Case(restorer=EDM(size="tiny"), batch=4, n_sampled=4),
-        Case(restorer=BFDnCNN(depth=5, n_channels=32), batch=4, n_sampled=4),
-    ),
-    repeats=3,
-    edm_steps=3,
-    n_waits=3,
-    store=store_sample.QUICK,
+QUICK = (
+    Case(restorer=EDM(size="tiny"), batch=4, n_sampled=4),
+    Case(restorer=BFDnCNN(depth=5, n_channels=32), batch=4, n_sampled=4),
 )
 
 
@@ -139,7 +121,7 @@ def check_sides(case: Case) -> None:
         value.backward()
     check_agreement(loss, reference, "losses")
     check_agreement(gradient(ours), gradient(theirs), "gradients")
-    few = few_steps(restorer, 3)
+    few = case.few_steps(TIMED_STEPS)
     sampled = [restored(few, net, 2, case.side) for net in (ours, theirs)]
     check_agreement(sampled[0], sampled[1], "restorations")
 
@@ -160,11 +142,6 @@ def restored(restorer: PaperRestorer, net: nn.Module, n: int, side: int) -> Tens
     return reference_restore(restorer, net, pictures, torch.stack(noise))
 
 
-def few_steps(restorer: PaperRestorer, n_steps: int) -> PaperRestorer:
-    """An EDM of fewer sampler steps; a BF-DnCNN as it is."""
-    return replace(restorer, n_steps=n_steps) if isinstance(restorer, EDM) else restorer
-
-
 def fits(case: Case) -> tuple[Fit, ReferenceFit]:
     """Both sides before their first step, with the same weights."""
     training = PAPER_TRAININGS[case.restorer.kind]
@@ -173,28 +150,28 @@ def fits(case: Case) -> tuple[Fit, ReferenceFit]:
     return ours, ReferenceFit(case.restorer, training, nets[0], nets[1].requires_grad_(False))
 
 
-def training(case: Case, sizes: Sizes) -> Iterator[Measurement]:
+def training(case: Case, repeats: int) -> Iterator[Measurement]:
     """Seconds per image of a training step."""
     ours, theirs = fits(case)
     batch = example_batch(case.batch, case.side)
     timing = compared(
         "restore",
-        f"training, per image, {case}, batches of {case.batch}, {threads()}",
+        f"training, per image, {case}, batches of {case.batch}, {torch.get_num_threads()} threads",
         ours=lambda: ours.update(batch),
         reference=PLAIN,
         theirs=lambda: theirs.update(batch, theirs.step),
-        repeats=sizes.repeats,
+        repeats=repeats,
         per_call=case.batch,
     )
     yield timing
-    yield _line("the same, images a second", 1 / timing.value, "img/s", sizes.repeats)
+    yield _line("the same, images a second", 1 / timing.value, "img/s", repeats)
 
 
-def sampling(case: Case, sizes: Sizes) -> Iterator[Measurement]:
+def sampling(case: Case, repeats: int) -> Iterator[Measurement]:
     """Seconds per restored image."""
     net = lively(case.restorer).eval()
     theirs = reference_net(case.restorer, net.state_dict()).eval()
-    restorer = few_steps(case.restorer, sizes.edm_steps)
+    restorer = case.few_steps(TIMED_STEPS)
     n, share, how = case.n_sampled, 1.0, ""
     if isinstance(restorer, EDM):
         n_full, n_timed = 2 * EDM_STEPS - 1, 2 * restorer.n_steps - 1
@@ -202,11 +179,11 @@ def sampling(case: Case, sizes: Sizes) -> Iterator[Measurement]:
         how = f", {n_full} evaluations of the network, {n_timed} of which are timed"
     timing = compared(
         "restore",
-        f"sampling, per image, {case}, {n} at once{how}, {threads()}",
+        f"sampling, per image, {case}, {n} at once{how}, {torch.get_num_threads()} threads",
         ours=lambda: restored(restorer, net, n, case.side),
         reference=PLAIN.removesuffix(", plain Adam"),
         theirs=lambda: restored(restorer, theirs, n, case.side),
-        repeats=sizes.repeats,
+        repeats=repeats,
         per_call=n,
     )
     assert timing.reference_value is not None
@@ -214,19 +191,19 @@ def sampling(case: Case, sizes: Sizes) -> Iterator[Measurement]:
         float(f"{seconds * share:.4g}") for seconds in (timing.value, timing.reference_value)
     )
     yield replace(timing, value=value, reference_value=reference_value)
-    yield _line("the same, images a second", 1 / value, "img/s", sizes.repeats)
+    yield _line("the same, images a second", 1 / value, "img/s", repeats)
 
 
 def peak_memory(case: Case) -> Iterator[Measurement]:
     """Memory that two training steps, and sampling, add to a process that has loaded torch."""
-    for what in ("training", "sampling"):
+    n_threads = torch.get_num_threads()
+    for what, n in (("training", case.batch), ("sampling", case.n_sampled)):
         ours, theirs = (
-            in_new_processes(_added_memory, (side, what, case, torch.get_num_threads()), repeats=3)
+            in_new_processes(_added_memory, (side, what, case, n_threads), repeats=3)
             for side in ("ours", "theirs")
         )
-        n = case.batch if what == "training" else case.n_sampled
         yield _line(
-            f"peak memory of {what}, {case}, {n} images at once, {threads()}",
+            f"peak memory of {what}, {case}, {n} images at once, {n_threads} threads",
             ours,
             "MiB",
             3,
@@ -237,14 +214,11 @@ def peak_memory(case: Case) -> Iterator[Measurement]:
 
 def _added_memory(side: str, what: str, case: Case, n_threads: int) -> float:
     torch.set_num_threads(n_threads)
-    small = replace(case, restorer=SMALLEST[case.restorer.kind], batch=2, n_sampled=2)
+    smallest: PaperRestorer = BFDnCNN(depth=3, n_channels=8)
+    if isinstance(case.restorer, EDM):
+        smallest = EDM(size="tiny")
+    small = Case(restorer=smallest, batch=2, n_sampled=2)
     return added_memory(partial(_work, side, what, small), partial(_work, side, what, case))
-
-
-SMALLEST: dict[str, PaperRestorer] = {
-    "edm": EDM(size="tiny"),
-    "bf_dncnn": BFDnCNN(depth=3, n_channels=8),
-}
 
 
 def _work(side: str, what: str, case: Case) -> None:
@@ -253,67 +227,65 @@ def _work(side: str, what: str, case: Case) -> None:
         net = lively(case.restorer)
         if side == "theirs":
             net = reference_net(case.restorer, net.state_dict())
-        restored(few_steps(case.restorer, 2), net, case.n_sampled, case.side)
+        restored(case.few_steps(2), net, case.n_sampled, case.side)
         return
-    batch = example_batch(case.batch, case.side)
+    batch, rule = example_batch(case.batch, case.side), PAPER_TRAININGS[case.restorer.kind]
     if side == "ours":
-        fit = Fit(case.restorer, PAPER_TRAININGS[case.restorer.kind], device="cpu")
+        fit = Fit(case.restorer, rule, device="cpu")
         for _ in range(2):
             fit.update(batch)
         return
     weights = case.restorer.build(seed=0).state_dict()
     nets = [reference_net(case.restorer, weights) for _ in range(2)]
     del weights
-    plain = ReferenceFit(case.restorer, PAPER_TRAININGS[case.restorer.kind], nets[0], nets[1])
+    plain = ReferenceFit(case.restorer, rule, nets[0], nets[1])
     for step in range(2):
         plain.update(batch, step)
 
 
-def waiting(case: Case, sizes: Sizes, dataset: Dataset) -> Iterator[Measurement]:
+def waiting(
+    case: Case, sizes: store_sample.Sizes, dataset: Dataset, n_waits: int
+) -> Iterator[Measurement]:
     """Wait of a training step for its batch of the balanced stream, after the first."""
-    feed = store_sample.training_examples(dataset, sizes.store, batch_size=case.batch, endless=True)
+    feed = store_sample.training_examples(dataset, sizes, batch_size=case.batch, endless=True)
     fit = Fit(case.restorer, PAPER_TRAININGS[case.restorer.kind], device="cpu")
     batches = iter(feed)
     fit.update(Examples(**next(batches)))
     waits, started = [], time.perf_counter()
-    for _ in range(sizes.n_waits):
+    for _ in range(n_waits):
         asked = time.perf_counter()
         batch = next(batches)
         waits.append(time.perf_counter() - asked)
         fit.update(Examples(**batch))
     whole = time.perf_counter() - started
     del batches  # its threads end
-    what = f"waiting for data, {case}, {sizes.n_waits} steps of {case.batch} images"
-    yield _line(f"{what}, per step", statistics.mean(waits), "s", sizes.n_waits)
+    what = f"waiting for data, {case}, {n_waits} steps of {case.batch} images"
+    yield _line(f"{what}, per step", statistics.mean(waits), "s", n_waits)
     yield _line(
         f"{what}, of the training's time",
         100 * sum(waits) / whole,
         "%",
-        sizes.n_waits,
+        n_waits,
         reference="image restoration paper, of its own training",
         reference_value=20.0,
     )
 
 
-def threads() -> str:
-    n = torch.get_num_threads()
-    return "1 thread" if n == 1 else f"{n} threads"
-
-
 def measure(quick: bool) -> Iterator[Measurement]:
     """Images a second and memory of both restorers, beside the same networks written plainly."""
-    sizes = QUICK if quick else FULL
-    for case in sizes.cases:
+    cases, repeats, n_waits = (QUICK, 3, 3) if quick else (CASES, 5, 10)
+    for case in cases:
         check_sides(case)
-    for case in sizes.cases:
-        yield from training(case, sizes)
-        yield from sampling(case, sizes)
+    for case in cases:
+        yield from training(case, repeats)
+        yield from sampling(case, repeats)
         yield from peak_memory(case)
+    sizes = store_sample.QUICK if quick else store_sample.Sizes()
     with tempfile.TemporaryDirectory(prefix="palimpsest-restore-") as folder:
-        dataset = store_sample.sample_store(Path(folder), sizes.store)
-        for case in sizes.cases:
+        dataset = store_sample.sample_store(Path(folder), sizes)
+        for case in cases:
             if case.side == 32:
-                yield from waiting(case, sizes, dataset)
+                yield from waiting(case, sizes, dataset, n_waits)
 
 
 if __name__ == "__main__":

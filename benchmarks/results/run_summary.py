@@ -23,10 +23,10 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import TypeAdapter
 
+from benchmarks.evaluation.evaluated import read_evaluation
 from benchmarks.record import Hardware, checked_json, hardware, versions
 from recon_core.strict import Strict
 from recon_core.summary import bootstrap_interval
-from tasks.evaluation.record import SCHEMA, VERSION
 from tasks.evaluation.settings import PROJECTED
 from tasks.report.headline import method_title
 
@@ -182,81 +182,66 @@ def draw(
     """
     from matplotlib.figure import Figure
 
-    drawn = {n: body for n, body in evaluation["methods"].items() if not n.endswith(PROJECTED)}
-    evaluation = {**evaluation, "methods": drawn}
+    methods = {n: body for n, body in evaluation["methods"].items() if not n.endswith(PROJECTED)}
     validated = {name: facts for name, facts in restorers.items() if facts.validation}
-    panels = [*(["learning"] if validated else []), "roc", "pairs"]
-    figure = Figure(figsize=(4.2 * len(panels), 3.9), dpi=150, layout="constrained")
-    axes = dict(zip(panels, figure.subplots(1, len(panels), squeeze=False)[0], strict=True))
-    names = [*evaluation["methods"], *restorers]  # `edm`, `edm_x1` and `edm_x20` have one colour
-    own = dict.fromkeys(_restorer(name) for name in names if _restorer(name) != "plain")
-    by_restorer = dict(zip(own, itertools.cycle(COLOURS), strict=False)) | {"plain": UNRESTORED}
-    colours = {name: by_restorer[_restorer(name)] for name in names}
-    if validated:
-        _draw_learning(axes["learning"], validated, titles, colours)
-    _draw_hits(axes["roc"], evaluation, titles, colours)
-    _draw_pairs(axes["pairs"], evaluation, titles, colours)
+    restorer_of = {name: re.sub(r"_(x\d+|all)$", "", name) for name in [*methods, *restorers]}
+    own = dict.fromkeys(restorer for restorer in restorer_of.values() if restorer != "plain")
+    colours = dict(zip(own, itertools.cycle(COLOURS), strict=False)) | {"plain": UNRESTORED}
+    looks = {
+        name: {"color": colours[restorer], "label": titles[name]}
+        for name, restorer in restorer_of.items()
+    }
+    n_panels = 3 if validated else 2
+    figure = Figure(figsize=(4.2 * n_panels, 3.9), dpi=150, layout="constrained")
+    *learning, hits, pairs = figure.subplots(1, n_panels, squeeze=False)[0]
+    for axes in learning:
+        _draw_learning(axes, validated, looks)
+    _draw_hits(hits, methods, looks)
+    _draw_pairs(pairs, methods, looks, evaluation["settings"]["baselines"])
     content = io.BytesIO()
     figure.savefig(content, format="png", facecolor="white", metadata={"Software": None})
     return content.getvalue()
 
 
-def _restorer(method: str) -> str:
-    return re.sub(r"_(x\d+|all)$", "", method)
+Looks = Mapping[str, Mapping[str, str]]
+"""Colour and label of each method, as matplotlib takes them."""
 
 
-def _draw_learning(
-    axes: Any,
-    restorers: Mapping[str, Learned],
-    titles: Mapping[str, str],
-    colours: Mapping[str, str],
-) -> None:
+def _draw_learning(axes: Any, restorers: Mapping[str, Learned], looks: Looks) -> None:
     for name, facts in restorers.items():
         steps, scores = zip(*facts.validation, strict=True)
-        axes.plot(steps, scores, marker=".", color=colours[name], label=titles[name])
-    before = [facts.validation_before for facts in restorers.values()]
-    for k, score in enumerate(sorted({score for score in before if score is not None})):
-        label = "unrestored" if k == 0 else None
+        axes.plot(steps, scores, marker=".", **looks[name])
+    before = {facts.validation_before for facts in restorers.values()}
+    for k, score in enumerate(sorted(score for score in before if score is not None)):
+        label = None if k else "unrestored"
         axes.axhline(score, color=UNRESTORED, ls="--", lw=1, label=label)
     axes.set(xlabel="training steps", ylabel="mean SSIM of validation pairs", title="Learning")
     axes.legend(fontsize=7)
 
 
-def _draw_hits(
-    axes: Any,
-    evaluation: Mapping[str, Any],
-    titles: Mapping[str, str],
-    colours: Mapping[str, str],
-) -> None:
+def _draw_hits(axes: Any, methods: Mapping[str, Any], looks: Looks) -> None:
     """Training images found over decoys found; dashed: one sample, or what restorers do not see."""
-    for name, body in evaluation["methods"].items():
+    for name, body in methods.items():
         false, found = operating_points(body["targets"]["ssim"], body["decoys"]["ssim"])
         style = "--" if name.endswith(("_x1", "_all")) else "-"
-        axes.step(false, found, where="post", label=titles[name], color=colours[name], lw=1.2,
-                  ls=style)  # fmt: skip
-    n_decoys = len(evaluation["methods"]["plain"]["decoys"]["ssim"])
-    axes.set_xscale("symlog", linthresh=2 / n_decoys)
+        axes.step(false, found, where="post", lw=1.2, ls=style, **looks[name])
+    axes.set_xscale("symlog", linthresh=2 / len(methods["plain"]["decoys"]["ssim"]))
     axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="decoys above the threshold",
              ylabel="training images above it", title="Every threshold on SSIM")  # fmt: skip
     axes.legend(fontsize=7, loc="best")
 
 
 def _draw_pairs(
-    axes: Any,
-    evaluation: Mapping[str, Any],
-    titles: Mapping[str, str],
-    colours: Mapping[str, str],
+    axes: Any, methods: Mapping[str, Any], looks: Looks, classical: Sequence[str]
 ) -> None:
     """The restored methods' scores over the attack's, image by image, and the line of no change."""
-    plain = evaluation["methods"]["plain"]
-    classical = evaluation["settings"]["baselines"]
-    for name, after in evaluation["methods"].items():
+    for name, after in methods.items():
         if name.startswith("plain") or name.endswith("_x1") or name in classical:
             continue
         for side, marker, alpha in (("targets", ".", 0.45), ("decoys", "x", 0.25)):
-            axes.scatter(plain[side]["ssim"], after[side]["ssim"], s=9, marker=marker, lw=0.6,
-                         alpha=alpha, color=colours[name],
-                         label=f"{titles[name]}, {side}")  # fmt: skip
+            look = {**looks[name], "label": f"{looks[name]['label']}, {side}"}
+            axes.scatter(methods["plain"][side]["ssim"], after[side]["ssim"], s=9, marker=marker,
+                         lw=0.6, alpha=alpha, **look)  # fmt: skip
     limits = (0.05, 1)
     axes.plot(limits, limits, color="black", lw=0.7)
     axes.set(xlim=limits, ylim=limits, xlabel="SSIM of the attack alone",
@@ -345,17 +330,7 @@ def summarise_run(
     report: str | None = None,
     restorers: dict[str, Learned] | None = None,
 ) -> RunSummary:
-    """The summary of an evaluation.json.
-
-    Raises:
-        ValueError: it is no evaluation of this version, or has no image to sum up.
-    """
-    found = evaluation.get("schema"), evaluation.get("version")
-    if found != (SCHEMA, VERSION):
-        raise ValueError(
-            f"schema and version are {found}, expected {(SCHEMA, VERSION)}; evaluate the job again "
-            "with this version"
-        )
+    """The summary of an evaluation.json. Raises ValueError if it has no method to sum up."""
     kept = [field.name for field in fields(Scores)]
     methods = {
         method: {
@@ -415,7 +390,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--report", help="file name of the report beside the summary")
     parser.add_argument("--json", type=Path, required=True, help="docs/results/runs/NAME.json")
     options = parser.parse_args(argv)
-    evaluation = json.loads((options.workspace / "evaluation" / "evaluation.json").read_text())
+    evaluation = dict(read_evaluation(options.workspace / "evaluation").record)
     timings = options.workspace / "timings.json"
     restorers = learned(options.workspace)
     summary = summarise_run(

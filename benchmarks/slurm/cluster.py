@@ -22,6 +22,7 @@ import psutil
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge")
 COMMANDS = ("munged", "slurmctld", "slurmd", "sinfo", "sbatch", "scancel", "squeue")
 PATIENCE_S = 30.0
+MEMORY_MIB = 4000
 NODE_TIMEOUT_S = 30
 """Seconds without an answer after which Slurm calls a node down; its own default is 300."""
 
@@ -72,7 +73,7 @@ class SlurmCluster:
         lines = self.conf.read_text().splitlines() if self.conf.is_file() else []
         return [line.split()[0].partition("=")[2] for line in lines if line.startswith("NodeName")]
 
-    def start(self, n_nodes: int = 3, *, memory_mib: int = 4000) -> None:
+    def start(self, n_nodes: int) -> None:
         """Writes the configuration and starts every daemon; returns when all nodes are idle.
 
         Raises:
@@ -85,7 +86,7 @@ class SlurmCluster:
             )
         if self._daemons():
             raise ValueError(f"a cluster runs in {self.folder}; stop it first")
-        self._configure(n_nodes, memory_mib)
+        self._configure(n_nodes)
         munge = self.folder / "munge"
         names = {"key-file": "key", "socket": "socket", "pid-file": "munged.pid",
                  "log-file": "log", "seed-file": "seed"}  # fmt: skip
@@ -146,7 +147,7 @@ class SlurmCluster:
             command, env=self.environment, check=True, capture_output=True, text=True
         ).stdout
 
-    def _configure(self, n_nodes: int, memory_mib: int) -> None:
+    def _configure(self, n_nodes: int) -> None:
         nodes = [f"node{i}" for i in range(1, n_nodes + 1)]
         for name in ("state", "munge", *nodes):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
@@ -160,7 +161,7 @@ class SlurmCluster:
             s.close()
         lines = [
             f"NodeName={node} NodeHostname={hostname()} NodeAddr=127.0.0.1 Port={port} CPUs=1 "
-            f"RealMemory={memory_mib}"
+            f"RealMemory={MEMORY_MIB}"
             for node, port in zip(nodes, ports, strict=True)
         ]
         lines.append(f"PartitionName=cpu Nodes={','.join(nodes)} Default=YES MaxTime=1-00:00:00")

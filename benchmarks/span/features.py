@@ -12,27 +12,25 @@ is back if that is above .9. What image a feature belongs to is another attack's
 
 from __future__ import annotations
 
-import argparse
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.record import Measurement, measured, publish
-from benchmarks.span.speed import drawn
+from benchmarks.record import Measurement, measured
+from benchmarks.span.speed import drawn, main
 from flows.papers import gradient_descent
 from recon_core.attacks.span.attack import SpanAttack, separate
 from recon_core.attacks.span.rows import weight_rows
 from recon_core.types import seeded_generator
 from recon_core.victims.network import Network
 from recon_core.victims.training import Training, train
-from storage.sources.load import ImageSet, load_images
+from storage.sources.load import ImageSet
 
 _line = partial(measured, "span_features")
 BACK = 0.9
@@ -87,17 +85,5 @@ def likeness(found: Float[Tensor, "k d"], true: Float[Tensor, "n d"]) -> Float[T
     return (a @ b.mT).abs().amax(0)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--images", default="photos", help="folder:PATH, ...; default: photographs")
-    parser.add_argument("--quick", action="store_true", help="few images")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="also write the lines to this file")
-    options = parser.parse_args(argv)
-    images = load_images(options.images, split="heldout")
-    publish(measure(images, quick=options.quick, seed=options.seed), options.json)
-
-
 if __name__ == "__main__":
-    main()
+    main(measure, __doc__)

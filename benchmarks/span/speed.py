@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -132,11 +132,7 @@ def pairs(images: ImageSet, *, n: int, n_victims: int, seed: int) -> Iterator[Me
     """Victims of `span-pairs`, trained and attacked: pairs and seconds."""
     experiment = preset("span-pairs").experiment
     assert isinstance(experiment, KKT)
-    labels = tuple([0] * (n // 2) + [1] * (n // 2))
-    specs = [
-        RunSpec(run=k, root_seed=seed, image_ids=tuple(range(n)), labels=labels)
-        for k in range(n_victims)
-    ]
+    specs = [_spec(n, seed, run) for run in range(n_victims)]
     seen = torch.stack([drawn(images, n, seed + k)[0] for k in range(n_victims)])
     began = time.perf_counter()
     results = experiment.run_batch(specs, (seen * 255).round().to(torch.uint8), device=CPU)
@@ -218,14 +214,19 @@ def ratio_of_sums(
         yield line(case, float(np.quantile(ratios, tail)), f"{unit}, {end}")
 
 
+def _spec(n: int, seed: int, run: int = 0) -> RunSpec:
+    """A run on n images, the first half of one label."""
+    labels = tuple([0] * (n // 2) + [1] * (n // 2))
+    return RunSpec(run=run, root_seed=seed, image_ids=tuple(range(n)), labels=labels)
+
+
 def _trained(
     experiment: KKT, images: ImageSet, n: int, seed: int
 ) -> tuple[KnownVictim, RunSpec, Tensor, Tensor]:
     """(a victim, its run, its images, decoys)."""
     seen, decoys = drawn(images, n, seed)
     rows = (seen * 255).round().to(torch.uint8)
-    labels = tuple([0] * (n // 2) + [1] * (n // 2))
-    spec = RunSpec(run=0, root_seed=seed, image_ids=tuple(range(n)), labels=labels)
+    spec = _spec(n, seed)
     return experiment.train_victim(spec, rows, device=CPU), spec, seen, decoys
 
 
@@ -299,9 +300,11 @@ def _smallest_correlation(found: Tensor, sources: Tensor) -> float:
     return float(table.amax(0).min())
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(
+    measure: Callable[..., Iterator[Measurement]], title: str, argv: Sequence[str] | None = None
+) -> None:
+    """The command line of benchmarks on held-out images."""
+    parser = argparse.ArgumentParser(description=title)
     parser.add_argument("--images", default="photos", help="folder:PATH, ...; default: photographs")
     parser.add_argument("--quick", action="store_true", help="small cases")
     parser.add_argument("--seed", type=int, default=0)
@@ -312,4 +315,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(measure, __doc__)

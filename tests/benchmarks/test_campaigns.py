@@ -12,15 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.campaign.machinery import in_fresh_process
+from benchmarks.campaign.machinery import run_here
 from benchmarks.campaign.storm import KINDS, Kind, Size, measure
 from benchmarks.coverage import real
+from benchmarks.record import in_new_process
 from benchmarks.slurm.cluster import SlurmCluster
 
 
 @pytest.mark.slow
-def test_a_campaign_in_a_process_of_its_own_says_what_it_took() -> None:
-    facts = in_fresh_process(40, 1, n_images=40)
+def test_a_campaign_in_a_process_of_its_own_says_what_it_took(tmp_path: Path) -> None:
+    facts = in_new_process(run_here, tmp_path, 40, 1, 40)
     assert facts["n_runs"] == 40
     assert facts["n_parts"] == 20
     assert 0 < facts["first_half_s"] < facts["seconds"]

@@ -28,7 +28,7 @@ def told(*kinds: str) -> Told:
             "trained": torch.cat([wanted[:N], wanted[:N]]),
             "leaning": torch.cat([wanted[:N], (2 * wanted[:N] + wanted[N:]) / 3]),
         }[kind]
-        victims.append(identification._scores(pictures, wanted))
+        victims.append(identification.scores_of(pictures, wanted))
     return Told(*(np.stack(column) for column in zip(*victims, strict=True)))
 
 
