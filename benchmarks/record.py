@@ -308,6 +308,19 @@ def parse_claims(text: str, *, name: str) -> list[Claim]:
     return checked_json(TypeAdapter(list[Claim]), text, name)
 
 
+def claims_in(path: Path | None) -> list[Claim]:
+    """The claims of a file; none where there is none."""
+    return parse_claims(path.read_text(), name=path.name) if path and path.is_file() else []
+
+
+def write_claims(claims: Sequence[Claim], path: Path | None) -> None:
+    """Print claims, and write them to a file."""
+    for claim in claims:
+        print(claim)
+    if path is not None:
+        path.write_text(json.dumps([asdict(claim) for claim in claims], indent=1) + "\n")
+
+
 def checked_json(adapter: TypeAdapter[_Record], text: str, where: str) -> _Record:
     """`text` as a record; ValueError naming `where`, the field and the fix if it is not one."""
     try:

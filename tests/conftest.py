@@ -26,6 +26,7 @@ from typing import Any  # noqa: E402
 import pytest  # noqa: E402
 
 from tests.storage.s3_server import S3Server, s3_server  # noqa: E402
+from tests.tasks.browser import Browser, chromium  # noqa: E402
 
 _numbers = itertools.count()
 _LOG_CHARS = 1500
@@ -110,3 +111,10 @@ def memory_path(tmp_path: Path) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="palimpsest-", dir=memory) as folder:
         yield Path(folder)
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """One browser for all pages."""
+    with chromium(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened

@@ -250,14 +250,6 @@ class Campaign:
         )
 
 
-def undisturbed(folder: Path, recipe: Recipe) -> Report:
-    """The campaign that nobody disturbs, on two workers."""
-    campaign, start = Campaign(folder, recipe, 2), time.monotonic()
-    if campaign.start().wait():
-        sys.exit(f"{folder.name}: the undisturbed campaign failed; see {campaign.log.name}")
-    return concluded(campaign, start)
-
-
 def stormy(folder: Path, recipe: Recipe, n_workers: int, size: Size, seed: int) -> Report:
     """The campaign in which `size.n_kills` random kills happen before its last part."""
     rng = random.Random(seed)
@@ -315,7 +307,10 @@ def measure(size: Size, folder: Path, seed: int) -> Iterator[Measurement]:
     """Kills survived by each campaign, and the undisturbed one beside it."""
     for sampler in size.samplers:
         recipe = size.recipe(sampler)
-        alone = undisturbed(folder / f"{sampler}-alone", recipe)
+        campaign, start = Campaign(folder / f"{sampler}-alone", recipe, 2), time.monotonic()
+        if campaign.start().wait():
+            sys.exit(f"the undisturbed campaign failed; see {campaign.log.name}")
+        alone = concluded(campaign, start)
         what = f"{sampler}, {size.n_runs} runs, {size.n_parts} parts"
         yield _measured(f"{what}, left alone, 2 workers: images covered", alone.n_covered, "images")
         yield _measured(f"{what}, left alone, 2 workers", alone.seconds, "s")
@@ -328,22 +323,17 @@ def measure(size: Size, folder: Path, seed: int) -> Iterator[Measurement]:
                     f"{alone.content_hash[:12]} without kills; the stores are in {folder}"
                 )
             seed += 1
-            yield from of_storm(f"{what}, {n_workers} workers", report)
-
-
-def of_storm(case: str, report: Report) -> Iterator[Measurement]:
-    """The numbers of one storm that ended well."""
-    kinds = ", ".join(f"{n} of {kind}" for kind, n in sorted(report.kills.items()))
-    yield _measured(
-        f"{case}: kills survived with the same dataset ({kinds})", report.kills.total(), "kills"
-    )
-    yield _measured(f"{case}: starts of the command", report.n_starts, "starts")
-    yield _measured(f"{case}: time", report.seconds, "s")
-    if report.longest_end_s:
-        yield _measured(f"{case}: longest end after SIGTERM", report.longest_end_s, "s")
-    for name, n in (("orphans freed", report.n_orphans), ("parts cleared", report.n_cleared)):
-        if n:
-            yield _measured(f"{case}: {name}", n, name.split()[0])
+            kinds = ", ".join(f"{n} of {kind}" for kind, n in sorted(report.kills.items()))
+            for name, n, unit in (
+                (f"kills survived with the same dataset ({kinds})", report.kills.total(), "kills"),
+                ("starts of the command", report.n_starts, "starts"),
+                ("time", report.seconds, "s"),
+                ("longest end after SIGTERM", report.longest_end_s, "s"),
+                ("orphans freed", report.n_orphans, "orphans"),
+                ("parts cleared", report.n_cleared, "parts"),
+            ):
+                if n:
+                    yield _measured(f"{what}, {n_workers} workers: {name}", n, unit)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

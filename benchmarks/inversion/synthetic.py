@@ -16,7 +16,7 @@ import argparse
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -27,7 +27,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.record import Claim, decided_claims, hardware, parse_claims
+from benchmarks.record import Claim, claims_in, decided_claims, hardware, write_claims
 from recon_core.attacks.inversion.feature_matching import SYNTHETIC
 from recon_core.attacks.inversion.run import KnownClassifier
 from recon_core.similarity import errors
@@ -252,20 +252,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--check", action="store_true", help="only compare RECORD with that file")
     options = parser.parse_args(argv)
     path: Path | None = options.json
-    old = parse_claims(path.read_text(), name=path.name) if path and path.is_file() else []
+    old = claims_in(path)
     if options.check:
         if [c for c in old if c.command == COMMAND] != claims_of(json.loads(RECORD.read_text())):
             parser.error(f"{path} has other claims than {RECORD}; run it without --check")
         return
     record = measured()
-    claims = claims_of(record)
-    for claim in claims:
-        print(f"{claim.outcome.upper()}: {claim.claim}\n  {claim.ours}")
     if path is not None:
         RECORD.parent.mkdir(exist_ok=True)
         RECORD.write_text(json.dumps(record, indent=1) + "\n")
-        claims += [claim for claim in old if claim.command != COMMAND]
-        path.write_text(json.dumps([asdict(claim) for claim in claims], indent=1) + "\n")
+    others = [claim for claim in old if claim.command != COMMAND]
+    write_claims([*claims_of(record), *others], path)
 
 
 if __name__ == "__main__":

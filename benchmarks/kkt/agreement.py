@@ -165,12 +165,6 @@ class Duel:
             settings=self.settings,
         ).x[0]  # fmt: skip
 
-    def objective(self) -> Objective:
-        """The engine's objective on this victim."""
-        return Objective(
-            self.architecture, self.parameters, attack=self.attack, settings=self.settings
-        )
-
     def reference(self, shift: float = 0.0) -> Reconstruction:
         """The reference's attack before its first step, from (1 + shift) times the start."""
         attack, rule = self.attack, self.attack.optimiser
@@ -251,7 +245,10 @@ def followed(duel: Duel) -> tuple[Tensor, float]:
 
     Relative to the gradient's norm, of x and of lam, at the points that the saved steps start from.
     """
-    run, objective = duel.reference(), duel.objective()
+    run = duel.reference()
+    objective = Objective(
+        duel.architecture, duel.parameters, attack=duel.attack, settings=duel.settings
+    )
     saved, differences = [], [0.0]
     for step in range(1, duel.attack.n_iterations + 1):
         at = run.x.detach().clone()[None], run.lam.detach().clone()[None]
@@ -271,7 +268,7 @@ def apart(x: Tensor, other: Tensor) -> Tensor:
     return distance.amax(1)
 
 
-def reconstructions(victims: Victims, case: Case) -> list[Measurement]:
+def reconstructions(victims: Victims, case: Case) -> Iterator[Measurement]:
     """Training images and decoys that come back, ours and the reference's, in float32."""
     scores: dict[str, list[Tensor]] = {"targets": [], "decoys": []}
     for i, spec in enumerate(victims.specs, start=1):
@@ -287,36 +284,25 @@ def reconstructions(victims: Victims, case: Case) -> list[Measurement]:
                 for x in both
             ]
             scores[name].append(torch.stack(best))
-        ours, theirs = n_good(scores["targets"])
-        say(f"float32: {i} of {len(victims.specs)} victims: {ours} good, reference {theirs}")
-    return counted(scores, f"{case}, {len(victims.specs)} victims of {victims.source.name}")
-
-
-def counted(scores: dict[str, list[Tensor]], case: str) -> list[Measurement]:
-    """Counts of targets, their decoys beside them, and mean scores of both."""
-    ours, theirs = n_good(scores["targets"])
+        say(f"float32: {i} of {len(victims.specs)} victims")
+    found = {name: torch.cat(best, dim=1) for name, best in scores.items()}
+    n = found["targets"].shape[1]
+    (ours, theirs), lucky = ((best > GOOD).sum(1).tolist() for best in found.values())
+    what = f"{case}, {len(victims.specs)} victims of {victims.source.name}"
     if not ours or not theirs:
         raise ValueError(
-            f"{case}: {ours} images came back, from the reference {theirs}; there is nothing to "
+            f"{what}: {ours} images came back, from the reference {theirs}; there is nothing to "
             "compare: use more victims, or images of another source"
         )
-    false_ours, false_theirs = n_good(scores["decoys"])
-    n = sum(best.shape[1] for best in scores["targets"])
-    decoys = f"good decoys {false_ours} of {n}, the reference's {false_theirs}"
+    decoys = f"good decoys {lucky[0]} of {n}, the reference's {lucky[1]}"
     rows = [(f"training images of {n}; {decoys}", f"images with SSIM > {GOOD:g}", ours, theirs)]
-    for name, best in scores.items():
-        mine, other = torch.cat(best, dim=1).double().mean(dim=1).tolist()
+    for name, best_scores in found.items():
+        mine, other = best_scores.double().mean(dim=1).tolist()
         rows.append((f"mean best SSIM of {n} {name}", "SSIM", mine, other))
-    return [
-        _line(f"float32: {case}: {what}", a, unit=unit, reference=REFERENCE, reference_value=b)
-        for what, unit, a, b in rows
-    ]
-
-
-def n_good(scores: Sequence[Tensor]) -> list[int]:
-    """Number of the (2, n) scores that are good: ours, the reference's."""
-    counts: list[int] = (torch.cat(list(scores), dim=1) > GOOD).sum(1).tolist()
-    return counts
+    for case_, unit, a, b in rows:
+        yield _line(
+            f"float32: {what}: {case_}", a, unit=unit, reference=REFERENCE, reference_value=b
+        )
 
 
 def exceeded(found: Measurement) -> str | None:

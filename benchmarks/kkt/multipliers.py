@@ -61,8 +61,9 @@ def multipliers(run: Run) -> Iterator[Finding]:
         for equation in EQUATIONS:
             pictures = attacked(net, own.mean(0), equation, size, seed)
             lost += int((~pictures.isfinite().flatten(1).all(1)).sum())
-            good[equation].append(best(pictures, own))
-            good["decoys"].append(best(pictures, others))
+            for name, images in ((equation, own), ("decoys", others)):
+                scores = ssim_matrix(pictures, images).nan_to_num(-1.0)
+                good[name].append((scores.amax(0) > GOOD).double().numpy())
     yield judged(good, difference(good["12"], good["8"]), size, lost, data=found.name)
 
 
@@ -111,13 +112,6 @@ def attacked(net: ReferenceNet, mean: Tensor, equation: str, size: Size, seed: i
         found = Reconstruction(net, x, lam, y, attack).run([size.iterations])[-1]
         pictures.append(fit_to_range(found.unflatten(1, mean.shape), mean))
     return torch.cat(pictures)
-
-
-def best(pictures: Tensor, images: Tensor) -> Floats:
-    """1 where the best picture of an image has an SSIM above GOOD, else 0."""
-    scores = ssim_matrix(pictures, images).nan_to_num(-1.0)
-    found: Floats = (scores.amax(0) > GOOD).double().numpy()
-    return found
 
 
 def judged(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.record import Claim, hardware, parse_claims
+from benchmarks.record import Claim, claims_in, hardware
 from tasks.study.statements import outcome_of
 
 PHOTOS = "photos"
@@ -94,7 +94,7 @@ def main(
     folder = None if path is None else path.parent
     run = Run(quick=options.quick, folder=folder, data=options.data)
     try:
-        old = parse_claims(path.read_text(), name=path.name) if path and path.is_file() else []
+        old = claims_in(path)
     except ValueError as error:
         parser.error(str(error))
     for name in (name for name in parts if name in options.only):

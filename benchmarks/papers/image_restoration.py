@@ -18,9 +18,8 @@ restorers that fails with fewer pairs than the paper's is undecided.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -34,7 +33,7 @@ from benchmarks.evaluation.evaluated import (
     read_evaluation,
     read_tables,
 )
-from benchmarks.record import Claim, decided_claims, hardware, parse_claims, parse_lines
+from benchmarks.record import Claim, claims_in, decided_claims, hardware, parse_lines, write_claims
 from benchmarks.restore.identification import identification_claims
 from benchmarks.restore.in_span import in_span_claims
 from benchmarks.results.run_summary import learned
@@ -260,7 +259,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     path: Path | None = options.json
     try:
-        old = parse_claims(path.read_text(), name=path.name) if path and path.is_file() else []
+        old = claims_in(path)
         paths = options.evaluations
         if options.check and path:
             names = [n for n in dict.fromkeys(map(name_of, old)) if n not in OF_BENCHMARKS]
@@ -279,10 +278,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         n = sum(NOT_KEPT in claim.ours for claim in claims)
         print(f"{path}: {len(claims) - n} claims recomputed; of {n} the data were not kept")
         return
-    for claim in claims:
-        print(claim)
-    if path is not None:
-        path.write_text(json.dumps([asdict(claim) for claim in claims], indent=1) + "\n")
+    write_claims(claims, path)
 
 
 if __name__ == "__main__":

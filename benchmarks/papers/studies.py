@@ -13,13 +13,11 @@ claims are not those of the studies.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import Claim, Hardware, hardware, parse_claims
+from benchmarks.record import Claim, Hardware, claims_in, hardware, write_claims
 from benchmarks.results.studies import read_record
 from tasks.families.autoencoder.study.claims import check_recovery
 from tasks.families.autoencoder.study.page import RECOVERY_PAGE
@@ -87,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     path: Path | None = options.json
     try:
         records = [read_study(study) for study in options.studies]
-        old = parse_claims(path.read_text(), name=path.name) if path and path.is_file() else []
+        old = claims_in(path)
     except ValueError as error:
         parser.error(str(error))
     machines = {claim.command: claim.hardware for claim in old}
@@ -97,10 +95,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if claims != old:
             parser.error(f"{path} has other claims than these studies; run it without --check")
         return
-    for claim in claims:
-        print(claim)
-    if path is not None:
-        path.write_text(json.dumps([asdict(claim) for claim in claims], indent=1) + "\n")
+    write_claims(claims, path)
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.record import Claim, Hardware, Measurement, parse_claims, parse_lines
-from benchmarks.results.run_summary import Interval, RunSummary, parse_run
-from benchmarks.results.studies import DATA, KINDS, study_table, with_data
+from benchmarks.results.run_summary import RunSummary, parse_run
+from benchmarks.results.studies import DATA, KINDS, bounds, estimate, study_table, with_data
 from tasks.page.formats import is_ours
 from tasks.study.statements import Outcome
 
@@ -168,7 +168,7 @@ def _run(run: RunSummary) -> str:
             *(f"{side.n_good} of {side.n}" for side in (method.targets, method.decoys)),
             f"{method.n_targets_above_every_decoy}",
             *(
-                _mean(getattr(side, name), getattr(side, f"{name}_interval"))
+                estimate(getattr(side, name), getattr(side, f"{name}_interval"), ".3f")
                 for name in ("mean_ssim", "mean_haarpsi")
                 for side in (method.targets, method.decoys)
             ),
@@ -180,7 +180,7 @@ def _run(run: RunSummary) -> str:
         *("mean HaarPSI", "decoys"),
     )
     ranks = [
-        (f"`{name}`", f"{one.n_runs}", f"{one.spearman:+.2f}", _bounds(one.interval, "+.2f"))
+        (f"`{name}`", f"{one.n_runs}", f"{one.spearman:+.2f}", bounds(one.interval, "+.2f"))
         for name, one in (run.ranking or {}).items()
         if one.spearman is not None and one.interval is not None
     ]
@@ -226,11 +226,11 @@ def _gains(run: RunSummary) -> list[str]:
         if gain is not None:
             of_victims = gain.ssim_interval_of_victims
             cells = [
-                _difference(gain.ssim, gain.ssim_interval),
-                "" if of_victims is None else _bounds(of_victims, "+.3f"),
-                _difference(gain.ssim_of_good, gain.ssim_of_good_interval),
-                _difference(gain.ssim_at_all, gain.ssim_at_all_interval),
-                _difference(gain.haarpsi, gain.haarpsi_interval),
+                estimate(gain.ssim, gain.ssim_interval),
+                "" if of_victims is None else bounds(of_victims),
+                estimate(gain.ssim_of_good, gain.ssim_of_good_interval),
+                estimate(gain.ssim_at_all, gain.ssim_at_all_interval),
+                estimate(gain.haarpsi, gain.haarpsi_interval),
                 f"{gain.n_better}, {gain.n_worse}",
             ]
         apart = () if spread is None else (spread.good, spread.others, spread.decoys)
@@ -258,7 +258,7 @@ def _gains(run: RunSummary) -> list[str]:
     found = [_table(header, rows), text]
     baselines = sorted({name for m in run.methods.values() if m.gain for name in m.gain.ssim_over})
     over = [
-        (f"`{name}`", *(_difference(*m.gain.ssim_over[baseline]) for baseline in baselines))
+        (f"`{name}`", *(estimate(*m.gain.ssim_over[baseline]) for baseline in baselines))
         for name, m in run.methods.items()
         if m.gain and name not in baselines
     ]
@@ -287,20 +287,6 @@ def _learned(run: RunSummary) -> list[str]:
         *("validation SSIM before", "after, at best"),
     )
     return [_table(header, rows)]
-
-
-def _mean(value: float, interval: Interval | None) -> str:
-    return f"{value:.3f}" if interval is None else f"{value:.3f} {_bounds(interval, '.3f')}"
-
-
-def _difference(value: float | None, interval: Interval | None) -> str:
-    if value is None:
-        return ""
-    return f"{value:+.3f}" + ("" if interval is None else f" {_bounds(interval, '+.3f')}")
-
-
-def _bounds(interval: Interval, form: str) -> str:
-    return f"[{interval[0]:{form}}, {interval[1]:{form}}]"
 
 
 def _claims(claims: Iterable[Claim]) -> str:

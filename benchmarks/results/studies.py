@@ -58,14 +58,13 @@ def study_rows(text: str, *, name: str) -> Found:
     rows: list[Sequence[str]] = []
     for cell in record["cells"]:
         targets, decoys, victim = cell["targets"], cell["decoys"], cell["victim"]
-        low, high = targets["mean_ssim_interval"]
         row = (
             cell["name"],
             str(len(cell["victims"])),
             str(cell["n_images"]),
             f"{targets['n_good']} of {targets['n']}",
             f"{decoys['n_good']} of {decoys['n']}",
-            f"{targets['mean_ssim']:.3f} [{low:.3f}, {high:.3f}]",
+            estimate(targets["mean_ssim"], targets["mean_ssim_interval"], ".3f"),
             f"{decoys['mean_ssim']:.3f}",
             f"{targets['n_good_ssim3']} of {targets['n']}",
             f"{decoys['n_good_ssim3']} of {decoys['n']}",
@@ -185,13 +184,19 @@ def _share(found: Mapping[str, Any] | None, rate: str) -> str:
     return f"{share(shares[rate]['mean']).removesuffix(' %')} [{', '.join(each)}]"
 
 
+def estimate(value: float | None, interval: Sequence[float] | None, form: str = "+.3f") -> str:
+    """A number with its interval; empty for None."""
+    text = "" if value is None else f"{value:{form}}"
+    return text if value is None or interval is None else f"{text} {bounds(interval, form)}"
+
+
+def bounds(interval: Sequence[float], form: str = "+.3f") -> str:
+    return f"[{interval[0]:{form}}, {interval[1]:{form}}]"
+
+
 def _estimate(found: Mapping[str, Any], form: str) -> str:
-    """The mean with its interval."""
-    if found["mean"] is None:
-        return ""
-    if found["low"] is None:
-        return f"{found['mean']:{form}}"
-    return f"{found['mean']:{form}} [{found['low']:{form}}, {found['high']:{form}}]"
+    low, high = found["low"], found["high"]
+    return estimate(found["mean"], None if low is None else (low, high), form)
 
 
 def read_record(text: str, name: str, page: StudyPage) -> dict[str, Any]:

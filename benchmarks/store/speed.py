@@ -77,12 +77,6 @@ def plain_write(path: Path, columns: Columns) -> None:
         array[...] = values
 
 
-def open_plain(dataset: Dataset) -> list[Arrays]:
-    """The arrays of `STREAMED` of every part, opened by zarr."""
-    folders = [Path(dataset.root, PARTS_FOLDER, receipt.group) for receipt in dataset.receipts]
-    return [{name: zarr.open_array(f / name, mode="r") for name in STREAMED} for f in folders]
-
-
 def plain_read(parts: list[Arrays], rows_at_once: int) -> None:
     """Everything once, in order."""
     for arrays in parts:
@@ -153,7 +147,8 @@ def writing(folder: Path, sizes: Sizes) -> Iterator[Measurement]:
 
 def reading(dataset: Dataset, sizes: Sizes) -> Iterator[Measurement]:
     """An epoch of training batches against plain reads of the arrays it is made of."""
-    parts = open_plain(dataset)
+    folders = [Path(dataset.root, PARTS_FOLDER, receipt.group) for receipt in dataset.receipts]
+    parts = [{name: zarr.open_array(f / name, mode="r") for name in STREAMED} for f in folders]
     for receipt, arrays in zip(dataset.receipts, parts, strict=True):
         for name, array in arrays.items():
             check_equal(name, dataset.stored(receipt.part, name), np.asarray(array[:]))

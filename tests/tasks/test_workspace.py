@@ -1,9 +1,12 @@
-"""Seconds add up over attempts; progress reads well; the contact sheet shows every method."""
+"""Seconds add up over attempts; progress reads well, on screens of different widths."""
 
+import io
+import re
 import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from tasks import progress
 from tasks.evaluation import record
@@ -119,3 +122,29 @@ def test_the_share_of_an_evaluation_is_of_its_time(tmp_path: Path, monkeypatch) 
         work.do(name, name, [], lambda advance: advance(0.5) or {})
     assert told[-1] == (350, 400, pytest.approx((1 + 9 + 1 + 4.5) / 20))
     assert told[-3] == (250, 400, pytest.approx((1 + 9 + 0.5) / 20))
+
+
+NOTE = "Generate: attack noise of 50 % on the weights, span_known, victim 3"
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 160])
+def test_a_long_note_costs_no_other_part_of_the_line(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = io.StringIO()
+
+    def console(**_asked: object) -> Console:
+        return Console(file=screen, force_terminal=True, width=width, color_system=None)
+
+    monkeypatch.setattr(progress, "Console", console)
+    with stage_progress("Audit", "unit") as advance:
+        advance(100, 112, NOTE, share=0.1)
+        advance(105, 112, NOTE, share=0.9)
+    lines = [
+        re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line)
+        for line in re.split(r"[\r\n]", screen.getvalue())
+    ]
+    last = [line.rstrip() for line in lines if line.strip()][-1]
+    assert len(last) <= width
+    assert re.search(r"━+.* 105 / 112 units +\S+ units/s +\d?\d:\d\d", last), last
+    assert last.endswith("victim 3" if width == 160 else "…")
