@@ -33,8 +33,8 @@ def repeated(step: Callable[[], None], device: torch.device, *, graphs: bool = T
 
 
 class BatchSteps:
-    """`step` of one batch (R, n, ...) after another. Each is copied to where a step of its size
-    always finds it; `fixed` is already there."""
+    """`step` of one batch (R, n, ...) after another. Each is copied to a buffer from which steps of
+    its size always read; `fixed` is read where it is."""
 
     def __init__(self, step: Callable[[Tensor], None], *, fixed: Tensor | None = None) -> None:
         self.step, self.fixed = step, fixed
@@ -43,12 +43,12 @@ class BatchSteps:
     def __call__(self, batch: Tensor) -> None:
         size = batch.shape[1]
         if size not in self.known:
-            held = batch if batch is self.fixed else torch.empty_like(batch)
-            repeat = repeated(partial(self.step, held), batch.device)
-            self.known[size] = held, repeat
-        held, repeat = self.known[size]
-        if held is not batch:
-            held.copy_(batch)
+            buffer = batch if batch is self.fixed else torch.empty_like(batch)
+            repeat = repeated(partial(self.step, buffer), batch.device)
+            self.known[size] = buffer, repeat
+        buffer, repeat = self.known[size]
+        if buffer is not batch:
+            buffer.copy_(batch)
         repeat(1)
 
 

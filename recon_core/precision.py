@@ -78,31 +78,23 @@ def _probe(device: torch.device) -> Tensor:
 
 
 def _choose(precision: Precision, device: torch.device) -> None:
-    if _by_device():
-        _write(tuple(precision if kind == device.type else "ieee" for kind in ("cuda", "cpu")))
-    else:
-        _write((LEGACY[precision],))
+    by_device = tuple(precision if kind == device.type else "ieee" for kind in ("cuda", "cpu"))
+    _write(by_device if _switches() else (LEGACY[precision],))
 
 
-def _by_device() -> bool:
-    """From torch 2.9 on, CUDA and CPU have settings of their own."""
-    return hasattr(torch.backends.mkldnn, "matmul")
-
-
-def _settings() -> tuple[Any, Any]:
+def _switches() -> tuple[Any, ...]:
+    """Those of CUDA and of the CPU; none before torch 2.9, which has one for both."""
     mkldnn: Any = torch.backends.mkldnn
-    return torch.backends.cuda.matmul, mkldnn.matmul
+    return (torch.backends.cuda.matmul, mkldnn.matmul) if hasattr(mkldnn, "matmul") else ()
 
 
 def _read() -> tuple[str, ...]:
-    if _by_device():
-        return tuple(matmul.fp32_precision for matmul in _settings())
-    return (torch.get_float32_matmul_precision(),)
+    found = tuple(switch.fp32_precision for switch in _switches())
+    return found or (torch.get_float32_matmul_precision(),)
 
 
 def _write(values: tuple[str, ...]) -> None:
-    if _by_device():
-        for matmul, value in zip(_settings(), values, strict=True):
-            matmul.fp32_precision = value
-    else:
+    for switch, value in zip(_switches(), values, strict=False):
+        switch.fp32_precision = value
+    if not _switches():
         torch.set_float32_matmul_precision(values[0])
