@@ -121,7 +121,7 @@ def judged(
     n = size.victims * N_CLASSES * size.per_class
     counts = {name: int(sum(g.sum() for g in of)) for name, of in good.items()}
     refuted, few = share_above(counts["8"], n, FAILS), size.victims < FEW_VICTIMS
-    told = f"{AT_OUR_SIZE}{size.victims} victims, attacks on each: {size.attacks}"
+    less = f"{AT_OUR_SIZE}{size.victims} victims, attacks on each: {size.attacks}"
     return Finding(
         claim="Equation 12 gives images back where its straightforward extension with C n "
         "multipliers fails",
@@ -133,7 +133,7 @@ def judged(
         f"multipliers, {counts['decoys']} of {2 * n} decoys; difference {d}; "
         f"{lost} of {2 * size.attacks * 2 * n} candidates diverged; by both equations the norm and "
         "the penalties of equation 6, which are linear there, are squared"
-        + (told if refuted and few else ""),
+        + (less if refuted and few else ""),
         holds=False if refuted and not few else (d.holds and counts["8"] <= FAILS * n) or None,
         rule="good images per victim, equation 12 minus equation 8: above 0 with its interval (a "
         f"bootstrap over the images of each victim) and for every victim, and at most {FAILS:.0%} "

@@ -54,7 +54,7 @@ _line = partial(measured, "restore_identification")
 
 
 @dataclass(frozen=True)
-class Told:
+class Scores:
     """Of one method, (victims, n) each: the SSIM of the best pictures of images and of decoys; how
     far it is above that with any other of them (`lead`), of decoys also among decoys alone; and the
     SSIM of images with the picture that was made of their neighbour's reconstruction."""
@@ -67,7 +67,9 @@ class Told:
     swapped: Values
 
 
-def told_by(workspace: Path, record: Mapping[str, Any], images: ImageSet) -> dict[str, Told]:
+def scores_by_method(
+    workspace: Path, record: Mapping[str, Any], images: ImageSet
+) -> dict[str, Scores]:
     """All methods of an evaluation. Raises ValueError for other images than it was made of, or
     several attacks on a victim, or if its cache was removed."""
     if images.content_hash != record["source"]["content_hash"]:
@@ -92,15 +94,15 @@ def told_by(workspace: Path, record: Mapping[str, Any], images: ImageSet) -> dic
                     f"{cache} has nothing of {method}, victim {victim}; evaluate again"
                 )
             pictures = torch.from_numpy(there[0][f"{method}/picture"]).float() / 255
-            found.setdefault(method, []).append(scores_of(pictures, wanted))
+            found.setdefault(method, []).append(compared(pictures, wanted))
     return {
-        method: Told(*(np.stack(column) for column in zip(*of_victims, strict=True)))
+        method: Scores(*(np.stack(column) for column in zip(*of_victims, strict=True)))
         for method, of_victims in found.items()
     }
 
 
-def scores_of(pictures: torch.Tensor, wanted: torch.Tensor) -> tuple[Values, ...]:
-    """The columns of `Told`, from the best pictures of a victim's images and then its decoys."""
+def compared(pictures: torch.Tensor, wanted: torch.Tensor) -> tuple[Values, ...]:
+    """Columns of `Scores`, from the best pictures of a victim's images and then of its decoys."""
     n = len(wanted) // 2
     scores = ssim_matrix(pictures, wanted)
     rows, own = torch.arange(2 * n), scores.diagonal()
@@ -111,34 +113,34 @@ def scores_of(pictures: torch.Tensor, wanted: torch.Tensor) -> tuple[Values, ...
     return tuple(column.double().numpy() for column in columns)
 
 
-def lines(name: str, found: Mapping[str, Told], *, threshold: float) -> Iterator[Measurement]:
+def lines(name: str, found: Mapping[str, Scores], *, threshold: float) -> Iterator[Measurement]:
     """The measurements of a job called `name`; a mean below 0 counts as 0, a measurement being a
     size."""
     before = found[PLAIN]
     n_victims, n = before.ssim.shape
     of = f"of {n_victims * n}"
-    for method, told in found.items():
+    for method, scores in found.items():
         line = partial(_line, f"{name}, {method}", repeats=n_victims)
         numbers: dict[str, Any] = {
-            f"good {of}": (told.ssim > threshold).sum(),
-            f"good decoys {of}": (told.decoy_ssim > threshold).sum(),
-            f"good {of}, pictures of the next image": (told.swapped > threshold).sum(),
-            "mean SSIM": max(0.0, told.ssim.mean()),
-            "mean SSIM of decoys": max(0.0, told.decoy_ssim.mean()),
-            "mean SSIM, pictures of the next image": max(0.0, told.swapped.mean()),
-            f"identified {of}": (told.lead >= GAP).sum(),
-            f"identified decoys {of}": (told.decoy_lead >= GAP).sum(),
-            f"identified decoys {of}, among decoys alone": (told.lead_among_decoys >= GAP).sum(),
+            f"good {of}": (scores.ssim > threshold).sum(),
+            f"good decoys {of}": (scores.decoy_ssim > threshold).sum(),
+            f"good {of}, pictures of the next image": (scores.swapped > threshold).sum(),
+            "mean SSIM": max(0.0, scores.ssim.mean()),
+            "mean SSIM of decoys": max(0.0, scores.decoy_ssim.mean()),
+            "mean SSIM, pictures of the next image": max(0.0, scores.swapped.mean()),
+            f"identified {of}": (scores.lead >= GAP).sum(),
+            f"identified decoys {of}": (scores.decoy_lead >= GAP).sum(),
+            f"identified decoys {of}, among decoys alone": (scores.lead_among_decoys >= GAP).sum(),
         }
         for rate in RATES:
             for what in ("lead", "ssim"):
-                count = _found(told, np.arange(n_victims), what=what, rate=rate)
+                count = _found(scores, np.arange(n_victims), what=what, rate=rate)
                 numbers[f"found {of} by {what} at {rate:.0%} false positives"] = count
-        numbers[f"share worse by {WORSE:g}"] = (told.ssim < before.ssim - WORSE).mean()
+        numbers[f"share worse by {WORSE:g}"] = (scores.ssim < before.ssim - WORSE).mean()
         for unit, value in numbers.items():
             yield line(float(value), unit)
         if method != PLAIN:
-            yield from _ratios(line, told, before)
+            yield from _ratios(line, scores, before)
 
 
 IDENTIFIED = "identified, over the attack alone"
@@ -248,29 +250,29 @@ def identification_claims(measurements: Sequence[Measurement], *, name: str) -> 
         )
 
 
-def _ratios(line: partial[Measurement], told: Told, before: Told) -> Iterator[Measurement]:
+def _ratios(line: partial[Measurement], scores: Scores, before: Scores) -> Iterator[Measurement]:
     """Counts over those of the attack alone, with intervals over victims."""
-    n = len(told.ssim)
+    n = len(scores.ssim)
     drawn = np.random.default_rng(0).integers(n, size=(N_BOOTSTRAP, n))
-    counts: dict[str, Callable[[Told, npt.NDArray[np.int64]], float]] = {
-        "identified": lambda told, rows: float((told.lead[rows] >= GAP).sum())
+    counts: dict[str, Callable[[Scores, npt.NDArray[np.int64]], float]] = {
+        "identified": lambda scores, rows: float((scores.lead[rows] >= GAP).sum())
     }
     for what, rate in (("lead", 0.0), ("lead", 0.01), ("ssim", 0.01)):
         unit = f"found by {what} at {rate:.0%} false positives"
         counts[unit] = partial(_found, what=what, rate=rate)
     for unit, count in counts.items():
         under = max(count(before, np.arange(n)), 1.0)
-        ratios = [count(told, rows) / max(count(before, rows), 1.0) for rows in drawn]
-        yield line(count(told, np.arange(n)) / under, f"{unit}, over the attack alone")
+        ratios = [count(scores, rows) / max(count(before, rows), 1.0) for rows in drawn]
+        yield line(count(scores, np.arange(n)) / under, f"{unit}, over the attack alone")
         for end, tail in ((LOW, 0.025), (HIGH, 0.975)):
             value = float(np.quantile(ratios, tail))
             yield line(value, f"{unit}, over the attack alone, {end}")
 
 
-def _found(told: Told, rows: npt.NDArray[np.int64], *, what: str, rate: float) -> float:
+def _found(scores: Scores, rows: npt.NDArray[np.int64], *, what: str, rate: float) -> float:
     """Images of the victims in `rows` above the threshold that at most `rate` of their decoys
     exceed."""
-    ours, theirs = (getattr(told, name)[rows] for name in (what, f"decoy_{what}"))
+    ours, theirs = (getattr(scores, name)[rows] for name in (what, f"decoy_{what}"))
     return float((ours > threshold_for(theirs.ravel(), rate)).sum())
 
 
@@ -281,7 +283,7 @@ def measure(workspaces: Sequence[Path]) -> Iterator[Measurement]:
         if recipe is None:
             raise SystemExit(f"{workspace} is no job's folder: it has no recipe.json")
         record = json.loads((workspace / "evaluation" / "evaluation.json").read_text())
-        found = told_by(workspace, record, images_of(recipe, "heldout", workspace))
+        found = scores_by_method(workspace, record, images_of(recipe, "heldout", workspace))
         threshold = float(record["settings"]["good_threshold"])
         yield from lines(workspace.name, found, threshold=threshold)
 

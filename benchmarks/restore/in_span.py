@@ -166,18 +166,19 @@ def lines(found: Sequence[Restored]) -> Iterator[Measurement]:
     for name in sorted({name for some in found for name in some.methods}):
         there = [some for some in found if name in some.methods]
         means, lucky = _values(there, name), _values(there, name, "decoys")
-        told = f"{case}, {name}"
         of_these = f"of {n}, mean of {len(there)} victims"
-        yield line(told, float((means > GOOD).sum(1).mean()), f"good {of_these}")
-        yield line(told, float(means.mean()), "mean SSIM")
-        yield line(told, float((lucky > GOOD).sum(1).mean()), f"good decoys {of_these}")
         edge = np.quantile(lucky, 1 - FALSE_POSITIVES)
-        yield line(told, float((means > edge).sum(1).mean()), f"{of_these}, at 1 % false positives")
-        yield line(
-            told,
-            float(np.median([some.methods[name].seconds for some in there])),
-            "s of training" if name == "oracle" else "s",
-        )
+        for unit, value in (
+            (f"good {of_these}", (means > GOOD).sum(1).mean()),
+            ("mean SSIM", means.mean()),
+            (f"good decoys {of_these}", (lucky > GOOD).sum(1).mean()),
+            (f"{of_these}, at 1 % false positives", (means > edge).sum(1).mean()),
+            (
+                "s of training" if name == "oracle" else "s",
+                np.median([some.methods[name].seconds for some in there]),
+            ),
+        ):
+            yield line(f"{case}, {name}", float(value), unit)
     good = {name: (_values(found, name) > GOOD).sum(1) for name in ("before", "after")}
     excess = {name: n - (_values(found, name, "decoys") > GOOD).sum(1) for name, n in good.items()}
     yield from ratio_of_sums(line, case, RISES, good["after"], good["before"])
@@ -280,7 +281,7 @@ def in_span_claims(measurements: Sequence[Measurement], *, name: str) -> Iterato
         before, after = counts_of[case]
         counts = f"{before.value:g} -> {after.value:g} {after.unit}"
         victims = {
-            m.case: int(told[1]) for m in measurements if (told := OF_VICTIMS.search(m.unit))
+            m.case: int(match[1]) for m in measurements if (match := OF_VICTIMS.search(m.unit))
         }
         spent = sum(
             m.value * victims[m.case]

@@ -16,7 +16,6 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from benchmarks.record import Measurement, measured, publish
 from flows.settings import from_json
@@ -99,29 +98,23 @@ def measure(workspace: Path, *, only: str | None, n_steps: int) -> Iterator[Meas
                 n_sampler_steps=N_SAMPLER_STEPS,
             ),
         )
-        yield measurement(case, card)
-
-
-def measurement(case: Case, card: dict[str, Any]) -> Measurement:
-    """1 - SSIM at the end, beside that of the unrestored pairs."""
-    facts, mixed = card["validation"], card["curation"]["mixture_fraction"]
-    after, before = 1 - facts["ssim_curve"][-1][1], 1 - facts["ssim_inputs"]
-    described = [
-        case.name,
-        f"{card['n_parameters']:,} parameters",
-        f"{case.n_steps:,} steps",
-        f"{card['dataset']['n_pairs_used']:,} pairs",
-        f"{mixed:g} mixtures to a pair" if mixed else "no mixtures",
-        *([f"mean of {N_SAMPLES} samples"] if card["restorer"]["kind"] == "edm" else []),
-    ]
-    return measured(
-        "restoration trend",
-        ", ".join(described),
-        after,
-        "of 1 - SSIM on held-out pairs",
-        reference="the same pairs unrestored",
-        reference_value=before,
-    )
+        facts, mixed_in = card["validation"], card["curation"]["mixture_fraction"]
+        described = [
+            case.name,
+            f"{card['n_parameters']:,} parameters",
+            f"{case.n_steps:,} steps",
+            f"{card['dataset']['n_pairs_used']:,} pairs",
+            f"{mixed_in:g} mixtures to a pair" if mixed_in else "no mixtures",
+            *([f"mean of {N_SAMPLES} samples"] if card["restorer"]["kind"] == "edm" else []),
+        ]
+        yield measured(
+            "restoration trend",
+            ", ".join(described),
+            1 - facts["ssim_curve"][-1][1],
+            "of 1 - SSIM on held-out pairs",
+            reference="the same pairs unrestored",
+            reference_value=1 - facts["ssim_inputs"],
+        )
 
 
 def main(argv: Sequence[str] | None = None) -> None:

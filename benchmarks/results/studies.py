@@ -219,11 +219,11 @@ def _heading(record: Mapping[str, Any], name: str, page: str, more: str) -> list
     counts = claim_counts(record)
     theirs = f"{counts['holds']} of {counts['n_claims']} claims of the paper hold"
     own = f"{counts['own_holds']} of {counts['n_own']} questions of ours do"
-    told = [*([theirs] if counts["n_claims"] else []), *([own] if counts["n_own"] else [])]
+    kept = [*([theirs] if counts["n_claims"] else []), *([own] if counts["n_own"] else [])]
     return [
         f"### {record['title']}\n",
         f"{record['question']} ({record['paper']}; preset `{record['preset']}`; images: "
-        f"{', '.join(sources)}.) {'; '.join(told)}. Record: [{folder}]({folder}).\n",
+        f"{', '.join(sources)}.) {'; '.join(kept)}. Record: [{folder}]({folder}).\n",
         f"`{record['command']}` leaves it and the page with all figures, `{page}`; "
         f"{sum(record['seconds'].values()):.0f} s on {record['machine']}{more}.\n",
     ]

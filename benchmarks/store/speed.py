@@ -106,7 +106,7 @@ def writing(folder: Path, sizes: Sizes) -> Iterator[Measurement]:
     all_arrays()
     dataset, plain = Dataset(folder / "store"), zarr.open_group(folder / "plain-0.zarr", mode="r")
     for name in STREAMED:
-        check_equal(name, dataset.stored(0, name), np.asarray(plain[name]))
+        require_equal(name, dataset.stored(0, name), np.asarray(plain[name]))
     n = sizes.pairs_per_part
     what = f"writing a part, per pair: {n} pairs, {len(columns['targets/image'])} images, 3x32x32"
     does = "float32 to float16, all columns, SHA-256, CRC-32C, fsync, receipt"
@@ -151,7 +151,7 @@ def reading(dataset: Dataset, sizes: Sizes) -> Iterator[Measurement]:
     parts = [{name: zarr.open_array(f / name, mode="r") for name in STREAMED} for f in folders]
     for receipt, arrays in zip(dataset.receipts, parts, strict=True):
         for name, array in arrays.items():
-            check_equal(name, dataset.stored(receipt.part, name), np.asarray(array[:]))
+            require_equal(name, dataset.stored(receipt.part, name), np.asarray(array[:]))
     epochs = itertools.count()
 
     def ours() -> int:
@@ -227,7 +227,7 @@ def reading(dataset: Dataset, sizes: Sizes) -> Iterator[Measurement]:
     def by_take() -> Array:
         return dataset.take(["pairs/reconstruction"], rows)["pairs/reconstruction"]
 
-    check_equal("Dataset.take", by_take()[: len(few)], by_zarr())
+    require_equal("Dataset.take", by_take()[: len(few)], by_zarr())
     yield compared(
         "store",
         f"a random row by Dataset.take of {BATCH} among {n_pairs} pairs",
@@ -313,8 +313,8 @@ def timed_fsync() -> Iterator[list[tuple[float, float]]]:
         yield intervals
 
 
-def check_equal(name: str, ours: Array, theirs: Array) -> None:
-    """ValueError unless both sides have the same values."""
+def require_equal(name: str, ours: Array, theirs: Array) -> None:
+    """Raises ValueError unless both sides have the same values."""
     if not np.array_equal(ours, theirs):
         raise ValueError(f"{name} is not the same here and in plain zarr; nothing was timed")
 
