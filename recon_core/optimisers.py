@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -102,7 +102,7 @@ class Stepper:
         if lr is not None:  # one that all runs share is a pass less over memory
             shared = len(lr) and bool((lr == lr[0]).all())
             self._lr = float(lr[0]) if shared else lr.to(parameter).unsqueeze(1)
-        self._rate = self._lr
+        self._rate: Tensor | float = self._lr
         self._eps = torch.tensor(optimiser.epsilon, dtype=parameter.dtype, device=parameter.device)
         if optimiser.rule == "adam":
             lr_here = torch.as_tensor(self._lr, dtype=torch.float64, device=parameter.device)
@@ -115,12 +115,14 @@ class Stepper:
         self._shape = (n_rows, parameter.numel() // max(1, n_rows))
         pieces = self._cut(parameter.view(self._shape))
         averages = [self._cut(average.view(self._shape)) for average in self._state[:2]]
-        rates, eps = (
-            self._cut(x.expand(self._shape))
-            if isinstance(x, Tensor) and x.dim()
-            else [x] * len(pieces)
-            for x in (self._rate, self._eps)
-        )
+
+        def of_pieces(x: Tensor | float) -> list[Any]:
+            """What is (R, 1), along with its rows; a single number for every piece."""
+            if isinstance(x, Tensor) and x.dim():
+                return self._cut(x.expand(self._shape))
+            return [x] * len(pieces)
+
+        rates, eps = of_pieces(self._rate), of_pieces(self._eps)
         largest = max(piece.numel() for piece in pieces)
         scratch = [parameter.new_empty(largest) for _ in range(2)]
         self._parts = [
