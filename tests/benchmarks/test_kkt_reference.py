@@ -1,14 +1,12 @@
-"""The reference the engine is held to, against finite differences and formulas written out.
+"""The reference the engine is held to, against a smooth network and a formula written out.
 
-The derivative that replaces ReLU's belongs to no function, so its objective cannot be differenced
-as it stands. But at any x0 the objective equals that of a smooth network with the activation
-relu(z0) + softplus(z) - softplus(z0), z0 being the pre-activations at x0: same values there, and
-sigma(alpha z) as its true derivative. That one can.
+The derivative that replaces ReLU's belongs to no function. But at any x0 the objective equals that
+of a smooth network with the activation relu(z0) + softplus(z) - softplus(z0), z0 being the
+pre-activations at x0: same values there, and sigma(alpha z) as its true derivative.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -55,35 +53,11 @@ def problem(
     return net, numbers(M, D, seed=50) * 0.7, numbers(M, seed=51), y.get(attack.condition)
 
 
-def central_differences(function: Callable[[Tensor], Tensor], at: Tensor, step: float) -> Tensor:
-    gradient = torch.empty_like(at)
-    for i in range(at.numel()):
-        shift = torch.zeros(at.numel(), dtype=at.dtype)
-        shift[i] = step
-        shift = shift.view_as(at)
-        rise = function(at + shift) - function(at - shift)
-        gradient.view(-1)[i] = rise.detach() / (2 * step)
-    return gradient
-
-
 def gradients(
     net: ReferenceNet, x: Tensor, lam: Tensor, y: Tensor | None, attack: ReferenceAttack
 ) -> tuple[Tensor, Tensor]:
     x, lam = x.clone().requires_grad_(), lam.clone().requires_grad_()
     return torch.autograd.grad(objective(net, x, lam, y, attack), (x, lam))
-
-
-def assert_is_the_gradient(
-    found: tuple[Tensor, Tensor], value: Callable[[Tensor, Tensor], Tensor], x: Tensor, lam: Tensor
-) -> None:
-    expected = (
-        central_differences(lambda v: value(v, lam), x, 1e-5),
-        central_differences(lambda v: value(x, v), lam, 1e-5),
-    )
-    for gradient, difference in zip(found, expected, strict=True):
-        assert torch.allclose(
-            gradient, difference, rtol=1e-6, atol=1e-7 * float(difference.abs().max())
-        )
 
 
 class AnchoredNet(ReferenceNet):
@@ -128,12 +102,10 @@ def test_the_replaced_derivative_is_that_of_the_anchored_smooth_network(
     smooth = AnchoredNet(SHAPE, n_outputs=3 if condition == "multiclass" else 1, **options)
     smooth.double().load_state_dict(net.state_dict())
     smooth.at(x)
-
-    def value(a: Tensor, b: Tensor) -> Tensor:
-        return objective(smooth, a, b, y, attack)
-
-    assert torch.isclose(objective(net, x, lam, y, attack), value(x, lam), rtol=1e-12)
-    assert_is_the_gradient(gradients(net, x, lam, y, attack), value, x, lam)
+    expected = objective(smooth, x, lam, y, attack)
+    torch.testing.assert_close(objective(net, x, lam, y, attack), expected, rtol=1e-12, atol=0)
+    true = gradients(smooth, x, lam, y, attack)
+    torch.testing.assert_close(gradients(net, x, lam, y, attack), true, rtol=1e-9, atol=1e-12)
 
 
 def test_the_objective_is_its_formula() -> None:
