@@ -162,6 +162,11 @@ def build_pages(files: Mapping[str, str]) -> dict[str, str]:
 
 def _run(run: RunSummary) -> str:
     images = " or ".join(str(n) for n in run.images_per_run)
+    attacked = f"{run.n_runs} victims"
+    if run.n_victims not in (None, run.n_runs):
+        ended = ", ".join(f"{n} {name}" for name, n in (run.outcomes or {}).items() if n)
+        victims = f"{run.n_victims} victim{'s' * (run.n_victims != 1)}"
+        attacked = f"{run.n_runs} attacks ({ended}) on {victims}"
     rows = [
         (
             f"`{name}`",
@@ -189,7 +194,7 @@ def _run(run: RunSummary) -> str:
     stages = ", ".join(f"{stage} {_number(s)} s" for stage, s in run.seconds.items())
     lines = [
         f"### {run.name}\n",
-        f"{_attacked(run)} of {images} images each, from {run.source}; good means "
+        f"{attacked} of {images} images each, from {run.source}; good means "
         f"SSIM > {run.good_threshold:g}.\n",
         _table(header, rows),
         *_gains(run),
@@ -205,14 +210,6 @@ def _run(run: RunSummary) -> str:
         if picture is not None:
             lines.append(f"![{run.name}](pictures/{picture})\n")
     return "\n".join(lines)
-
-
-def _attacked(run: RunSummary) -> str:
-    if run.n_victims is None or run.n_victims == run.n_runs:
-        return f"{run.n_runs} victims"
-    ended = ", ".join(f"{n} {name}" for name, n in (run.outcomes or {}).items() if n)
-    victims = f"{run.n_victims} victim{'s' * (run.n_victims != 1)}"
-    return f"{run.n_runs} attacks ({ended}) on {victims}"
 
 
 def _gains(run: RunSummary) -> list[str]:

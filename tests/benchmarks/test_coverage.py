@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from scipy.special import logit
 
 from benchmarks.coverage import simulated as coverage
 from benchmarks.coverage.simulated import SMALL, Found, draw_curves, measurements, planned
-from benchmarks.coverage.world import FAMILIES, World, calibrate, ceiling, simulate
+from benchmarks.coverage.world import FAMILIES, World, ceiling, simulate
 from benchmarks.record import parse_lines
 from recon_core.sampling import Phase
 
@@ -45,18 +45,6 @@ def test_simulated_by_rounds_is_planned_run_by_run(sampler: Any) -> None:
     order = np.argsort(w.ease)  # visits by difficulty
     for quarter in np.array_split(order, 4):
         assert by_rounds[0][quarter].sum() == pytest.approx(one_by_one[0][quarter].sum(), rel=0.1)
-
-
-def test_calibration_reproduces_the_figures_it_is_given() -> None:
-    for family in FAMILIES[:1]:
-        level, spread = calibrate(family, SMALL)
-        u = np.random.default_rng(1).random(1000)
-        now = last(family.world(level, spread, u))
-        assert (now[2] > 0).sum() == pytest.approx(850, rel=0.08)
-        assert now[2].sum() / 600 == pytest.approx(80, rel=0.2)
-    narrow = replace(FAMILIES[0], spread=(2.0, 3.0))
-    with pytest.raises(ValueError, match=r"beta: .* widen the bounds of the family"):
-        calibrate(narrow, SMALL)
 
 
 def test_the_ceiling_is_what_an_informed_search_covers_and_none_covers_more() -> None:

@@ -10,9 +10,8 @@ import pytest
 from benchmarks.results.run_summary import (
     disagreement,
     gain,
-    operating_points,
 )
-from recon_core.summary import compare, detect
+from recon_core.summary import compare
 
 
 def scores(shift: float) -> dict[str, Any]:
@@ -73,15 +72,3 @@ def test_disagreement_is_told_apart_by_what_came_back() -> None:
     assert found.decoys == pytest.approx(0.08)  # the one without a picture is left out
     assert found.decoys_interval == pytest.approx((0.08, 0.08))
     assert disagreement(scores(0.05), "plain") is None
-
-
-def test_operating_points_are_those_of_every_threshold() -> None:
-    rng = np.random.default_rng(1)
-    targets, decoys = rng.normal(0.4, 0.1, 30), rng.normal(0.3, 0.1, 50)
-    false, found = operating_points(targets.tolist(), decoys.tolist())
-    assert (false[0], found[0], false[-1], found[-1]) == (0, 0, 1, 1)
-    area = float((np.diff(false) * (found[1:] + found[:-1]) / 2).sum())
-    assert area == pytest.approx(detect(targets, decoys)["auc"])
-    for threshold in (0.25, 0.4):
-        point = ((decoys > threshold).mean(), (targets > threshold).mean())
-        assert any(np.allclose(point, pair) for pair in zip(false, found, strict=True))

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.store import sample as store_sample
 from benchmarks.store import scale as store_scale
 from benchmarks.store.sample import Sizes, sample_columns
-from benchmarks.store.scale import Campaign, made_up_receipt, opening
+from benchmarks.store.scale import Campaign, made_up_receipt
 from storage.object_store import open_place
 from storage.pairs.dataset import create_or_open
 from storage.pairs.parts import write_part
@@ -45,24 +45,3 @@ def test_a_made_up_receipt_has_everything_that_a_written_one_has(
     assert all(
         getattr(again, field.name) == getattr(made_up, field.name) for field in fields(made_up)
     )
-
-
-@pytest.fixture
-def few(monkeypatch: pytest.MonkeyPatch) -> Campaign:
-    monkeypatch.setattr(store_scale, "RUN_IMAGES", 8)
-    monkeypatch.setattr(store_scale, "RUN_PAIRS", 10)
-    return Campaign(n_parts=4, n_images=50)
-
-
-def test_opening_is_measured_in_a_process_of_its_own(tmp_path: Path, few: Campaign) -> None:
-    n_bytes = store_scale.write_receipts(tmp_path, few)
-    assert n_bytes == sum(path.stat().st_size for path in tmp_path.glob("receipts/*.json"))
-    open_s, peak, imports, hash_s = opening(tmp_path, few, n_bytes, repeats=1)
-    assert f"4 parts, {few.n_pairs} pairs" in open_s.case
-    assert few.n_pairs == 10 * (62 + 63 + 62 + 63)
-    assert (open_s.reference_value, peak.reference_value) == (3.0, 1.5)
-    assert 0.02 < imports.value <= peak.value < 0.5  # without torch, which the benchmark has
-    assert hash_s.value < 1
-    (tmp_path / "receipts" / "part-000003.json").unlink()
-    with pytest.raises(ValueError, match=f"wrote {few.n_pairs}"):
-        list(opening(tmp_path, few, n_bytes, repeats=1))
