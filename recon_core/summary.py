@@ -258,11 +258,6 @@ def threshold_for(decoy_scores: npt.NDArray[np.float64], rate: float) -> float:
     return float(np.sort(decoy_scores)[::-1][n_allowed])
 
 
-def n_above_every(ssim: npt.NDArray[np.float64], decoy_ssim: npt.NDArray[np.float64]) -> int:
-    """Number of images that score above the best decoy."""
-    return int((ssim > decoy_ssim.max(initial=-1.0)).sum())
-
-
 MIN_VALUES = 3
 """Of fewer values every order is likely; no correlation is given."""
 
@@ -350,19 +345,6 @@ def images_found(
     heads = [np.flatnonzero(false <= share * length) for share in false_shares]
     ends = [int(head[-1]) + 1 if len(head) else 0 for head in heads]
     return tuple(len(np.unique(image[:end][best[:end] > good])) for end in ends)
-
-
-def equal_count_edges(values: Values, n_bins: int = 5) -> Values:
-    """`n_bins` + 1 edges between which as many of `values` (at least one) lie, lowest to
-    highest."""
-    if not len(values):
-        raise ValueError("values is empty; expected at least one")
-    return np.quantile(values, np.linspace(0, 1, n_bins + 1))
-
-
-def bin_of(values: Values, edges: Values) -> npt.NDArray[np.int64]:
-    """The bin of each value, an edge belonging to the bin above it; the outer bins are open."""
-    return np.searchsorted(edges[1:-1], values, side="right").astype(np.int64)
 
 
 class _Ranks:

@@ -26,8 +26,6 @@ from recon_core.metrics import ncc_matrix
 from recon_core.ranking import agreement, consistency
 from recon_core.summary import (
     best_in_top_quarter,
-    bin_of,
-    equal_count_edges,
     rank_correlation,
     score_matches,
 )
@@ -354,7 +352,9 @@ def describe_hallucination(
         units = owner[[v is not None for v in method["targets"]["disagreement"]]]
         several = len(np.unique(units)) >= MIN_VICTIMS
         ranks = rank_correlation(spread, rmse, units=units if several else None)
-        edges: Values = equal_count_edges(spread, N_BINS) if len(spread) else np.empty(0)
+        edges: Values = np.empty(0)
+        if len(spread):  # between two of them are as many values
+            edges = np.quantile(spread, np.linspace(0, 1, N_BINS + 1))
         bins = [
             {
                 "disagreement": [float(low), float(high)],
@@ -369,7 +369,8 @@ def describe_hallucination(
 
 
 def _of_bin(columns: Sequence[Values], edges: Values, k: int) -> dict[str, Any]:
-    """Number and means of the (disagreement, rmse, ssim) whose disagreement is in bin `k`."""
-    mine = bin_of(columns[0], edges) == k
+    """Number and means of the (disagreement, rmse, ssim) whose disagreement is in bin `k`; an edge
+    belongs to the bin above it, and the outer bins are open."""
+    mine = np.searchsorted(edges[1:-1], columns[0], side="right") == k
     means = [float(values[mine].mean()) if mine.any() else None for values in columns[1:]]
     return {"n": int(mine.sum())} | dict(zip(("mean_rmse", "mean_ssim"), means, strict=True))
