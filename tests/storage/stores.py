@@ -8,6 +8,7 @@ import numpy as np
 
 from storage.object_store import Location
 from storage.pairs.dataset import Dataset, create_or_open
+from storage.pairs.layout import COLUMNS, GIVEN_COLUMNS, shape_of, table_of
 from storage.pairs.parts import write_part
 from storage.pairs.receipts import Provenance, Receipt
 
@@ -28,39 +29,25 @@ def columns(
     n_targets, n_all = n_runs * n_images, n_runs * n_pairs
     within = rng.integers(0, n_images, n_all) if n_images else np.zeros(0, np.int64)
 
-    def uniform(*shape: int) -> np.ndarray[Any, Any]:
-        return rng.random(shape, dtype=np.float32)
-
-    return {
+    rows = {"runs": n_runs, "targets": n_targets, "pairs": n_all}
+    measured = {
+        name: rng.random(shape_of(name, rows[table_of(name)], picture), dtype=np.float32)
+        for name in GIVEN_COLUMNS
+        if COLUMNS[name].dtype == "<f4"
+    }
+    return measured | {
         "runs/run": np.arange(seed * n_runs, (seed + 1) * n_runs, dtype=np.int64),
         "runs/outcome": np.zeros(n_runs, np.uint8),
-        "runs/mean_image": uniform(n_runs, *picture),
-        "runs/train_loss": uniform(n_runs),
-        "runs/train_accuracy": uniform(n_runs),
-        "runs/margin_min": uniform(n_runs),
-        "runs/attack_loss": uniform(n_runs),
-        "runs/kkt_residual": uniform(n_runs),
         "targets/image": rng.integers(0, 256, (n_targets, *picture), dtype=np.uint8),
         "targets/image_id": rng.integers(0, 12, n_targets),
         "targets/label": rng.integers(0, 2, n_targets),
         "targets/run_row": run_row,
-        "targets/augment": uniform(n_targets, 9),
         "pairs/reconstruction": rng.standard_normal((n_all, *picture), dtype=np.float32) * 7,
         "pairs/target_row": (pair_run * n_images + within).astype(np.int32),
         "pairs/run_row": pair_run,
         "pairs/candidate": np.arange(n_all, dtype=np.int32),
         "pairs/iteration": rng.choice([100, 500, 2000], n_all),
-        "pairs/ssim_best": uniform(n_all),
-        "pairs/ssim_second": uniform(n_all),
         "pairs/confident": rng.random(n_all) < 0.7,
-        "runs/residual_relu": uniform(n_runs),
-        "runs/n_iterations": uniform(n_runs),
-        "runs/lr": uniform(n_runs),
-        "runs/lam_lr": uniform(n_runs),
-        "runs/sigma": uniform(n_runs),
-        "runs/lam_min": uniform(n_runs),
-        "runs/alpha": uniform(n_runs),
-        "targets/margin": uniform(n_targets),
     }
 
 
