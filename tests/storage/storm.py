@@ -114,7 +114,7 @@ class Shared:
 def write_on(storm: Storm, shared: Shared, slot: int, seed: tuple[int, int]) -> None:
     """Writes missing parts until there are none: of its own share in random order, or, of a share
     it has with another writer, always the first one, so that both are at it at the same time."""
-    race = storm.variant == "race"
+    race = storm.variant.startswith("race")
     share, n_shares = (slot // 2, N_WRITERS // 2) if race else (slot, N_WRITERS)
     rng = random.Random(str(seed))
     _watch_stages(storm.location, shared.stage, slot)
@@ -241,6 +241,7 @@ _TIMES_SLOWER_ON_S3 = 5  # than in a folder, where the time of a part is measure
 
 def run(storm: Storm) -> dict[str, Any]:
     """Runs it and says what happened; `faults` is empty when everything is as it must be."""
+    start = time.monotonic()
     faults = Path(storm.scratch, "faults.txt")
     faults.write_text("")
     if not Path(storm.expected).exists():
@@ -264,9 +265,12 @@ def run(storm: Storm) -> dict[str, Any]:
     finally:
         coordinator.end()
     return {
+        "n_parts": storm.n_parts,
         "kills": dict(sorted(tally.items())),
+        "n_kills": sum(tally.values()),
         "n_parts_during_the_storm": n_stormed,
         "reader_columns": int(shared.counts[COLUMNS]),
+        "seconds": round(time.monotonic() - start, 1),
         **report,
         "faults": faults.read_text().strip().splitlines() + report.get("faults", []),
     }
@@ -359,7 +363,9 @@ class _Coordinator:
 
 def _make_expected(storm: Storm, faults: Path) -> None:
     """Runs the campaign with as many writers and no kills, in a folder, and keeps its hashes."""
-    calm = replace(storm, variant="spread", location=str(Path(storm.scratch, "calm")))
+    calm = replace(
+        storm, variant="spread", location=str(Path(storm.scratch, f"calm-{storm.n_parts}"))
+    )
     shared = Shared(storm.n_parts)
     _wait(_fork(lambda: create_or_open(calm.location, MANIFEST), faults))
     start = time.monotonic()
@@ -413,7 +419,12 @@ def _final(storm: Storm, shared: Shared, expected: Any) -> dict[str, Any]:
     n_groups, n_receipts = len(place.children("parts")), len(place.children("receipts"))
     must((n_groups, n_receipts) == (storm.n_parts,) * 2, f"{n_groups} groups, {n_receipts} files")
     must(set(place.children("")) == {"store.json", "parts", "receipts"}, "a foreign file")
-    return {"left_groups": sum(".tmp-" not in name for name in removed), "faults": faults}
+    temporaries = sum(".tmp-" in name for name in removed)
+    return {
+        "left_groups": len(removed) - temporaries,
+        "left_temporary_files": temporaries,
+        "faults": faults,
+    }
 
 
 def _fork(body: Callable[[], object], faults: Path) -> int:
