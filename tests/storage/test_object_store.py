@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from storage.errors import StorageError, UnsettledError
-from storage.object_store import Place, open_place
+from storage.object_store import Place, S3Place, open_place
 from storage.pairs.dataset import Dataset, create_or_open
 from storage.pairs.parts import write_part
 from storage.pairs.verify import vacuum, verify_store
-from storage.s3 import S3Place
 from tests.storage.s3_server import S3Server
 from tests.storage.stores import MANIFEST, columns, provenance, store
 
