@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from storage.errors import SourceError, listed, shown
+from storage.errors import SourceError, shown
 from storage.sources.cifar import CIFAR_CLASSES, cifar10_pictures, cifar100_pictures
 from storage.sources.embedded import (
     DIGITS_NOTE,
@@ -211,22 +211,8 @@ def _folder(text: str, split: Split, size: int, skip_corrupt: bool) -> Loaded:
 
 
 def _notes_of(reading: Reading) -> list[str]:
-    n_found = reading.n_read + len(reading.left_out)
-    notes = []
-    if reading.n_resized:
-        side = reading.size[0] if reading.size else 0
-        notes.append(
-            f"{reading.n_resized} of {n_found} pictures were not {side} x {side}: they were "
-            "cropped to the central square and resized."
-        )
-    if reading.left_out:
-        notes.append(
-            f"{len(reading.left_out)} of {n_found} files could not be read and were left out: "
-            f"{listed([name for name, _why in reading.left_out])}."
-        )
-    if reading.n_repeated:
-        notes.append(f"{reading.n_repeated} pictures have the pixels of others, counted once.")
-    return notes
+    noted = ("resized", "left out", "counted once")
+    return [f"{k.capitalize()}: {text}." for k, text in reading.facts.items() if k in noted]
 
 
 def _tiny_imagenet(text: str, split: Split, size: int, skip_corrupt: bool) -> Loaded:
@@ -258,8 +244,8 @@ def _official(
     n, side = len(images), images.shape[-1]
     reading = Reading(sizes=Counter({(side, side): n}))
     if side != size:
-        notes.append(f"all {n} pictures were resized from {side} x {side} to {size} x {size}.")
         reading.size = (size, size)
+        notes += _notes_of(reading)
         resized = np.empty((n, 3, size, size), np.uint8)
         for row, image in enumerate(images):
             resized[row] = central(image.transpose(1, 2, 0), size, size).transpose(2, 0, 1)

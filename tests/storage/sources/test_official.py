@@ -166,7 +166,7 @@ def test_mnist_in_three_equal_channels(
     small = load_images(f"{kind}:{tmp_path}", split="train", size=14)
     mean = pixels("train", 28, 28).reshape(-1, 14, 2, 14, 2).mean((2, 4))
     np.testing.assert_allclose(small.images[:, 1], mean, atol=1)
-    assert small.notes == ("all 5 pictures were resized from 28 x 28 to 14 x 14.",)
+    assert small.notes == ("Resized: 5 to 14 x 14.",)
 
 
 @pytest.mark.parametrize("compressed", [True, False])
@@ -216,7 +216,7 @@ def test_tiny_imagenet_in_the_order_of_its_classes(tmp_path: Path):
     (images / "1.JPEG").write_bytes((images / "1.JPEG").read_bytes()[:300])
     left = load_images(f"tiny-imagenet:{root}", split="train", size=64, skip_corrupt=True)
     assert left.labels.tolist() == [0, 1, 1, 2, 2]
-    assert left.notes[0].startswith("1 of 6 files could not be read and were left out")
+    assert left.notes[0].startswith("Left out: 1 that cannot be read")
 
 
 def test_pictures_are_in_memory_once(tmp_path: Path):
