@@ -1,4 +1,4 @@
-"""An InstaHide challenge as a folder: what is published, and apart from it what is secret.
+"""An InstaHide challenge as a folder: what is published, and separate from it what is secret.
 
     encodings.npy       float32 (m, c, h, w), every pixel with a random sign
     public.npy          float32 (p, c, h, w), the public images, in the encodings' units
@@ -121,8 +121,8 @@ def read_images(
     if path.is_dir():
         pixels, reading = _pictures(path, what)
         if read is not None:
-            facts = {f"{what}, {name}": text for name, text in reading.facts.items()}
-            read |= {name: text for name, text in facts.items() if not name.endswith("sizes")}
+            facts = reading.facts.items()
+            read |= {f"{what}, {name}": text for name, text in facts if name != "sizes"}
         values = pixels.transpose(0, 3, 1, 2).astype(np.float32) / 255
         return np.ascontiguousarray(2 * values - 1 if signed else values)
     array = read_array(path, what)

@@ -34,14 +34,14 @@ def encoded(array: np.ndarray[Any, Any]) -> list[bytes]:
     ]
 
 
-def decoded(content: bytes, like: np.ndarray[Any, Any], start: int, stop: int) -> Any:
-    """Rows [start, stop) of an array that is in one shard."""
+def decoded(content: bytes, like: np.ndarray[Any, Any], start: int, stop: int, n: int = 0) -> Any:
+    """Rows [start, stop) of a shard like `like`, of an array of `n` rows (0: it is the whole)."""
     out = np.empty((stop - start, *like.shape[1:]), like.dtype)
 
     def read(first: int, last: int) -> bytes:
         return content[first:last]
 
-    read_rows(read, read_index(read, len(content), len(like)), out, start, len(like))
+    read_rows(read, read_index(read, len(content), n or len(like)), out, start, len(like))
     return out
 
 
@@ -74,13 +74,7 @@ def test_zarr_reads_what_is_written_here_and_the_other_way_round(
     for name, at in zip(names, range(0, n_rows, SHARD_ROWS), strict=True):
         content = (tmp_path / "a" / name).read_bytes()
         rows = array[at : at + SHARD_ROWS]
-        out = np.empty_like(rows)
-
-        def read(first: int, last: int, content: bytes = content) -> bytes:
-            return content[first:last]
-
-        read_rows(read, read_index(read, len(content), n_rows), out, 0, len(rows))
-        np.testing.assert_array_equal(out, rows)
+        np.testing.assert_array_equal(decoded(content, rows, 0, len(rows), n_rows), rows)
     for name, content in zip(names, encoded(array), strict=True):
         (tmp_path / "a" / name).write_bytes(content)
     np.testing.assert_array_equal(theirs[...], array)
