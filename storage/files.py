@@ -43,7 +43,6 @@ WHOLE_BYTES = 2**26
 
 _PIECES_AT_ONCE = 512  # of at least 1,024 that one call takes
 _FULL = {errno.ENOSPC, errno.EDQUOT}
-_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS}
 
 
 @dataclass(frozen=True)
@@ -132,34 +131,13 @@ def write_file(path: Path, content: bytes) -> None:
     """Replaces `path` by `content` atomically and durably, or raises StoreFullError and leaves
     it."""
     with full_device_explained(path):
-        with _temporary(path.parent, content) as temporary:
+        with temporary_file(path.parent, content) as temporary:
             temporary.replace(path)
         sync(path.parent)
 
 
 def write_json(path: Path, value: Any) -> None:
     write_file(path, json_bytes(value))
-
-
-def create_file(path: Path, content: bytes) -> bool:
-    """Creates `path` with `content` unless it exists: True for exactly one of all who try. The
-    content is complete and synced before the name appears. Raises StoreFullError, or StorageError
-    where the file system has no hard links."""
-    with full_device_explained(path):
-        with _temporary(path.parent, content) as temporary:
-            try:
-                os.link(temporary, path)
-            except FileExistsError:
-                return False
-            except OSError as error:
-                if error.errno not in _NO_LINKS:
-                    raise
-                raise StorageError(
-                    f"the file system of {path.parent} has no hard links ({error.strerror}); "
-                    "use a store on a local disk, NFS or Lustre"
-                ) from error
-        sync(path.parent)
-    return True
 
 
 def sync(path: Path) -> None:
@@ -189,7 +167,7 @@ def pieces_of(content: Content) -> Sequence[bytes]:
 
 
 @contextlib.contextmanager
-def _temporary(folder: Path, content: bytes) -> Iterator[Path]:
+def temporary_file(folder: Path, content: bytes) -> Iterator[Path]:
     """A file of `content` that is on the device, to be renamed or linked; gone at the end."""
     path = folder / f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}"
     try:

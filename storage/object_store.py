@@ -9,6 +9,7 @@ variables.
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import shutil
@@ -29,12 +30,12 @@ from storage.files import (
     FileInfo,
     Tree,
     check_size,
-    create_file,
     full_device_explained,
     open_regular,
     pieces_of,
     read_bounded,
     sync,
+    temporary_file,
     write_file,
     write_synced,
 )
@@ -42,6 +43,7 @@ from storage.files import (
 Location = str | Path
 
 _WRITERS = 8
+_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS}
 
 Place: TypeAlias = "LocalPlace | S3Place"
 
@@ -100,11 +102,25 @@ class LocalPlace:
         write_file(self.root / name, content)
 
     def create(self, name: str, content: bytes) -> bool:
-        """Writes a file unless there is one: True for exactly one of all who try."""
+        """Writes a file unless there is one: True for exactly one of all who try. The content is
+        complete and synced before the name appears. Raises StorageError without hard links."""
         path = self.root / name
         with full_device_explained(path):
             path.parent.mkdir(exist_ok=True)  # a copied store may lack its empty folders
-        return create_file(path, content)
+            with temporary_file(path.parent, content) as temporary:
+                try:
+                    os.link(temporary, path)
+                except FileExistsError:
+                    return False
+                except OSError as error:
+                    if error.errno not in _NO_LINKS:
+                        raise
+                    raise StorageError(
+                        f"the file system of {path.parent} has no hard links ({error.strerror}); "
+                        "use a store on a local disk, NFS or Lustre"
+                    ) from error
+            sync(path.parent)
+        return True
 
     def write_tree(self, files: Tree) -> None:
         """Writes new files as they come, durable on return; interrupted, it leaves some of them."""

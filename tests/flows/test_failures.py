@@ -48,7 +48,7 @@ def test_a_file_that_cannot_be_written_is_one_line(
     def refused(path: Path, *_how: Any, **_options: Any) -> NoReturn:
         raise OSError(code, os.strerror(code), str(path))
 
-    monkeypatch.setattr(files, "_temporary", lambda folder, _c: refused(folder / ".tmp-1"))
+    monkeypatch.setattr(files, "temporary_file", lambda folder, _c: refused(folder / ".tmp-1"))
     monkeypatch.setattr(Path, "mkdir", refused)
     exit_code, _said, complained = palimpsest(*COMMANDS[command].format(job=job).split())
     assert exit_code == 1
