@@ -32,12 +32,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from storage.pairs.dataset import Dataset
-from storage.pairs.layout import (
-    CHUNK_ROWS,
-    OFFSETS,
-    OUTCOMES,
-    OnPart,
-)
+from storage.pairs.layout import CHUNK_ROWS, OFFSETS, OUTCOMES, OnPart
 
 WINDOW_ROWS = 4 * CHUNK_ROWS
 ROWS_PER_TAR = 10_000
@@ -51,22 +46,13 @@ NUMBERS: Mapping[str, tuple[str, str]] = {
     "part": ("int32", "the part of the store it is from"),
     "row": ("int64", "its row in that part's table of pairs"),
     "run": ("int64", "number of the run: one victim and its attack"),
-    "image_id": (
-        "int32",
-        "row of the original in the source split; not unique, an image has many pairs",
-    ),
+    "image_id": ("int32", "row of the original in the source split; an image has many pairs"),
     "label": ("int16", "class of the original in the task that the victim learned"),
-    "augment": (
-        "float32",
-        "augmentation parameters of the original (EDM's nine labels); all 0: none",
-    ),
+    "augment": ("float32", "EDM's nine augmentation labels of the original; all 0: none"),
     "candidate": ("int32", "which of the attack's candidates"),
     "iteration": ("int32", "iteration of the attack at which it was saved"),
     "ssim_best": ("float32", "SSIM of `picture` to `original`"),
-    "ssim_second": (
-        "float32",
-        "SSIM to the second most similar image of the run; -1 if there is none",
-    ),
+    "ssim_second": ("float32", "SSIM to the second most similar image of the run; -1: none"),
     "confident": ("bool", "at some saved iteration best > 0.4 and best - second >= 0.05"),
     "scale": ("float32", "`reconstruction` times this is the raw reconstruction"),
     "outcome": ("string", "how the run ended: " + ", ".join(OUTCOMES)),
@@ -74,10 +60,7 @@ NUMBERS: Mapping[str, tuple[str, str]] = {
     "train_accuracy": ("float32", "of the victim on its own training images, 0 to 1"),
     "margin_min": ("float32", "smallest y phi(x) over the training images"),
     "attack_loss": ("float32", "the attack's objective at the end"),
-    "kkt_residual": (
-        "float32",
-        "relative, at the end of the attack; missing where it does not apply",
-    ),
+    "kkt_residual": ("float32", "relative, after the attack; missing where it does not apply"),
 }
 """Arrow's type of the numbers of every pair, and what they mean."""
 
