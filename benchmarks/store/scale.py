@@ -33,11 +33,7 @@ from benchmarks.store.sample import QUICK, Sizes, sample_store
 from recon_core.balance import Curation, curated_repeats, occurrences, summarise
 from storage.pairs.dataset import Dataset, create_or_open
 from storage.pairs.layout import COLUMNS, ENCODINGS, TABLES, receipt_name, schema_name, shape_of
-from storage.pairs.receipts import (
-    RECEIPTS_FOLDER,
-    Receipt,
-    pack_images,
-)
+from storage.pairs.receipts import RECEIPTS_FOLDER, Receipt, pack_images
 from storage.pairs.shards import shard_names
 
 _line = partial(measured, "store_scale", reference="the goal: less than")

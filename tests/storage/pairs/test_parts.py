@@ -23,13 +23,7 @@ from storage.pairs.parts import write_part
 from storage.pairs.receipts import Provenance, array_hash
 from storage.pairs.shards import shard_rows
 from tests.storage.calls import Calls
-from tests.storage.stores import (
-    MANIFEST,
-    columns,
-    provenance,
-    store,
-    write,
-)
+from tests.storage.stores import MANIFEST, columns, provenance, store, write
 
 
 @settings(max_examples=7, deadline=None)
