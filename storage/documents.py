@@ -113,7 +113,7 @@ def read_sealed(place: Place, name: str, seal: str, fix: str) -> dict[str, Any]:
     return body
 
 
-def strictly(model: Callable[..., Model], body: Mapping[str, Any], where: str, fix: str) -> Model:
+def model_of(model: Callable[..., Model], body: Mapping[str, Any], where: str, fix: str) -> Model:
     """`model` of the fields in `body`, which was found at `where`. Raises CorruptPartError with the
     first fault that pydantic finds."""
     import pydantic

@@ -267,7 +267,7 @@ def create_or_open(
     if not is_store(place):
         place.make_folders([PARTS_FOLDER, RECEIPTS_FOLDER])
         if not receipt_parts(place.children(RECEIPTS_FOLDER)):
-            body = asdict(layout.Description(layout.SCHEMA, layout.VERSION, encoding, wanted))
+            body = asdict(layout.StoreFile(layout.SCHEMA, layout.VERSION, encoding, wanted))
             sealed = body | {layout.SEAL: seal_of(body)}
             place.create(layout.STORE_FILE, json_bytes(sealed))
     found_encoding, found = layout.read_store_file(place)

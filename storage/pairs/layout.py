@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import pydantic
 
-from storage.documents import STRICT, read_sealed, seal_of, strictly
+from storage.documents import STRICT, model_of, read_sealed, seal_of
 from storage.errors import StorageError, StoreMismatchError
 from storage.object_store import Place
 
@@ -303,7 +303,7 @@ def check_values(cast: Columns, sizes: Mapping[str, int]) -> None:
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config=STRICT)
-class Description:
+class StoreFile:
     """The `store.json` of a store but for its seal."""
 
     schema: str
@@ -328,7 +328,7 @@ def read_store_file(place: Place) -> tuple[Encoding, dict[str, Any]]:
             f"this is {SCHEMA!r} version {VERSION}; use the release of palimpsest that wrote it, "
             "or another folder"
         )
-    found = strictly(Description, body, f"{place}/{STORE_FILE}", _FIX)
+    found = model_of(StoreFile, body, f"{place}/{STORE_FILE}", _FIX)
     return found.encoding, found.manifest
 
 

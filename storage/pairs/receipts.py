@@ -27,7 +27,7 @@ import numpy.typing as npt
 import pydantic
 from numcodecs.zstd import Zstd
 
-from storage.documents import STRICT, read_sealed, seal_of, strictly
+from storage.documents import STRICT, model_of, read_sealed, seal_of
 from storage.errors import CorruptPartError, UnsettledError
 from storage.files import json_bytes
 from storage.object_store import Place
@@ -264,7 +264,7 @@ def load_receipt(place: Place, name: str) -> Receipt:
             f"{where} has schema {body['schema']!r}, expected {schema_name()!r}; read it with the "
             "version of palimpsest that wrote it"
         )
-    receipt = strictly(Receipt, body, where, _FIX)
+    receipt = model_of(Receipt, body, where, _FIX)
     if where.rpartition("/")[2] != receipt_name(receipt.part):
         raise CorruptPartError(f"{where} is the receipt of part {receipt.part}; {_FIX}")
     return receipt
