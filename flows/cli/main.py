@@ -260,9 +260,9 @@ def compare(
         list[Path],
         typer.Argument(help="Jobs' folders or evaluations' own; the first is compared with."),
     ],
-    page: Annotated[
-        Path, "--out", "The page; .json and -data/ with the CSVs come beside it."
-    ] = Path("compare.html"),
+    page: Annotated[Path, "--out", "The page; the same numbers come beside it as .json."] = Path(
+        "compare.html"
+    ),
 ) -> None:
     """Put evaluations side by side: settings that differ, scores, differences with intervals.
 
@@ -271,13 +271,12 @@ def compare(
     """
     from tasks.report.compare import compare_runs, difference_rows
 
-    comparison, written = compare_runs(runs, page)
-    if rows := difference_rows(comparison):
+    if rows := difference_rows(compare_runs(runs, page)):
         table = Table(title="Difference from the first run, targets", title_justify="left")
         cli.show_rows(cli.out, rows, table)
     else:
         cli.out.print("The runs have no method in common.")
-    for path in written.values():
+    for path in (page, page.with_suffix(".json")):
         cli.say(cli.out, str(path.absolute()))
 
 

@@ -15,8 +15,8 @@ from tasks.attack_file.comparison import check_std
 from tasks.attack_file.pictures import Named
 from tasks.audit.plan import ALONE, AuditImages, AuditPlan
 from tasks.audit.recipe import VictimRecipe
-from tasks.audit.settings import AttackName, Audit, Cell, Defence
-from tasks.audit.victims import Given, Pictures, VictimsJob
+from tasks.audit.settings import AttackName, Audit, Cell
+from tasks.audit.victims import Given, Pictures, VictimsJob, named
 from tasks.families.weights.inputs import order_said, read_victim
 from tasks.families.weights.preprocessing import binary_signs, read_known
 
@@ -53,10 +53,17 @@ class GivenPlan(AuditPlan):
         self.std = torch.ones(channels, 1, 1) if known.std is None else known.std
         self.has_labels, self.labels = self._labels()
         self.gives_gradients = bool(weights.gradients)
+        if self.gives_gradients or study.recipe.cut is not None:
+            what = "gradients" if self.gives_gradients else "features"  # published, not weights
+
+            def changed(text: str) -> str:
+                return text.replace("weights", what).replace("Weights", what.capitalize())
+
+            words = (replace(d, name=changed(d.name), about=changed(d.about))
+                     for d in study.defences)  # fmt: skip
+            study = replace(study, defences=tuple(words))
         if self.gives_gradients:
-            study = replace(study, attacks=("gradient",), defences=_about("gradients", study))
-        elif study.recipe.cut is not None:
-            study = replace(study, defences=_about("features", study))
+            study = replace(study, attacks=("gradient",))
         images = AuditImages(_image_set(self.truth, "train"), _image_set(self.decoys, "heldout"))
         n_outputs = self.victim.architecture.n_outputs
         loss = Loss(kind="ce" if n_outputs > 1 else "bce")
@@ -98,9 +105,13 @@ class GivenPlan(AuditPlan):
             *(np.concatenate([getattr(some, name) for some in (pool, others)])
               for name in ("images", "labels", "rows"))
         )  # fmt: skip
-        begun = self.victim.start
-        taken = self.victim.sources.get("gradients" if self.gives_gradients else "state")
-        parts = () if taken is None else (taken.rows, taken.start)
+        arrays = named("weights", self.victim.parameters.tensors()) | {"mean": self.mean[None]}
+        if self.victim.start is not None:
+            arrays |= named("start", self.victim.start.parameters.tensors())
+        source = "gradients" if self.gives_gradients else "state"
+        if (taken := self.victim.sources.get(source)) is not None:
+            parts = (taken.rows, taken.start)
+            arrays |= named("rows", [part[None] for part in parts if part is not None])
         is_asked = self.has_labels and not self.gives_gradients
         return VictimsJob(
             root=self.root,
@@ -113,12 +124,9 @@ class GivenPlan(AuditPlan):
             noise_multiplier=0.0,
             seed=self.study.seed,
             given=Given(
-                weights=tuple(t.numpy() for t in self.victim.parameters.tensors()),
-                start=() if begun is None else tuple(t.numpy() for t in begun.parameters.tensors()),
-                mean=self.mean[None].numpy(),
+                arrays={name: tensor.numpy() for name, tensor in arrays.items()},
                 std=self.std.numpy(),
                 mean_known=self.mean_known,
-                rows=tuple(t[None].numpy() for t in parts if t is not None),
                 gives_gradients=self.gives_gradients,
             ),
         )
@@ -141,15 +149,6 @@ class GivenPlan(AuditPlan):
         positive = dict(zip(self.truth.labels, (signs > 0).tolist(), strict=True))
         own = [int(positive[label]) for label in self.truth.labels]
         return True, (own, [int(positive[label]) for label in self.decoys.labels])
-
-
-def _about(what: str, study: Audit) -> tuple[Defence, ...]:
-    """Releases of weights, in words on what is given away in their place."""
-
-    def changed(text: str) -> str:
-        return text.replace("weights", what).replace("Weights", what.capitalize())
-
-    return tuple(replace(d, name=changed(d.name), about=changed(d.about)) for d in study.defences)
 
 
 def _image_set(some: Named, split: Split) -> ImageSet:

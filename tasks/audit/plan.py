@@ -242,9 +242,7 @@ class AuditPlan:
         return stacked, float(np.mean(seconds))
 
     def attack(self, cell: Cell, name: AttackName) -> AnyAttack:
-        recipe = self.jobs[cell.number].recipe
-        assert recipe.n_images is not None
-        return self.study.attack(name, recipe, recipe.n_images)
+        return self.study.attack(name, self.jobs[cell.number].recipe)
 
     def why_not(self, cell: Cell, name: AttackName) -> str | None:
         """The reason for which an attack is not made on a cell's victims; None: it is."""
@@ -357,8 +355,14 @@ def _cost(plan: AuditPlan, cell: Cell, known: dict[Any, float]) -> Cost:
         else:
             n_steps = attack.n_iterations if isinstance(attack, KKTAttack) else attack.n_steps
 
-        def run(n: int, one: AttackJob = one) -> None:
-            replace(one, attack=_shortened(one.attack, n)).scored(victims, no_progress)
+        def run(n: int, one: AttackJob = one, attack: AnyAttack = attack) -> None:
+            if isinstance(attack, SpanAttack):
+                attack = replace(attack, n_network=n, n_independent=n)
+            elif isinstance(attack, KKTAttack):
+                attack = replace(attack, save_at=(n,))
+            else:
+                attack = replace(attack, n_steps=n)
+            replace(one, attack=attack).scored(victims, no_progress)
 
         if key not in known:
             known[key] = in_full(run, n_steps)
@@ -376,12 +380,3 @@ def _cost(plan: AuditPlan, cell: Cell, known: dict[Any, float]) -> Cost:
         },
         disk_bytes=int(n_victims * (weights + pictures)),
     )
-
-
-def _shortened(attack: AnyAttack, n: int) -> AnyAttack:
-    """The attack with so many iterations."""
-    if isinstance(attack, SpanAttack):
-        return replace(attack, n_network=n, n_independent=n)
-    if isinstance(attack, KKTAttack):
-        return replace(attack, save_at=(n,))
-    return replace(attack, n_steps=n)

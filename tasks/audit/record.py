@@ -8,6 +8,7 @@ images. Shares have intervals over victims (`recon_core.leakage`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,6 @@ import torch
 
 from recon_core.duplicates import THRESHOLD, most_alike
 from recon_core.leakage import (
-    Share,
     exchangeable_p,
     likelihood_ratio,
     paired_difference,
@@ -57,6 +57,7 @@ OF_PICTURES = (
 """Numbers that attacks alone have that give pictures."""
 
 Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
 
 
 def describe_audit(plan: AuditPlan, ended: Outcome) -> dict[str, Any]:
@@ -169,20 +170,15 @@ def _described(plan: AuditPlan, cell: Cell, ended: Outcome) -> dict[str, Any]:
 
 
 def _attacked(
-    plan: AuditPlan,
-    cell: Cell,
-    name: AttackName,
-    arrays: Arrays,
-    failed: Mapping[str, str],
+    plan: AuditPlan, cell: Cell, name: AttackName, arrays: Arrays, failed: Mapping[str, str]
 ) -> dict[str, Any]:
     """Scores of one attack on a cell's victims."""
     if (why := plan.why_not(cell, name)) is not None:
         return {"status": "refused", "why": why}
     job, made = plan.jobs[cell.number], plan.study
-    members = job.members
-    seconds = 0.0
+    members, seconds, pictures = job.members, 0.0, None
     if name in MEMBERSHIP:
-        more, sure = None, arrays["confidence"].astype(np.float64)
+        sure = arrays["confidence"].astype(np.float64)
         scores = np.where(np.isfinite(sure), sure, -np.inf)
         if name == "likelihood_ratio":
             ratio = likelihood_ratio(torch.from_numpy(sure), torch.from_numpy(members))
@@ -191,8 +187,17 @@ def _attacked(
         units = [attack_name(cell, name, v) for v in range(made.n_victims)]
         if lost := [unit for unit in units if unit in failed]:
             return {"status": "refused", "why": f"failed: {failed[lost[0]]}"}
-        more, seconds = plan.scores(cell, name)
-        scores = more["ssim"].astype(np.float64)
+        pictures, seconds = plan.scores(cell, name)
+        scores = pictures["ssim"].astype(np.float64)
+
+    def at_rates(scores: Floats, least: float | None) -> dict[str, Any]:
+        found = {rate: share_found(scores, members, rate=rate, least=least) for rate in RATES}
+        return {key_of(rate): asdict(share) for rate, share in found.items()}
+
+    from scipy import stats  # half a second, which a front does without
+
+    n, ranks = members.sum(1), stats.rankdata(scores, axis=1)
+    above = (np.where(members, ranks, 0).sum(1) / n - (n + 1) / 2) / (~members).sum(1)
     rng = np.random.default_rng((made.seed, cell.number, made.attacks.index(name)))
     about: dict[str, Any] = {
         "status": "ran",
@@ -200,61 +205,28 @@ def _attacked(
         "seconds": seconds,
         "n": int(members.sum()),
         "n_decoys": int((~members).sum()),
-        "found_at": _at_rates(scores, members, None),
+        "found_at": at_rates(scores, None),
         **dict.fromkeys(OF_PICTURES),
-        "auc": _auc(scores, members),
+        "auc": float(above.mean()),  # the chance that a member scores above a decoy beside it
         "p_value": _p_value(scores, members, rate=made.rate, generator=rng),
     }
-    if more is not None:
-        about |= _of_pictures(more, members, made)
-    return about
-
-
-def _of_pictures(arrays: Arrays, members: npt.NDArray[np.bool_], made: Audit) -> dict[str, Any]:
-    """Numbers of an attack that gives pictures: its own, and those of the mean image alone."""
+    if pictures is None:
+        return about
     least = made.good_threshold
-    scores, control = (arrays[name].astype(np.float64) for name in ("ssim", "control"))
-    return {
-        "good_at": _at_rates(scores, members, least),
-        "control_at": _at_rates(control, members, least),
-        "identified": _share(share_of(arrays["identified"], members)),
-        "identified_decoys": _share(share_of(arrays["identified"], ~members)),
-        "n_good": int((scores[members] > least).sum()),
+    for end, own in (("", scores), ("_control", pictures["control"].astype(np.float64))):
+        about[f"n_good{end}"] = int((own[members] > least).sum())
+        about[f"mean_ssim{end}"] = float(own[members].mean())
+        about["control_at" if end else "good_at"] = at_rates(own, least)
+    return about | {
+        "identified": asdict(share_of(pictures["identified"], members)),
+        "identified_decoys": asdict(share_of(pictures["identified"], ~members)),
         "n_good_decoys": int((scores[~members] > least).sum()),
-        "n_good_control": int((control[members] > least).sum()),
-        "mean_ssim": float(scores[members].mean()),
         "mean_ssim_decoys": float(scores[~members].mean()),
-        "mean_ssim_control": float(control[members].mean()),
     }
-
-
-def _share(share: Share) -> dict[str, Any]:
-    return {"mean": share.mean, "interval": list(share.interval), "each": list(share.each)}
-
-
-def _at_rates(
-    scores: Floats, members: npt.NDArray[np.bool_], least: float | None
-) -> dict[str, Any]:
-    found = {rate: share_found(scores, members, rate=rate, least=least) for rate in RATES}
-    return {key_of(rate): _share(share) for rate, share in found.items()}
-
-
-def _auc(scores: Floats, members: npt.NDArray[np.bool_]) -> float:
-    """Chance that a member scores above a decoy of the same victim; the mean over victims."""
-    from scipy import stats  # half a second, which a front does without
-
-    ranks = stats.rankdata(scores, axis=1)
-    n = members.sum(1)
-    above = (np.where(members, ranks, 0).sum(1) / n - (n + 1) / 2) / (~members).sum(1)
-    return float(above.mean())
 
 
 def _p_value(
-    scores: Floats,
-    members: npt.NDArray[np.bool_],
-    *,
-    rate: float,
-    generator: np.random.Generator,
+    scores: Floats, members: Flags, *, rate: float, generator: np.random.Generator
 ) -> float:
     """The p-value of "nothing leaks": of mean ranks; of one network, whose interval does not know
     that its threshold is the score of one of few decoys, twice the lesser of that and of the chance
@@ -339,12 +311,11 @@ def exposure(plan: AuditPlan, base: Mapping[str, Any]) -> dict[str, Any]:
     order = np.lexsort((-mean, -back.sum(0)))
     order = order[np.any(members[:, order], axis=0)]
     classes = _by_class(plan, job, back, members)
-    leakiest = classes[0]["class"] if classes else None
     margins = np.where(members, made[0]["margin"].astype(np.float64), np.nan)
-    margins[~np.isfinite(margins)] = np.nan
+    margins[~np.isfinite(margins)] = np.nan  # where a victim did not learn it, or diverged
     return {
         "exposed": [
-            _of_image(plan, job, int(row), margins, leakiest)
+            _of_image(plan, job, int(row), margins, classes[0]["class"])
             | {"n_back": int(back[:, row].sum()), "mean_ssim": float(mean[row])}
             for row in order[:N_EXPOSED]
         ],
@@ -365,25 +336,23 @@ def nearest_decoys(scores: Floats, members: npt.NDArray[np.bool_]) -> list[tuple
 
 
 def _of_image(
-    plan: AuditPlan, job: VictimsJob, row: int, margins: Floats, leakiest: str | None
+    plan: AuditPlan, job: VictimsJob, row: int, margins: Floats, leakiest: str
 ) -> dict[str, Any]:
-    """An image that comes back and why; `margins` are NaN where a victim did not learn it, or
-    diverged."""
-    images, source = job.pool, plan.images.pool
-    own = margins[:, row]
-    known = bool(np.isfinite(own).any())
-    margin = float(np.nanmean(own)) if known else np.nan
-    near = float(np.nanquantile(margins, NEAR_MARGIN)) if known else np.nan
+    """An image that comes back, and what may explain it."""
+    images, source, own = job.pool, plan.images.pool, margins[:, row]
+    margin = near = np.nan
+    if np.isfinite(own).any():
+        margin, near = float(np.nanmean(own)), float(np.nanquantile(margins, NEAR_MARGIN))
     label = int(source.labels[images.rows[row]])
     n_copies = _copies(images.images, row)
-    near_words = "it is fitted worst"
-    if job.recipe.autoencoder is None:
-        near_words = "it lies near the boundary"
-    reasons = [
-        *([f"{n_copies} near copies of it are in the pool"] if n_copies else []),
-        *([near_words] if margin <= near else []),
-        *(["its class leaks most"] if leakiest == source.class_names[label] else []),
-    ]
+    near_words = "it lies near the boundary"
+    if job.recipe.autoencoder is not None:
+        near_words = "it is fitted worst"
+    reasons = {
+        f"{n_copies} near copies of it are in the pool": n_copies > 0,
+        near_words: margin <= near,
+        "its class leaks most": leakiest == source.class_names[label],
+    }
     return {
         "image_id": int(images.rows[row]),
         "row": row,
@@ -392,7 +361,7 @@ def _of_image(
         "n_in": int(job.members[:, row].sum()),
         "margin": margin,
         "n_copies": n_copies,
-        "why": "; ".join(reasons),
+        "why": "; ".join(reason for reason, holds in reasons.items() if holds),
     }
 
 
@@ -404,10 +373,7 @@ def _copies(images: npt.NDArray[np.uint8], row: int) -> int:
 
 
 def _by_class(
-    plan: AuditPlan,
-    job: VictimsJob,
-    back: npt.NDArray[np.bool_],
-    members: npt.NDArray[np.bool_],
+    plan: AuditPlan, job: VictimsJob, back: Flags, members: Flags
 ) -> list[dict[str, Any]]:
     """Shares of the images of each class that come back, the largest first."""
     source, learned = plan.images.pool, np.any(members, axis=0)

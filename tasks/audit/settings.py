@@ -9,7 +9,6 @@ too, but another way to train, and no defence.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
@@ -26,6 +25,7 @@ from recon_core.attacks.span.search import SpanAttack
 from recon_core.strict import Count, Strict, Within
 from recon_core.victims.network import Activation
 from tasks.audit.recipe import VictimRecipe
+from tasks.page.formats import leaves
 
 AttackName = Literal[
     "span",
@@ -44,20 +44,16 @@ MEMBERSHIP: tuple[AttackName, ...] = ("loss", "likelihood_ratio")
 TITLES: dict[AttackName, tuple[str, str]] = {
     "span": ("span, start unknown", "the weights"),
     "span_known": ("span, start known", "the weights, and those that training started from"),
-    "span_state": (
-        "span, optimiser's state",
-        "a checkpoint: the weights and the optimiser's state",
-    ),
+    "span_state": ("span, optimiser's state",
+                   "a checkpoint: the weights and the optimiser's state"),
     "kkt": ("KKT", "the weights"),
     "gradient": ("gradients of a batch", "the batch's gradients, and the weights they are of"),
     "features": ("split features", "the features of an image, and the layers that made them"),
     "autoencoder": ("autoencoder", "the autoencoder, and pictures with most pixels erased"),
     "loss": ("membership, loss", "the images to be asked about, and answers for them"),
-    "likelihood_ratio": (
-        "membership, likelihood ratio",
-        "the images to be asked about, answers for them, and networks of the same kind",
-    ),
-}
+    "likelihood_ratio": ("membership, likelihood ratio", "the images to be asked about, answers "
+                         "for them, and networks of the same kind"),
+}  # fmt: skip
 """Title of each attack, and what its attacker has."""
 START: dict[AttackName, Literal["known", "unknown", "state"]] = {
     "span": "unknown", "span_known": "known", "span_state": "state", "kkt": "unknown",
@@ -126,7 +122,7 @@ class Defence(Strict):
             if not isinstance(node, dict) or last not in node:
                 raise ValueError(
                     f"defence {self.name!r} sets {name!r}, which no recipe has; it has "
-                    f"{', '.join(sorted(_names(tree)))}"
+                    f"{', '.join(sorted(name for name, _text in leaves(tree)))}"
                 )
             value = node[last]
             if name in self.set:
@@ -141,14 +137,13 @@ class Defence(Strict):
                 node[last] = max(1, round(scaled)) if isinstance(value, int) else scaled
         try:
             made: VictimRecipe = adapter(VictimRecipe).validate_python(tree)
-            return made
         except ValidationError as error:
             first = error.errors()[0]
-            where = "".join(f"{part}." for part in first["loc"]).removesuffix(".")
+            where = [".".join(map(str, first["loc"]))] if first["loc"] else []
             message = first["msg"].removeprefix("Value error, ")
-            raise ValueError(
-                f"defence {self.name!r}: {where}{': ' if where else ''}{message}"
-            ) from error
+            text = ": ".join((f"defence {self.name!r}", *where, message))
+            raise ValueError(text) from error
+        return made
 
 
 @dataclass(frozen=True)
@@ -270,21 +265,23 @@ class Audit(Strict):
         return tuple(map(limit_of, self.fail_above))
 
     def attack(
-        self, name: AttackName, recipe: VictimRecipe, n_images: int
+        self, name: AttackName, recipe: VictimRecipe
     ) -> Attack | StrongInversion | NoiseAware:
-        """Settings of a reconstruction attack on victims of a recipe that learn `n_images`."""
+        """Settings of a reconstruction attack on victims of a recipe."""
         if name == "features":
             return self.inversion
         if name == "autoencoder":
             return self.recovery
         if name == "kkt":
-            n_candidates = min(2 * n_images, MOST_CANDIDATES)
+            assert recipe.n_images is not None
+            n_candidates = min(2 * recipe.n_images, MOST_CANDIDATES)
             return replace(self.kkt, condition=recipe.condition, n_candidates=n_candidates)
         source: Source = "weights"
         if name in ("span_state", "gradient"):
             source = "state" if name == "span_state" else "gradients"
-        start: Literal["known", "unknown"] = "known" if name == "span_known" else "unknown"
-        return replace(self.span, source=source, start=start)
+        return replace(
+            self.span, source=source, start="known" if name == "span_known" else "unknown"
+        )
 
 
 def limit_of(text: str) -> Limit:
@@ -302,11 +299,3 @@ def limit_of(text: str) -> Limit:
 @cache
 def adapter(kind: type[T]) -> TypeAdapter[T]:
     return TypeAdapter(kind)
-
-
-def _names(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from _names(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}"

@@ -159,16 +159,15 @@ def _start_unknown(record: Record, cell: Record) -> str:
 
 def _variants(record: Record) -> str:
     """Shares of the other ways to train."""
-    found = []
+    others = []
     for cell in record["cells"][1:]:
-        if cell["kind"] != "variant" or not cell["leak"] or cell["failed"]:
-            continue
-        alone = _start_unknown(record, cell)
-        alone = f", with the start unknown {alone}" if alone else ""
-        if cell["leak"]["attack"] == "span_state":
-            alone = f" by the optimiser's state{alone}"
-        found.append(f"{cell['name']}: {share(cell['leak']['mean'])}{alone}")
-    return f"Trained in other ways: {'; '.join(found)}." if found else ""
+        if cell["kind"] == "variant" and cell["leak"] and not cell["failed"]:
+            alone = _start_unknown(record, cell)
+            alone = f", with the start unknown {alone}" if alone else ""
+            if cell["leak"]["attack"] == "span_state":
+                alone = f" by the optimiser's state{alone}"
+            others.append(f"{cell['name']}: {share(cell['leak']['mean'])}{alone}")
+    return f"Trained in other ways: {'; '.join(others)}." if others else ""
 
 
 def best_defence(record: Record) -> Record | None:
@@ -209,45 +208,27 @@ def does_not_cover(record: Record) -> list[str]:
     """Limits of what an audit says, for people who quote it."""
     names = {attack["name"] for attack in record["attacks"]}
     ran = {name for name in names if attacked(record["cells"][0], name)}
-    epsilons = [cell["epsilon"] for cell in record["cells"]]
-    rows = [
-        (
+    rows: dict[str, Any] = {
+        "Stronger attacks than these: what does not come back here is not safe, it is not found.":
             True,
-            "Stronger attacks than these: what does not come back here is not safe, it is not "
-            "found.",
-        ),
-        (
-            record["subject"] == "recipe",
-            "One network in particular: victims were trained by the recipe, on halves of the "
-            "images, and stand for the next one that is.",
-        ),
-        (True, "Networks of other sizes, other images, and longer or shorter training than this."),
-        (
+        "One network in particular: victims were trained by the recipe, on halves of the images, "
+        "and stand for the next one that is.": record["subject"] == "recipe",
+        "Networks of other sizes, other images, and longer or shorter training than this.": True,
+        "The start known is the worst case: it holds for a public checkpoint or a fixed seed.":
             "span_known" in ran,
-            "The start known is the worst case: it holds for a public checkpoint or a fixed seed.",
-        ),
-        (
-            "span_state" in ran,
-            "Releases without the optimiser's state, which checkpoints of training hold: where "
-            "weights are published alone that attack cannot be made.",
-        ),
-        (record["no_price"], f"The price of defences in {record['price']}: {record['no_price']}."),
-        (
+        "Releases without the optimiser's state, which checkpoints of training hold: where weights "
+        "are published alone that attack cannot be made.": "span_state" in ran,
+        f"The price of defences in {record['price']}: {record['no_price']}.": record["no_price"],
+        "Features of other images: these are of training images, which the network knows best.":
             "features" in ran,
-            "Features of other images: these are of training images, which the network knows best.",
-        ),
-        ("autoencoder" in ran, "Pictures that are damaged otherwise, or of which less is left."),
-        (
+        "Pictures that are damaged otherwise, or of which less is left.": "autoencoder" in ran,
+        "Membership beyond the loss: no networks were trained as shadows.":
             "likelihood_ratio" not in names,
-            "Membership beyond the loss: no networks were trained as shadows.",
-        ),
-        (
-            any(epsilons),
-            "What epsilon promises beyond these attacks: it bounds every attack on one image at a "
-            "time, and is the accountant's number, not a measured one.",
-        ),
-    ]
-    return [text for holds, text in rows if holds]
+        "What epsilon promises beyond these attacks: it bounds every attack on one image at a "
+        "time, and is the accountant's number, not a measured one.":
+            any(cell["epsilon"] for cell in record["cells"]),
+    }  # fmt: skip
+    return [text for text, holds in rows.items() if holds]
 
 
 def junit(record: Record) -> bytes:
@@ -255,45 +236,45 @@ def junit(record: Record) -> bytes:
     attack. Cases that could not be decided, or were not run, are skipped."""
     root = ET.Element("testsuites")
     suite = ET.SubElement(root, "testsuite", {"name": SUITE, "errors": "0"})
-    suite.set("time", f"{sum(record['seconds'].values()):.3f}")
-    _properties(suite, {key: record[key] for key in ("title", "command", "fingerprint")}
-                | {"verdict": record["verdict"]["sentence"]})  # fmt: skip
+
+    def put(of: ET.Element, values: Mapping[str, Any]) -> None:
+        properties = ET.SubElement(of, "properties")
+        for name, value in values.items():
+            if value is not None:
+                ET.SubElement(properties, "property", {"name": name, "value": _xml(f"{value}")})
+
+    def case(cell: str, name: str, values: Record, seconds: float = 0.0, **ends: str) -> None:
+        about = {"classname": _xml(f"{SUITE}.{cell}"), "name": _xml(name), "time": f"{seconds:.3f}"}
+        made = ET.SubElement(suite, "testcase", about)
+        if values:
+            put(made, values)
+        for kind, message in ends.items():
+            ET.SubElement(made, kind, {"message": _xml(message)})
+
+    facts = {key: record[key] for key in ("title", "command", "fingerprint")}
+    put(suite, facts | {"verdict": record["verdict"]["sentence"]})
     for check in record["checks"]:
-        case = _case(suite, check["cell"], f"{check['condition']} ({check['attack']})", 0.0)
-        _properties(case, {key: check[key] for key in ("value", "limit", "outcome")})
+        values = {key: check[key] for key in ("value", "limit", "outcome")}
         about = f"{check['attack']} on {check['cell']}: {share(check['value'])}, the limit is "
         about += share(check["limit"])
+        ends: dict[str, str] = {}
         if check["outcome"] == "fails":
-            message = f"{check['condition']} fails: {about}"
-            ET.SubElement(case, "failure", {"message": _xml(message)})
+            ends["failure"] = f"{check['condition']} fails: {about}"
         elif check["outcome"] != "passes":
-            message = f"{check['outcome']}: {about}, which its interval reaches"
-            ET.SubElement(case, "skipped", {"message": _xml(message)})
+            ends["skipped"] = f"{check['outcome']}: {about}, which its interval reaches"
+        case(check["cell"], f"{check['condition']} ({check['attack']})", values, **ends)
     titles = {attack["name"]: attack["title"] for attack in record["attacks"]}
     for row in () if record["checks"] else attacks_table(record).rows():
-        case = _case(suite, row["name"], titles[row["attack"]], row["seconds"] or 0.0)
-        if row["status"] != "ran":
-            why = row["why"] or "it was not run"
-            ET.SubElement(case, "skipped", {"message": _xml(why)})
-        else:
-            cell = next(cell for cell in record["cells"] if cell["number"] == row["cell"])
-            _properties(case, {**row, f"test {record['price']}": accuracy(cell)[0]})
+        values, ends = {}, {"skipped": row["why"] or "it was not run"}
+        if row["status"] == "ran":
+            priced = accuracy(record["cells"][row["cell"]])[0]
+            values, ends = {**row, f"test {record['price']}": priced}, {}
+        case(row["name"], titles[row["attack"]], values, row["seconds"] or 0.0, **ends)
     for name, path in (("tests", "testcase"), ("failures", "*/failure"), ("skipped", "*/skipped")):
         suite.set(name, f"{len(suite.findall(path))}")
+    suite.set("time", f"{sum(record['seconds'].values()):.3f}")
     ET.indent(root)
     return bytes(ET.tostring(root, encoding="utf-8", xml_declaration=True)) + b"\n"
-
-
-def _case(suite: ET.Element, cell: str, name: str, seconds: float) -> ET.Element:
-    about = {"classname": _xml(f"{SUITE}.{cell}"), "name": _xml(name), "time": f"{seconds:.3f}"}
-    return ET.SubElement(suite, "testcase", about)
-
-
-def _properties(of: ET.Element, values: Mapping[str, Any]) -> None:
-    properties = ET.SubElement(of, "properties")
-    for name, value in values.items():
-        if value is not None:
-            ET.SubElement(properties, "property", {"name": name, "value": _xml(f"{value}")})
 
 
 def _xml(text: str) -> str:
@@ -306,24 +287,24 @@ def model_card(record: Record) -> str:
     numbers do not cover."""
     base, rates = record["cells"][0], record["rates"]
     over = f"{record['n_victims']} networks" if record["n_victims"] > 1 else "the images"
-    attacks = []
+    attacks = [["Attack", "It has", "It gives", *map(rate_text, rates)]]
     for a in record["attacks"]:
         gives = "pictures" if a["kind"] == "reconstruction" else "who is a member"
         shares = (attacked(base, a["name"]) or {}).get(side_of(a["kind"])) or {}
         ends = (with_ends(share, estimated(shares.get(key_of(rate)))) for rate in rates)
         attacks.append([_text(a["title"]), _text(a["knows"]), gives, *ends])
     members = [a for a in record["attacks"] if a["kind"] == "membership"]
-    defences = []
+    titles = (_text(a["title"]) for a in members)
+    defences = [["Defence", "Leak", "Effect", *titles, f"Test {record['price']}", "Change, points"]]
     for cell in record["cells"]:
-        name = _text(cell["name"])
-        if cell["failed"]:
-            name += f" (no numbers: {_text(cell['failed'])})"
+        lost = f" (no numbers: {_text(cell['failed'])})" if cell["failed"] else ""
         effect = _text((cell["effect"] or {}).get("word", NOTHING))
-        told = [headline(record, cell, a) for a in members]
+        told = (headline(record, cell, a) for a in members)
         leak, *found = (
             with_ends(share, one) for one in (estimated(cell["leak"]), *told, accuracy(cell))
         )
-        defences.append([name, leak, effect, *found, with_ends(points, change(cell))])
+        row = [f"{_text(cell['name'])}{lost}", leak, effect, *found]
+        defences.append([*row, with_ends(points, change(cell))])
     uncovered = (*record["does_not_cover"], *(f"Left out: {text}" for text in record["left_out"]))
     made = [
         f"{record['n_victims']} x {record['n_images']} training images",
@@ -337,22 +318,22 @@ def model_card(record: Record) -> str:
         "**What each attack gets** of the training images, by rate of false positives: the "
         "share of decoys, images that the network never saw, that it takes for training images. "
         f"Brackets: 95 % intervals over {over}.",
-        _table(["Attack", "It has", "It gives", *map(rate_text, rates)], attacks, 3),
+        _table(attacks, 3),
         f"**What defences change**, at {rate_text(record['rate'])} false positives. Leak: the "
         "share that the best reconstruction attack brings back well enough to recognise.",
-        _table(["Defence", "Leak", "Effect", *(_text(a["title"]) for a in members),
-                f"Test {record['price']}", "Change, points"], defences, 1),
+        _table(defences, 1),
         "**What this does not cover**",
         "\n".join(f"- {_text(text)}" for text in uncovered),
         f"Measured with Palimpsest: {'; '.join(fact for fact in made if fact != NOTHING)}.",
-    ]  # fmt: skip
+    ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], n_left: int) -> str:
-    """A Markdown table whose first columns are to the left, the others to the right."""
-    rules = [":--" if k < n_left else "--:" for k in range(len(heads))]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, rules, *rows))
+def _table(rows: Sequence[Sequence[str]], n_left: int) -> str:
+    """A Markdown table with a head, whose first columns are to the left, the others to the
+    right."""
+    rules = [":--" if k < n_left else "--:" for k in range(len(rows[0]))]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (rows[0], rules, *rows[1:]))
 
 
 def _text(text: object) -> str:

@@ -13,7 +13,7 @@ and its confidence in an image minus the logarithm of its mean squared error.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
@@ -60,17 +60,14 @@ class Pictures:
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """A network that is there already: its tensors (1, ...), those of the first layer that training
-    began with, if known, what was subtracted from its images (1, c, h, w), and what they were then
-    divided by (c, 1, 1). `mean_known`: false where nobody said what was subtracted. `rows` (1, m,
-    e) of an optimiser's state, or of gradients if it `gives_gradients`, and the weights in them."""
+    """A network that is there already: `arrays` as in a product, of one victim, and `std` (c, 1,
+    1), by which its images less their mean are divided. `mean_known`: false where nobody said what
+    was subtracted. `gives_gradients`: its rows are gradients, which are published in place of its
+    weights."""
 
-    weights: tuple[npt.NDArray[np.float32], ...]
-    start: tuple[npt.NDArray[np.float32], ...]
-    mean: npt.NDArray[np.float32]
+    arrays: Arrays
     std: npt.NDArray[np.float32]
     mean_known: bool = True
-    rows: tuple[npt.NDArray[np.float32], ...] = ()
     gives_gradients: bool = False
 
 
@@ -101,8 +98,7 @@ class VictimsJob(Job):
         recipe, noise = asdict(self.recipe), round(self.noise_multiplier, 9)
         body = ["audit victims", recipe, images, public, hash_of(self.members), noise, self.seed]
         if (given := self.given) is not None:
-            tensors = (*given.weights, *given.start, *given.rows)
-            body += [hash_of(*tensors, given.mean, given.std), given.mean_known]
+            body += [hash_of(*given.arrays.values(), given.std), [*given.arrays], given.mean_known]
         return key_of(body)
 
     @property
@@ -131,25 +127,27 @@ class VictimsJob(Job):
         return named, {"seconds": round(seconds, 3)}
 
     def _classifiers(self, device: torch.device, progress: Progress) -> dict[str, Tensor]:
-        made = self._made(device, progress)
-        given, rows, drawn = made.parameters, made.rows, self._drawn("released weights")
+        made = self._networks(device, progress)
+        given, rows = self._parameters(made), numbered(made, "rows")
+        drawn = self._drawn("released weights")
         if self.given is not None and self.given.gives_gradients:
-            (gradients,) = rows  # which are given away, and not the weights
-            rows = self.recipe.released.of(Parameters((gradients,), (None,)), drawn).weights
+            rows = list(self.recipe.released.of(Parameters((rows[0],), (None,)), drawn).weights)
         elif self.recipe.cut is None:
             given = self.recipe.released.of(given, drawn)
-            rows = rows if self.recipe.gives_state else ()
-        arrays = {f"weights/{k}": t for k, t in enumerate(given.tensors())}
-        arrays |= {f"rows/{k}": t for k, t in enumerate(rows)}
-        arrays |= {f"start/{k}": t for k, t in enumerate(made.start)}
-        arrays |= {"mean": made.mean, "diverged": made.diverged}
-        return arrays | self._asked(given, made.mean)
+            rows = rows if self.recipe.gives_state else []
+        arrays = {n: t for n, t in made.items() if n.startswith(("start/", "mean", "diverged"))}
+        arrays |= named("weights", given.tensors()) | named("rows", rows)
+        return arrays | self._asked(given, made["mean"])
+
+    def _parameters(self, arrays: Mapping[str, Tensor]) -> Parameters:
+        like = self.architecture.initial([torch.Generator()], dtype=torch.float32)
+        return like.like(numbered(arrays, "weights"))
 
     def _autoencoders(
         self, recipe: AutoencoderRecipe, device: torch.device, progress: Progress
     ) -> dict[str, Tensor]:
-        found = self._cached(device)
-        if found is None:
+        cached = self._cached(device)
+        if cached is None:
             images, orders = self._learned()[0].to(device), self._drawn("minibatches")
             model = recipe.network.on(self.shape)
             begun = initial_weights(model, self._drawn("victim"), dtype=torch.float32)
@@ -162,7 +160,7 @@ class VictimsJob(Job):
             weights = {name: torch.cat([end[name] for end in ends]) for name in ends[0]}
             diverged = torch.tensor([one.diverged for one in trained])
         else:
-            weights, diverged = under(found, "weights/"), found["diverged"]
+            weights, diverged = under(cached, "weights/"), cached["diverged"]
         weights = released_weights(weights, self.recipe.released, self._drawn("released weights"))
         pool, tests = (unit_pictures(some).to(device) for some in (self.pool, self.tests))
         arrays = {f"weights/{name}": tensor for name, tensor in weights.items()}
@@ -174,28 +172,24 @@ class VictimsJob(Job):
         made = self.folder.product(self.networks_of) if self.networks_of else None
         return None if made is None else {name: on(device, a) for name, a in made[0].items()}
 
-    def _made(self, device: torch.device, progress: Progress) -> Made:
-        """Networks that are read or trained, and students of them where these are given away."""
-        like = self.architecture.initial([torch.Generator()], dtype=torch.float32)
-        if (given := self.given) is not None:
-            weights, start, rows = (
-                [on(device, a) for a in some] for some in (given.weights, given.start, given.rows)
-            )
-            mean, diverged = on("cpu", given.mean), torch.tensor([False])
-            return Made(like.like(weights), tuple(start), mean, diverged, tuple(rows))
-        if (found := self._cached(device)) is not None:
-            weights, start, rows = (numbered(found, name) for name in ("weights", "start", "rows"))
-            mean, diverged = found["mean"].cpu(), found["diverged"]
-            made = Made(like.like(weights), tuple(start), mean, diverged, tuple(rows))
-        else:
+    def _networks(self, device: torch.device, progress: Progress) -> dict[str, Tensor]:
+        """Networks that are read or trained, and students of them where these are published: as in
+        a product, before anything is withheld or made less precise."""
+        if self.given is not None:
+            made = {name: on(device, array) for name, array in self.given.arrays.items()}
+            return made | {"diverged": torch.tensor([False])}
+        cached = self._cached(device)
+        if cached is None:
             first = share_of(progress, 0.0, 0.5 if self.recipe.distilled else 1.0)
             made = self._trained(*self._learned(), "", device, first)
+        else:
+            made = cached
         if not self.recipe.distilled:
             return made
         if self.public is None:
             raise ValueError("a student needs public images, and there are none")
         images = unit_pictures(self.public).expand(len(self.members), -1, -1, -1, -1)
-        phi = self._outputs(made.parameters, images, made.mean, "public")
+        phi = self._outputs(self._parameters(made), images, made["mean"], "public")
         labels = ((phi[..., 0] > 0).long() if phi.shape[2] == 1 else phi.argmax(2)).cpu()
         return self._trained(images, labels, "student ", device, share_of(progress, 0.5, 1.0))
 
@@ -224,7 +218,7 @@ class VictimsJob(Job):
         role: str,
         device: torch.device,
         progress: Progress,
-    ) -> Made:
+    ) -> dict[str, Tensor]:
         recipe, mean = self.recipe, images.mean(1)
         if recipe.private is not None:  # which no mean of private images may enter
             mean = unit_pictures(self.tests).mean(0).expand_as(mean)
@@ -233,7 +227,7 @@ class VictimsJob(Job):
         y = y if recipe.n_outputs > 1 else y.to(x) * 2 - 1
         start = self.architecture.initial(self._drawn(f"{role}victim"), dtype=torch.float32)
         start = start.map(lambda t: t.to(device))
-        begun = tuple(t.clone() for t in first_layer(start).tensors())
+        begun = [t.clone() for t in first_layer(start).tensors()]
         drawn = self._drawn(f"{role}minibatches")
         if recipe.is_noisy:
             noise = recipe.noise(self.noise_multiplier)
@@ -255,7 +249,8 @@ class VictimsJob(Job):
                 rows.append(state_rows(averages, weights, weight_decay=decay))
         starts = [one.start for one in rows if one.start is not None]
         stacked = [torch.stack(some) for some in ([one.rows for one in rows], starts) if some]
-        return Made(trained.parameters, begun, mean, trained.diverged, tuple(stacked))
+        made = {"mean": mean, "diverged": trained.diverged} | named("start", begun)
+        return made | named("weights", trained.parameters.tensors()) | named("rows", stacked)
 
     def _asked(self, given: Parameters, mean: Float[Tensor, "r c h w"]) -> dict[str, Tensor]:
         """Answers of the released networks about the pool and the tests."""
@@ -284,7 +279,7 @@ class VictimsJob(Job):
     ) -> Float[Tensor, "r n o"]:
         """Outputs on images of that name; of a network with a cut from the features as sent."""
         like, cut, drawn = parameters.weights[0], self.recipe.cut, self._drawn(f"sent {name}")
-        x = ((images - mean[:, None]) / self.std).flatten(2).to(like)
+        x = ((images - mean.cpu()[:, None]) / self.std).flatten(2).to(like)
         found = []
         for some in x.split(ROWS, 1):
             if cut is None:
@@ -300,18 +295,6 @@ class VictimsJob(Job):
         return [
             seeded_generator(self.seed, v, f"audit {purpose}") for v in range(len(self.members))
         ]
-
-
-@dataclass(frozen=True)
-class Made:
-    """Victims before they are given away: the first layer's `start`, none where it is not known,
-    and `rows` for a span attack on other things than weights."""
-
-    parameters: Parameters
-    start: tuple[Tensor, ...]
-    mean: Float[Tensor, "r c h w"]
-    diverged: Tensor
-    rows: tuple[Tensor, ...] = ()
 
 
 def sent_features(
@@ -405,6 +388,10 @@ def numbered(arrays: Mapping[str, T], name: str) -> list[T]:
     """Values of NAME/0, NAME/1, ..."""
     n = sum(key.startswith(f"{name}/") for key in arrays)
     return [arrays[f"{name}/{k}"] for k in range(n)]
+
+
+def named(name: str, tensors: Iterable[Tensor]) -> dict[str, Tensor]:
+    return {f"{name}/{k}": tensor for k, tensor in enumerate(tensors)}
 
 
 def under(arrays: Mapping[str, T], prefix: str) -> dict[str, T]:

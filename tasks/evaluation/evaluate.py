@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ from tasks.evaluation.scores import (
     SPAN,
     Advance,
     Bench,
+    Further,
     LoadRestorer,
     describe_span,
     experiment_of,
@@ -61,7 +62,7 @@ from tasks.evaluation.settings import (
     check_names,
 )
 from tasks.evaluation.sweep import VictimScores
-from tasks.evaluation.victims import EvaluatedRun, Victim, attacks_per_victim, find_victims
+from tasks.evaluation.victims import Victim, attacks_per_victim, find_victims
 from tasks.restoring.restore import OpenRestorer, open_restorer
 from tasks.training.train import load_restorer
 
@@ -111,12 +112,14 @@ def evaluate(
     if finished is not None:
         return finished
     victims = find_victims(dataset, heldout, decoy_seed=config.decoy_seed)
-    experiment = experiment_of(dataset) if config.span else None
-    steps = ["plain", *(["plain_all"] if config.restore_iterations != "all" else []), *digests]
-    bench = Bench(config, dataset, heldout, restorers, device, load or load_restorer)
+    attacks = find_further(config, dataset, heldout, victims, further or {})
+    bench = Bench(
+        config, dataset, heldout, restorers, device, load or load_restorer, digests, attacks
+    )
     bench.loaded.update({name: (r.restorer, r.net) for name, r in opened.items()})
-    attacks = find_further(bench, victims, further or {})
-    steps[1:1] = attacks
+    experiment = experiment_of(dataset) if config.span else None
+    every = ["plain_all"] if config.restore_iterations != "all" else []
+    steps = ["plain", *attacks, *every, *digests]
     work = Work(
         folder=out / "cache",
         key=[record.CACHE_VERSION, inputs, config.decoy_seed],
@@ -126,12 +129,7 @@ def evaluate(
         | {"nothing": 1},
         on_progress=on_progress,
     )
-    scores = [
-        _score_victim(
-            bench, victim, steps, digests, attacks=attacks, spans_of=experiment, work=work
-        )
-        for victim in victims
-    ]
+    scores = [_score_victim(bench, victim, steps, experiment, work) for victim in victims]
     unlike = [name for name in digests if name not in config.baselines]
     nothing = work.do(
         "nothing",
@@ -198,72 +196,47 @@ def open_elsewhere(config: Evaluation, heldout: ImageSet, device: str) -> dict[s
     return opened
 
 
-@dataclass(frozen=True)
-class FurtherAttack:
-    """Another attack on the victims: `bench` has its store, `runs` its runs by number."""
-
-    method: str
-    bench: Bench
-    runs: Mapping[int, EvaluatedRun]
-
-    @property
-    def settings(self) -> tuple[Any, ...]:
-        """Settings that its scores depend on, beside the victims."""
-        return (self.bench.dataset.content_hash, self.bench.config.restore_iterations)
-
-    def score(self, victim: Victim, run: EvaluatedRun, advance: Advance) -> dict[str, Arrays]:
-        """The best match of each row among the pictures of its own run of this number."""
-        found = self.bench.score(victim, self.runs[run.number], "plain", advance)
-        return {self.method: found["plain"]}
-
-
 def find_further(
-    bench: Bench, victims: Sequence[Victim], stores: Mapping[str, Dataset]
-) -> dict[str, FurtherAttack]:
-    """By method, the attacks of `stores` (by kind) on `victims`, which are those of
-    `bench.dataset`, scored at the last saved iteration, or at all if `plain` is.
+    config: Evaluation,
+    dataset: Dataset,
+    heldout: ImageSet,
+    victims: Sequence[Victim],
+    stores: Mapping[str, Dataset],
+) -> dict[str, Further]:
+    """By method, the stores of other attacks (by kind) on `victims`, which are those of `dataset`,
+    and their runs by number.
 
     Each victim's images and margins are compared: no other weights have the same margins. Raises
     ValueError as `find_victims`, or if a store's victims are others.
     """
-    config = bench.config
-    if config.restore_iterations != "all":
-        config = replace(config, restore_iterations="last")
     found = {}
     for kind, store in stores.items():
-        others = find_victims(store, bench.heldout, decoy_seed=config.decoy_seed)
+        others = find_victims(store, heldout, decoy_seed=config.decoy_seed)
         by_number = {other.number: other for other in others}
         for victim in victims:
             other = by_number.get(victim.number)
-            if other is None or not _is_same(victim, other):
+            if other is None or not (
+                [run.number for run in victim.runs] == [run.number for run in other.runs]
+                and np.array_equal(victim.image_ids, other.image_ids)
+                and np.array_equal(victim.targets, other.targets)
+                and np.array_equal(victim.decoy_ids, other.decoy_ids)
+                and np.array_equal(victim.margins, other.margins, equal_nan=True)
+            ):
                 raise ValueError(
-                    f"victim {victim.number} of {store.root} is not that of {bench.dataset.root}: "
-                    "they were trained by other code or on another device; remove both and "
-                    "evaluate again"
+                    f"victim {victim.number} of {store.root} is not that of {dataset.root}: they "
+                    "were trained by other code or on another device; remove both and evaluate "
+                    "again"
                 )
-        runs = {run.number: run for other in others for run in other.runs}
-        own = replace(bench, config=config, dataset=store)
-        found[f"plain_{kind}"] = FurtherAttack(f"plain_{kind}", own, runs)
+        found[f"plain_{kind}"] = store, {run.number: run for v in others for run in v.runs}
     return found
 
 
-def _is_same(one: Victim, other: Victim) -> bool:
-    numbers = [run.number for run in one.runs] == [run.number for run in other.runs]
-    images = all(
-        np.array_equal(getattr(one, name), getattr(other, name))
-        for name in ("image_ids", "targets", "decoy_ids")
-    )
-    return numbers and images and np.array_equal(one.margins, other.margins, equal_nan=True)
-
-
-def describe_attacks(
-    dataset: Dataset, further: Mapping[str, FurtherAttack]
-) -> list[dict[str, Any]]:
+def describe_attacks(dataset: Dataset, further: Mapping[str, Further]) -> list[dict[str, Any]]:
     """The record's `attacks`: `plain` first; empty if it is the only one. `seconds` are known where
     victims were kept, so that their training is not in the seconds of parts."""
     if not further:
         return []
-    stores = {"plain": dataset} | {name: attack.bench.dataset for name, attack in further.items()}
+    stores = {"plain": dataset} | {method: store for method, (store, _runs) in further.items()}
     kept = {
         method: isinstance(store.place, LocalPlace) and (Path(store.root) / VICTIMS).is_dir()
         for method, store in stores.items()
@@ -292,14 +265,7 @@ def describe_attacks(
 
 
 def _score_victim(
-    bench: Bench,
-    victim: Victim,
-    steps: Sequence[str],
-    digests: Mapping[str, str],
-    *,
-    attacks: Mapping[str, FurtherAttack],
-    spans_of: KKT | None,
-    work: Work,
+    bench: Bench, victim: Victim, steps: Sequence[str], spans_of: KKT | None, work: Work
 ) -> VictimScores:
     """All attacks on one victim after every step, and what takes all of them together. `spans_of`:
     the settings of victims whose span is asked for."""
@@ -318,13 +284,8 @@ def _score_victim(
         bench = replace(bench, project=projection_on(found[SPAN]))
     for run in victim.runs:
         for step in steps:
-            by = attacks.get(step)
-            results = work.do(
-                pictures.run_file(run.number, step),
-                step,
-                by.settings if by else bench.settings_of(step, digests),
-                partial(by.score, victim, run) if by else partial(bench.score, victim, run, step),
-            )
+            name, compute = pictures.run_file(run.number, step), partial(bench.score, victim, run)
+            results = work.do(name, step, bench.settings_of(step), partial(compute, step))
             scores.take(run, results)
     members = [run.number for run in victim.runs]
     settings = [config.restore_iterations, config.vote_ratio, "nearest", members]

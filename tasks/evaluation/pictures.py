@@ -45,12 +45,11 @@ def choose_rows(
     and those with the best of the method that restores best by design, the mean of a trained
     restorer's samples. Not shown are `plain_all`, whose pictures hardly differ from those of
     `plain`, the mean image, and classical denoisers, inside the span or not."""
-    kinds = {name: method["kind"] for name, method in methods.items()}
-    sources = {name: kinds.get(name.removesuffix(PROJECTED)) for name in kinds}
     shown = [
         name
-        for name in kinds
-        if name not in ("plain_all", CONTROL) and sources[name] != "classical"
+        for name, method in methods.items()
+        if name not in ("plain_all", CONTROL)
+        if methods.get(name.removesuffix(PROJECTED), method)["kind"] != "classical"
     ]
     record = {"methods": methods}
     learned = trained(record)
@@ -62,12 +61,8 @@ def choose_rows(
         return rows
 
     grid = {"methods": shown, **{side: best("plain", side, grid_rows) for side in SIDES}}
-    appendix = {
-        "methods": shown,
-        "targets": best(order, "targets", appendix_rows),
-        "appendix_order": order,
-    }
-    return grid, appendix
+    ranked = best(order, "targets", appendix_rows)
+    return grid, {"methods": shown, "targets": ranked, "appendix_order": order}
 
 
 def choose_examples(methods: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -140,13 +135,13 @@ class KeptPictures:
         }
         files: dict[str, list[tuple[str, str, int, int]]] = defaultdict(list)
         for key, (method, side, rows, runs) in wanted.items():
+            step = self.steps[method]
             for position, (row, run) in enumerate(zip(rows, runs, strict=True)):
                 victim, place = self.places[side][row]
-                step = self.steps[method]
-                if step in OF_VICTIMS:
-                    files[victim_file(victim.number, step)].append((key, method, position, place))
-                elif run >= 0:
-                    files[run_file(run, step)].append((key, method, position, place))
+                if step in OF_VICTIMS or run >= 0:
+                    of_all = step in OF_VICTIMS
+                    name = victim_file(victim.number, step) if of_all else run_file(run, step)
+                    files[name].append((key, method, position, place))
         for name, requests in files.items():
             found = load_checkpoint(self.folder, name)
             if found is None:
@@ -175,9 +170,6 @@ def write_pictures(
 ) -> None:
     """pictures.npz: those of the record's grid, appendix, examples and attacks side by side, and
     `nothing` as it is."""
-    shape = heldout.images.shape[1:]
-    wanted = {}
-    pictures: Arrays = {}
     places = [(side, side, record["grid"]) for side in SIDES]
     places.append(("appendix", "targets", record["appendix"]))
     if record["side_by_side"] is not None:
@@ -185,6 +177,7 @@ def write_pictures(
     for side in SIDES:
         rows = [row for of_bin in record["examples"][side] for row in of_bin]
         places.append((f"examples_{side}", side, {side: rows, "methods": ["plain"]}))
+    wanted, pictures = {}, dict(nothing)
     for place, side, shown in places:
         rows = shown[side]
         originals = heldout.images[[record[side]["image_id"][row] for row in rows] or slice(0)]
@@ -195,7 +188,7 @@ def write_pictures(
         for method in shown["methods"]:
             runs = record["methods"][method][side]["run"]
             wanted[f"{place}/{method}"] = (method, side, rows, [runs[row] for row in rows])
-    pictures |= kept.read(wanted, shape) | nothing
+    pictures |= kept.read(wanted, heldout.images.shape[1:])
     content = io.BytesIO()
     np.savez_compressed(content, allow_pickle=False, **pictures)
     write_file(path, content.getvalue())
@@ -207,24 +200,21 @@ def restore_unlike(
     """Pictures of the attack that resemble no target, and what restorers make of them (image
     restoration paper, figure 4): `{"nothing": {name: (n, 3, h, w) uint8}}`, names as in
     pictures.npz."""
-    chosen = chosen_unlike(scores)
     shape = bench.heldout.images.shape[1:]
     plain, seeds, closest = [], [], []
-    for victim, run, which in chosen:
+    for victim, run, which in chosen_unlike(scores):
         attack = next(r for r in victim.runs if r.number == run)
-        found = read_candidates(
-            bench.dataset, attack, bench.config.restore_iterations, bench.device
-        )
-        row = np.flatnonzero(
-            (found.candidate == which["candidate"]) & (found.iteration == which["iteration"])
-        )[0]
+        iterations = bench.config.restore_iterations
+        found = read_candidates(bench.dataset, attack, iterations, bench.device)
+        is_it = found.candidate == which["candidate"]
+        row = np.flatnonzero(is_it & (found.iteration == which["iteration"]))[0]
         plain.append(found.pictures()[row])
         seeds.append(found.seeds(run)[row])
         closest.append(victim.targets[int(which["closest"])])
     pictures = torch.stack(plain) if plain else torch.zeros(0, *shape)
     arrays: Arrays = {"plain": eight_bits(pictures)}
     arrays["closest"] = np.stack(closest) if closest else np.zeros((0, *shape), np.uint8)
-    for step in steps if chosen else ():
+    for step in steps if plain else ():
         for name, made in bench.restore(step, pictures, torch.stack(seeds)).items():
             arrays[name] = eight_bits(made.images)
             if made.spread is not None:

@@ -227,16 +227,12 @@ class Work:
 
 def joined(parts: Mapping[str, Sequence[Arrays]], victims: Sequence[Victim]) -> dict[str, Arrays]:
     """Per method, `<side>/<column>` over all victims, of which each has its targets first."""
+    n_targets = [len(victim) for victim in victims]
     methods: dict[str, Arrays] = {}
     for method, pieces in parts.items():
         methods[method] = {}
-        for column in pieces[0]:
-            if column == "picture":
-                continue
-            halves = [
-                np.split(piece[column], [len(victim)])
-                for piece, victim in zip(pieces, victims, strict=True)
-            ]
+        for column in (name for name in pieces[0] if name != "picture"):
+            halves = [np.split(p[column], [n]) for p, n in zip(pieces, n_targets, strict=True)]
             for k, side in enumerate(SIDES):
                 methods[method][f"{side}/{column}"] = np.concatenate([half[k] for half in halves])
     return methods
@@ -274,49 +270,45 @@ def describe_dataset(
 
 def describe_rows(victims: Sequence[Victim], heldout: ImageSet) -> dict[str, Any]:
     """`targets` and `decoys`: which image each row is. Labels are those of the source."""
-
-    def identities(ids: Sequence[npt.NDArray[np.int64]]) -> dict[str, list[Any]]:
-        image_ids = np.concatenate(ids)
-        return {
-            "victim": [v.number for v, mine in zip(victims, ids, strict=True) for _image in mine],
-            "image_id": image_ids.tolist(),
-            "label": heldout.labels[image_ids].tolist(),
+    rows: dict[str, Any] = {}
+    for side, name in (("targets", "image_ids"), ("decoys", "decoy_ids")):
+        ids = np.concatenate([getattr(victim, name) for victim in victims])
+        rows[side] = {
+            "victim": [victim.number for victim in victims for _image in range(len(victim))],
+            "image_id": ids.tolist(),
+            "label": heldout.labels[ids].tolist(),
         }
-
     margins = np.concatenate([victim.margins for victim in victims])
-    targets = identities([victim.image_ids for victim in victims])
-    targets["margin"] = [rounded(margin, DECIMALS) for margin in margins.tolist()]
-    return {"targets": targets, "decoys": identities([victim.decoy_ids for victim in victims])}
+    rows["targets"]["margin"] = rounded(margins.tolist())
+    return rows
 
 
 def describe_method(
     arrays: Arrays, plain: Arrays, *, kind: str, threshold: float, is_sweep: bool
 ) -> dict[str, Any]:
     """Scores of one method and what they sum up to, computed from the rounded scores."""
-    scores = {
-        side: {metric: arrays[f"{side}/{metric}"].astype(np.float64).round(DECIMALS)
-               for metric in SCORES}
-        for side in SIDES
-    }  # fmt: skip
     body: dict[str, Any] = {"kind": kind}
+    ssims = []
     for side in SIDES:
-        ssim, haarpsi, ssim3 = (scores[side][name] for name in ("ssim", "haarpsi", "ssim3"))
+        scores = {name: arrays[f"{side}/{name}"].astype(np.float64).round(DECIMALS)
+                  for name in SCORES}  # fmt: skip
         before = plain[f"{side}/ssim"].astype(np.float64).round(DECIMALS)
+        ssims.append(scores["ssim"])
         body[side] = {
             "summary": summarise(
-                ssim, haarpsi, ssim3, good_threshold=threshold, lead=scores[side]["lead"]
+                *(scores[name] for name in ("ssim", "haarpsi", "ssim3")),
+                good_threshold=threshold, lead=scores["lead"],
             ),
-            "compared_with_plain": compare(before, ssim),
-            **{metric: values.tolist() for metric, values in scores[side].items()},
+            "compared_with_plain": compare(before, scores["ssim"]),
+            **{metric: values.tolist() for metric, values in scores.items()},
             **{name: arrays[f"{side}/{name}"].tolist() for name in ORIGIN},
-        }
+        }  # fmt: skip
         if f"{side}/disagreement" in arrays:
             body[side]["disagreement"] = arrays[f"{side}/disagreement"].tolist()
         if f"{side}/nearest_ssim" in arrays:
             body[side]["nearest"] = {
                 name: arrays[f"{side}/nearest_{name}"].tolist() for name in NEAREST
             }
-    ssims = [scores[side]["ssim"] for side in SIDES]
     body["detection"] = {**detect(*ssims), "roc": roc(*ssims)}
     body["n_targets_above_every_decoy"] = int((ssims[0] > ssims[1].max(initial=-1.0)).sum())
     body["halves"] = None

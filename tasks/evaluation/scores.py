@@ -50,6 +50,7 @@ UNLIKE = "unlike"
 """Where the results of `plain` have them."""
 
 Advance = Callable[[float], None]
+Iterations = str | tuple[int, ...]
 LoadRestorer = Callable[[Path, str], tuple[Restores, nn.Module]]
 Opened = tuple[Restores, nn.Module]
 Project = Callable[[Tensor], Tensor]
@@ -91,9 +92,14 @@ class Restored:
     spread: Tensor | None = None
 
 
+Further = tuple[Dataset, Mapping[int, EvaluatedRun]]
+"""The store of another attack on the same victims, and its runs by number."""
+
+
 @dataclass(frozen=True)
 class Bench:
-    """Everything that scoring needs beside the run and the step. `project`: that of the victim, if
+    """Everything that scoring needs beside the run and the step. `digests`: of the restorers that
+    are steps; `further`: other attacks, which are steps, too; `project`: that of the victim, if
     methods have twins inside its span."""
 
     config: Evaluation
@@ -102,16 +108,27 @@ class Bench:
     restorers: Mapping[str, Path]
     device: str
     load: LoadRestorer
+    digests: Mapping[str, str] = field(default_factory=dict)
+    further: Mapping[str, Further] = field(default_factory=dict)
     loaded: dict[str, Opened] = field(default_factory=dict)
     project: Project | None = None
 
-    def settings_of(self, step: str, digests: Mapping[str, str]) -> tuple[Any, ...]:
+    def iterations(self, step: str) -> Iterations:
+        """The saved iterations that `step` sees: the last of a further attack, if not all."""
+        which = self.config.restore_iterations
+        if step in self.further:
+            return "all" if which == "all" else "last"
+        return "all" if step == "plain_all" else which
+
+    def settings_of(self, step: str) -> tuple[Any, ...]:
         """Settings that the results of `step` depend on, beside the data."""
+        which, config = self.iterations(step), self.config
+        if step in self.further:
+            return self.further[step][0].content_hash, which
         if step == "plain_all":
-            return ("all",)
-        settings: tuple[Any, ...] = (self.config.restore_iterations,)
-        settings += ("projected", self.config.rounds) if self.config.span else ()
-        return (*settings, digests[step], self.config.n_samples) if step in digests else settings
+            return (which,)
+        restored = (self.digests[step], config.n_samples) if step in self.digests else ()
+        return (which, *(("projected", config.rounds) if config.span else ()), *restored)
 
     def restore(
         self, step: str, pictures: Tensor, seeds: Tensor, advance: Advance = lambda _done: None
@@ -123,7 +140,7 @@ class Bench:
         if step in self.restorers and step not in self.loaded:
             self.loaded[step] = self.load(self.restorers[step], self.device)
         restorer, net = self.loaded[step]
-        answers: dict[str, list[Restored]] = defaultdict(list)
+        answers: dict[str, list[tuple[Tensor, Tensor | None]]] = defaultdict(list)
         n_pictures = max(1, len(pictures))
         for start in range(0, n_pictures, RESTORE_ROWS):
             part = slice(start, start + RESTORE_ROWS)
@@ -146,14 +163,14 @@ class Bench:
                     inside = self.project(restored(inside[0].clamp(0, 1), no_progress))
                 twins[PROJECTED] = inside
             for suffix, own in twins.items():
-                answers[f"{step}{one}{suffix}"].append(Restored(own[0].clamp(0, 1)))
+                answers[f"{step}{one}{suffix}"].append((own[0].clamp(0, 1), None))
             for suffix, own in twins.items() if one else ():
-                answers[f"{step}_x{len(own)}{suffix}"].append(Restored(*summarised(own)))
+                answers[f"{step}_x{len(own)}{suffix}"].append(summarised(own))
         joined = {}
         for name, parts in answers.items():
-            spread = [part.spread for part in parts if part.spread is not None]
-            images = torch.cat([part.images for part in parts])
-            joined[name] = Restored(images, torch.cat(spread) if spread else None)
+            spreads = [spread for _images, spread in parts if spread is not None]
+            images = torch.cat([images for images, _spread in parts])
+            joined[name] = Restored(images, torch.cat(spreads) if spreads else None)
         return joined
 
     def wanted(self, victim: Victim) -> Tensor:
@@ -165,8 +182,11 @@ class Bench:
         self, victim: Victim, run: EvaluatedRun, step: str, advance: Advance
     ) -> dict[str, Arrays]:
         """Per method of `step` the best match of each row; of `plain` also what is like none."""
-        which = "all" if step == "plain_all" else self.config.restore_iterations
-        found = read_candidates(self.dataset, run, which, self.device)
+        dataset = self.dataset
+        if step in self.further:
+            dataset, runs = self.further[step]
+            run = runs[run.number]
+        found = read_candidates(dataset, run, self.iterations(step), self.device)
         pictures = found.pictures()
         methods = {step: Restored(pictures)}
         if step in self.restorers or step in self.loaded:
@@ -190,7 +210,7 @@ class Bench:
 
 
 def read_candidates(
-    dataset: Dataset, run: EvaluatedRun, which: str | tuple[int, ...], device: str
+    dataset: Dataset, run: EvaluatedRun, which: Iterations, device: str
 ) -> Candidates:
     """The run's reconstructions at the chosen iterations, in the order of the store.
 
@@ -344,15 +364,12 @@ def _network(bench: Bench, experiment: KKT, victim: Victim, spec: RunSpec) -> Kn
         folder = Path(dataset.root) / VICTIMS
         kept = VictimsOfStore(folder, victims_key(dataset.manifest), receipts)
     images = torch.from_numpy(bench.heldout.images[victim.image_ids])
+    device, own = torch.device(bench.device), victim.margins
     with cpu_threads(int(dataset.manifest["campaign"]["threads"])):
-        network = experiment.train_victim(
-            spec, images, device=torch.device(bench.device), victims=kept
-        )
+        network = experiment.train_victim(spec, images, device=device, victims=kept)
     margins = network.trained.margins[0].double().cpu().numpy()
-    largest = np.nanmax(np.abs(victim.margins), initial=0.0)
-    if not np.allclose(
-        margins, victim.margins, rtol=0, atol=MARGINS_AGREE * largest, equal_nan=True
-    ):
+    most = MARGINS_AGREE * np.nanmax(np.abs(own), initial=0.0)
+    if not np.allclose(margins, own, rtol=0, atol=most, equal_nan=True):
         raise ValueError(
             f"evaluation.span: victim {victim.number} of {dataset.root} is not kept, and trained "
             "again it is another one, as other code or another device makes it; evaluate where it "

@@ -74,36 +74,16 @@ NO_MATCH: dict[str, float] = {
 
 
 @dataclass
-class BestOfRuns:
-    """The best match of each row over the runs so far; of equal ones the first run's."""
-
-    n_rows: int
-    columns: Arrays = field(default_factory=dict)
-
-    def take(self, run: int, found: Mapping[str, npt.NDArray[Any]]) -> None:
-        """`found` has the columns of `NO_MATCH` that are of interest; all runs the same ones."""
-        given = {name: found[name] for name in NO_MATCH if name in found}
-        given["run"] = np.full(self.n_rows, run)
-        for name in given:
-            if name not in self.columns:
-                dtype = np.int64 if name in ORIGIN else np.float64
-                self.columns[name] = np.full(self.n_rows, NO_MATCH[name], dtype)
-        better = (given["candidate"] >= 0) & (
-            (self.columns["run"] < 0) | (given["ssim"] > self.columns["ssim"])
-        )
-        for name, values in given.items():
-            self.columns[name][better] = values[better]
-
-
-@dataclass
 class VictimScores:
     """Everything that the record needs of a victim: arrays per method (targets, then decoys), how
-    each run did by itself, and which of its pictures are like nothing."""
+    each run did by itself, and which of its pictures are like nothing. `best`: by method, the best
+    match of each row over all runs so far, and over each half of them; of equal ones the first
+    run's."""
 
     victim: Victim
     half_of: Mapping[int, int]
     threshold: float
-    best: dict[str, tuple[BestOfRuns, ...]] = field(default_factory=dict)
+    best: dict[str, tuple[Arrays, Arrays, Arrays]] = field(default_factory=dict)
     of_runs: dict[int, dict[str, float | int]] = field(default_factory=dict)
     unlike: list[tuple[int, Arrays]] = field(default_factory=list)
     vote: Arrays = field(default_factory=dict)
@@ -114,7 +94,6 @@ class VictimScores:
 
     def take(self, run: EvaluatedRun, results: Mapping[str, Arrays]) -> None:
         """The results of one run by one step."""
-        n_rows = 2 * len(self.victim)
         for name, found in results.items():
             if name == UNLIKE:
                 self.unlike.append((run.number, found))
@@ -124,23 +103,34 @@ class VictimScores:
                 n_good = int((ssim > self.threshold).sum())
                 mean = float(ssim.mean()) if len(ssim) else 0.0
                 self.of_runs[run.number] = {"n_good": n_good, "mean_ssim": mean}
-            best = (BestOfRuns(n_rows), BestOfRuns(n_rows), BestOfRuns(n_rows))
-            whole, *halves = self.best.setdefault(name, best)
-            whole.take(run.number, found)
+            whole, *halves = self.best.setdefault(name, ({}, {}, {}))
+            self._take(whole, run.number, {n: found[n] for n in NO_MATCH if n in found})
             part = {column: found[column] for column in ("ssim", "haarpsi", "candidate")}
             for k, half in enumerate(halves):
                 if self.half_of.get(run.number, k) == k:  # one without pictures is in both
-                    half.take(run.number, part)
+                    self._take(half, run.number, part)
+
+    def _take(self, best: Arrays, run: int, found: Arrays) -> None:
+        """Puts better matches of a run in the place of what there is; all runs have the same
+        columns."""
+        n_rows = 2 * len(self.victim)
+        given = found | {"run": np.full(n_rows, run)}
+        for name in given if not best else ():
+            dtype = np.int64 if name in ORIGIN else np.float64
+            best[name] = np.full(n_rows, NO_MATCH[name], dtype)
+        better = (given["candidate"] >= 0) & ((best["run"] < 0) | (given["ssim"] > best["ssim"]))
+        for name, values in given.items():
+            best[name][better] = values[better]
 
     def methods(self) -> dict[str, Arrays]:
         """By method, the best of all runs, and as `half<k>_<column>` of each half of them."""
         return {
-            name: whole.columns
+            name: whole
             | {
-                f"half{k}_{column}": half.columns[column]
+                f"half{k}_{column}": half[column]
                 for k, half in enumerate(halves)
                 for column in ("ssim", "haarpsi")
-                if column in half.columns
+                if column in half
             }
             for name, (whole, *halves) in self.best.items()
         }
@@ -283,8 +273,8 @@ def describe_runs(scores: Sequence[VictimScores]) -> dict[str, list[Any]]:
     for of_victim in scores:
         for k, run in enumerate(of_victim.victim.runs):
             facts = six_digits(run.facts)  # settings like sigma may be far below one
-            n_iterations = facts.pop("n_iterations")
-            own = of_victim.of_runs[run.number]
+            n_iterations = facts["n_iterations"]
+            ranked = {n: float(of_victim.criteria[n][k]) for n in ("consistency", "agreement")}
             runs.append(
                 {
                     "run": run.number,
@@ -293,12 +283,9 @@ def describe_runs(scores: Sequence[VictimScores]) -> dict[str, list[Any]]:
                     "n_pictures": run.n_pairs,
                     "n_iterations": None if n_iterations is None else int(n_iterations),
                     **{name: facts[name] for name in CRITERIA},
-                    **{
-                        name: rounded(float(of_victim.criteria[name][k]))
-                        for name in ("consistency", "agreement")
-                    },
+                    **rounded(ranked),
                     **{name: facts[name] for name in SETTINGS},
-                    **rounded(own),
+                    **rounded(of_victim.of_runs[run.number]),
                 }
             )
     return {name: [run[name] for run in runs] for name in runs[0]}
@@ -341,36 +328,38 @@ def describe_hallucination(
     for name, method in methods.items():
         if "disagreement" not in method["targets"]:
             continue
-        columns: dict[str, list[Values]] = {}
-        for side in SIDES:
-            known = np.array([v is not None for v in method[side]["disagreement"]], np.bool_)
-            columns[side] = [
-                np.array(method[side][name], object)[known].astype(np.float64)
+        known = {
+            s: np.array([v is not None for v in method[s]["disagreement"]], np.bool_) for s in SIDES
+        }
+        columns: dict[str, list[Values]] = {
+            side: [
+                np.array(method[side][name], object)[known[side]].astype(np.float64)
                 for name in ("disagreement", "rmse", "ssim")
             ]
+            for side in SIDES
+        }
+
+        def of_bin(
+            side: str, edges: Values, k: int, columns: Mapping[str, list[Values]] = columns
+        ) -> dict[str, Any]:
+            spread, *others = columns[side]
+            # an edge belongs to the bin above it, and the outer bins are open
+            mine = np.searchsorted(edges[1:-1], spread, side="right") == k
+            means = [float(values[mine].mean()) if mine.any() else None for values in others]
+            return {"n": int(mine.sum()), "mean_rmse": means[0], "mean_ssim": means[1]}
+
         spread, rmse, _ssim = columns["targets"]
-        units = owner[[v is not None for v in method["targets"]["disagreement"]]]
+        units = owner[known["targets"]]
         several = len(np.unique(units)) >= MIN_VICTIMS
         ranks = rank_correlation(spread, rmse, units=units if several else None)
         edges: Values = np.empty(0)
         if len(spread):  # between two of them are as many values
             edges = np.quantile(spread, np.linspace(0, 1, N_BINS + 1))
         bins = [
-            {
-                "disagreement": [float(low), float(high)],
-                **_of_bin(columns["targets"], edges, k),
-                "decoys": _of_bin(columns["decoys"], edges, k),
-            }
+            {"disagreement": [float(low), float(high)], **of_bin("targets", edges, k)}
+            | {"decoys": of_bin("decoys", edges, k)}
             for k, (low, high) in enumerate(pairwise(edges))
         ]
         body = {name: ranks[name] for name in ("n", "spearman", "interval")}
         found[name] = rounded(body | {"bins": bins})
     return found
-
-
-def _of_bin(columns: Sequence[Values], edges: Values, k: int) -> dict[str, Any]:
-    """Number and means of the (disagreement, rmse, ssim) whose disagreement is in bin `k`; an edge
-    belongs to the bin above it, and the outer bins are open."""
-    mine = np.searchsorted(edges[1:-1], columns[0], side="right") == k
-    means = [float(values[mine].mean()) if mine.any() else None for values in columns[1:]]
-    return {"n": int(mine.sum())} | dict(zip(("mean_rmse", "mean_ssim"), means, strict=True))

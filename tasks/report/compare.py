@@ -1,25 +1,23 @@
 """Several evaluations side by side, as one page: which settings differ, and by how much the scores
 do. Where two runs scored the same images, their difference is taken image by image (paired).
 Intervals are 95 %, percentile bootstrap over images (Efron 1979): they say nothing about new
-victims. The numbers lie beside the page as CSV and as JSON."""
+victims. The numbers lie beside the page as JSON."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from recon_core.summary import N_BOOTSTRAP, bootstrap_interval
+from recon_core.summary import N_BOOTSTRAP, TAILS, bootstrap_interval
 from storage.files import text_bytes, write_file, write_json
 from tasks.evaluation.record import COMMAND, DECIMALS, SIDES, evaluation_folder, read_evaluation
 from tasks.page.charts import N_MARKERS, Line, Style, lines
-from tasks.page.files import Record, Table, cells_of, page_html, page_of, table_of, write_tables
+from tasks.page.files import Record, page_html, page_of
 from tasks.page.formats import NOTHING, interval, leaves, percent, score
-from tasks.report.figures import METRIC_TITLES, METRICS, Figure, ranked_panel, score_cells
+from tasks.report.figures import METRIC_TITLES, METRICS, Figure, ranked_panel
 from tasks.report.headline import method_title
 
 SCHEMA, VERSION = "palimpsest-comparison", 1
@@ -30,10 +28,12 @@ Records = Mapping[str, Record]
 """Evaluations by their names on the page; the others are compared with the first."""
 
 
-def compare_runs(runs: Sequence[Path], page: Path) -> tuple[dict[str, Any], dict[str, Path]]:
-    """The comparison of finished evaluations (jobs' folders or evaluations' own) with the first,
-    and the files written of it. Raises ValueError for fewer than two, for one without a finished
-    evaluation, or if `page` does not end in .html."""
+def compare_runs(runs: Sequence[Path], page: Path) -> dict[str, Any]:
+    """Compare finished evaluations (jobs' folders or evaluations' own) with the first.
+
+    Writes `page`, and the comparison, which it returns, as JSON beside it. Raises ValueError for
+    fewer than two, one given twice or not finished, or if `page` does not end in .html.
+    """
     if page.suffix != ".html":
         raise ValueError(f"--out {page} does not end in .html; the page is one")
     records = open_runs(runs)
@@ -41,19 +41,19 @@ def compare_runs(runs: Sequence[Path], page: Path) -> tuple[dict[str, Any], dict
     files = (str(evaluation_folder(run).resolve() / "evaluation.json") for run in runs)
     with page_of(" or ".join(files), COMMAND):
         comparison = compare(records)
-        return comparison, write_comparison(comparison, records, page)
+        write_file(page, text_bytes(comparison_page(comparison, records)))
+    write_json(page.with_suffix(".json"), comparison)
+    return comparison
 
 
 def open_runs(runs: Sequence[Path]) -> dict[str, Record]:
-    """The evaluations of `runs` (job folders or evaluation folders), each named by as many last
-    parts of its path as distinguish them. Raises ValueError for fewer than two, one folder twice,
-    or one without a finished evaluation."""
+    """The evaluations of `runs`, each named by as many last parts of its path as distinguish them.
+    Raises ValueError for fewer than two, one folder twice, or one without a finished evaluation."""
     if len(runs) < 2:
         raise ValueError(f"{len(runs)} run given; a comparison needs at least two folders")
     folders = [evaluation_folder(run).resolve() for run in runs]
-    for folder in folders:
-        if folders.count(folder) > 1:
-            raise ValueError(f"{folder} is given twice; give each evaluation once")
+    if twice := [folder for folder in folders if folders.count(folder) > 1]:
+        raise ValueError(f"{twice[0]} is given twice; give each evaluation once")
     paths = [folder.parent if folder.name == "evaluation" else folder for folder in folders]
     names = [str(folder) for folder in folders]
     for n_parts in range(max(len(path.parts) for path in paths), 0, -1):
@@ -64,37 +64,28 @@ def open_runs(runs: Sequence[Path]) -> dict[str, Record]:
 
 def compare(records: Records) -> dict[str, Any]:
     """The comparison as JSON has it."""
+    first, *others = records
     methods = dict.fromkeys(name for record in records.values() for name in record["methods"])
     facts = (*COUNTS, "n_runs", "n_targets", "outcomes")
-    first, *others = records
-    settings = [  # by dotted name
-        dict(
-            leaves(
-                {
-                    "source": {key: r["source"][key] for key in ("name", "split", "content_hash")},
-                    "dataset": {key: r["dataset"][key] for key in (*COUNTS, "images_per_victim")},
-                    "store": r["dataset"]["manifest"]["campaign"],
-                    "evaluation": r["settings"],
-                    "restorers": r["restorers"],
-                }
-            )
-        )
-        for r in records.values()
-    ]
+    runs, settings = [], []  # settings by dotted name
+    for name, r in records.items():
+        source, dataset = r["source"], r["dataset"]
+        about = {"name": name, "fingerprint": r["fingerprint"], "source": source["name"]}
+        about["good_threshold"] = r["settings"]["good_threshold"]
+        runs.append(about | {key: dataset[key] for key in facts})
+        own = {
+            "source": {key: source[key] for key in ("name", "split", "content_hash")},
+            "dataset": {key: dataset[key] for key in (*COUNTS, "images_per_victim")},
+            "store": dataset["manifest"]["campaign"],
+            "evaluation": r["settings"],
+            "restorers": r["restorers"],
+        }
+        settings.append(dict(leaves(own)))
     rows = {n: [own.get(n, NOTHING) for own in settings] for own in settings for n in own}
     return {
         "schema": SCHEMA,
         "version": VERSION,
-        "runs": [
-            {
-                "name": name,
-                "fingerprint": record["fingerprint"],
-                "source": record["source"]["name"],
-                "good_threshold": record["settings"]["good_threshold"],
-            }
-            | {key: record["dataset"][key] for key in facts}
-            for name, record in records.items()
-        ],
+        "runs": runs,
         "settings": {name: values for name, values in rows.items() if len(set(values)) > 1},
         "methods": {
             name: [
@@ -118,7 +109,7 @@ def compare(records: Records) -> dict[str, Any]:
 
 def difference(first: Record, other: Record, method: str, side: str) -> dict[str, Any]:
     """Means and intervals of the scores of `other` less those of `first`, paired where both scored
-    the same images in the same victims."""
+    the same images in the same victims; else each is resampled by itself."""
     mine, theirs = (
         list(zip(record[side]["victim"], record[side]["image_id"], strict=True))
         for record in (first, other)
@@ -137,25 +128,18 @@ def difference(first: Record, other: Record, method: str, side: str) -> dict[str
         mean = ends = None
         if len(before) and len(after):
             mean = round(float(after.mean() - before.mean()), DECIMALS)
-            ends = unpaired_interval(before, after)
             if paired:
-                ends = bootstrap_interval(after[[row_of[image] for image in mine]] - before)
-        body[name] = mean
-        body[f"{name}_interval"] = ends and [round(float(end), DECIMALS) for end in ends]
+                low, high = bootstrap_interval(after[[row_of[image] for image in mine]] - before)
+            else:
+                rng = np.random.default_rng(0)
+                old, new = (
+                    [rng.choice(own, len(own)).mean() for _ in range(N_BOOTSTRAP)]
+                    for own in (before, after)
+                )
+                low, high = np.quantile(np.subtract(new, old), TAILS)
+            ends = [round(float(low), DECIMALS), round(float(high), DECIMALS)]
+        body |= {name: mean, f"{name}_interval": ends}
     return body
-
-
-def unpaired_interval(
-    before: npt.NDArray[np.float64], after: npt.NDArray[np.float64], *, seed: int = 0
-) -> tuple[float, float]:
-    """Bootstrap interval of mean(after) - mean(before), neither empty; each is resampled alone."""
-    rng = np.random.default_rng(seed)
-    differences = [
-        rng.choice(after, len(after)).mean() - rng.choice(before, len(before)).mean()
-        for _ in range(N_BOOTSTRAP)
-    ]
-    low, high = np.quantile(differences, [0.025, 0.975])
-    return float(low), float(high)
 
 
 def difference_rows(comparison: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -175,42 +159,8 @@ def difference_rows(comparison: Mapping[str, Any]) -> list[dict[str, str]]:
     ]
 
 
-def write_comparison(
-    comparison: Mapping[str, Any], records: Records, page: Path
-) -> dict[str, Path]:
-    """The files: `page`, and beside it PAGE.json and the CSVs in PAGE-data/."""
-    data = page.with_name(f"{page.stem}-data")
-    methods = [
-        {"method": method, "run": name} | score_cells(numbers, numbers)
-        for method, of_runs in comparison["methods"].items()
-        for name, numbers in zip(records, of_runs, strict=True)
-        if numbers is not None
-    ]
-    keys = ("method", "run", "against")
-    differences = [
-        {key: entry[key] for key in keys} | {"side": side} | cells_of(entry[side])
-        for entry in comparison["differences"]
-        for side in SIDES
-    ]
-    settings = comparison["settings"]
-    columns = {name: [v[k] for v in settings.values()] for k, name in enumerate(records)}
-    ranks = [
-        {"method": method, "run": name, "side": side, "rank": rank}
-        | dict(zip(METRICS, scores, strict=True))
-        for name, record in records.items()
-        for method, body in record["methods"].items()
-        for side in SIDES
-        for rank, scores in enumerate(
-            zip(*(sorted(body[side][metric], reverse=True) for metric in METRICS), strict=True), 1
-        )
-    ]
-    ranked = table_of("ranked-curves", ranks, ("method", "run", "side", "rank", *METRICS))
-    tables = [
-        table_of("methods", methods, ("method", "run")),
-        table_of("differences", differences, (*keys, "side")),
-        Table("settings", {"setting": list(settings), **columns}),
-        ranked,
-    ]
+def comparison_page(comparison: Mapping[str, Any], records: Records) -> str:
+    """The HTML of the page: a chart per method, a line per run."""
     looks = {
         name: Style(k, COLOURS[k % len(COLOURS)], k % N_MARKERS) for k, name in enumerate(records)
     }
@@ -219,25 +169,18 @@ def write_comparison(
     for method, named in titles.items():
         curves = []
         for name, look in looks.items():
-            rows = ranked.where("method", method).where("run", name)
-            sides = [rows.where("side", side).points("rank", "ssim") for side in SIDES]
-            curves.append(Line(look, *sides))
+            own = records[name]["methods"].get(method)
+            ranked = [sorted(own[side]["ssim"], reverse=True) if own else [] for side in SIDES]
+            curves.append(Line(look, *(list(enumerate(side, 1)) for side in ranked)))
         title = f"{METRIC_TITLES['ssim']}: {named}"
         panel = ranked_panel(title, [c for line in curves for c in (line.targets, line.decoys)])
         panels.append(panel.svg(lines(panel, curves), f"{title}, the i-th best image of each run"))
-    html = page_html(
+    return page_html(
         "compare.html",
         {},
         comparison=comparison,
         names=list(looks),
         titles=titles,
         figure=Figure("ranked-curves", panels, [], [(look, n) for n, look in looks.items()]),
-        tables={table.name: table for table in tables},
         styles=looks,
-        folder=data.name,
-        most_inline=math.inf,
     )
-    write_tables(data, tables)
-    write_json(page.with_suffix(".json"), comparison)
-    write_file(page, text_bytes(html))
-    return {"page": page, "numbers": page.with_suffix(".json"), "data": data}

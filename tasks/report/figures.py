@@ -55,14 +55,17 @@ class Figure:
 def tables_of(record: Record) -> dict[str, Table]:
     """The tables that stand on every page of this record, but for those of its figures alone."""
     spans, nothing = bool(record.get("span")), record["nothing"]
-    methods = [
-        {"method": name, "kind": method["kind"]}
-        | score_cells({side: method[side]["summary"] for side in SIDES}, method["detection"])
-        | {"n_targets_above_every_decoy": method["n_targets_above_every_decoy"]}
-        | ({"headroom_closed": record["span"]["headroom_closed"].get(name)} if spans else {})
-        | cells_of(method["targets"]["compared_with_plain"], "compared ")
-        for name, method in record["methods"].items()
-    ]
+    methods: list[dict[str, Cell]] = []
+    for name, method in record["methods"].items():
+        row: dict[str, Cell] = {"method": name, "kind": method["kind"]}
+        for side in SIDES:
+            row |= cells_of(method[side]["summary"], f"{side} ")
+        detection = method["detection"]
+        row |= {"auc": detection["auc"]} | cells_of(detection["found_at"] or {}, "found at ")
+        row["n_targets_above_every_decoy"] = method["n_targets_above_every_decoy"]
+        if spans:
+            row["headroom_closed"] = record["span"]["headroom_closed"].get(name)
+        methods.append(row | cells_of(method["targets"]["compared_with_plain"], "compared "))
 
     def shown(name: str, place: str) -> Table:
         return _both(name, lambda side: _placed(record, side, record[place][side]))
@@ -91,14 +94,6 @@ def tables_of(record: Record) -> dict[str, Table]:
         made.append(table_of("excluded", record["excluded"]["rows"], of_images))
     made += [images_table(record), Table("runs", dict(record["runs"]))]
     return {table.name: table for table in made}
-
-
-def score_cells(summaries: Mapping[str, Any], detection: Mapping[str, Any]) -> dict[str, Cell]:
-    """A method's summary of each group, and how well it tells them apart, as cells of a row."""
-    row: dict[str, Cell] = {}
-    for side in SIDES:
-        row |= cells_of(summaries[side], f"{side} ")
-    return row | {"auc": detection["auc"]} | cells_of(detection["found_at"] or {}, "found at ")
 
 
 def images_table(record: Record) -> Table:
@@ -148,16 +143,14 @@ def ranked_panel(title: str, curves: Sequence[Sequence[Point]]) -> Panel:
 def ranked_figure(record: Record) -> Figure:
     """The score of the i-th best image, SSIM and HaarPSI (image restoration paper, figure 2)."""
     methods, looks = record["methods"], styles(record)
-    table = _both(
+    table = _ranked(
         "ranked-curves",
-        lambda side: (
-            _ranks(record, side)
-            | {
-                f"{name} {metric}": sorted(method[side][metric], reverse=True)
-                for name, method in methods.items()
-                for metric in METRICS
-            }
-        ),
+        record,
+        lambda side: {
+            f"{name} {metric}": method[side][metric]
+            for name, method in methods.items()
+            for metric in METRICS
+        },
     )
     of_sides = [table.where("side", side) for side in SIDES]
     panels = []
@@ -171,13 +164,24 @@ def ranked_figure(record: Record) -> Figure:
         parts = lines(panel, curves)
         if metric == "ssim":
             parts.append(panel.horizontal(record["settings"]["good_threshold"]))
-        means = "; ".join(
-            f"{method_title(name)[0]}: mean {found[0]} of targets, {found[1]} of decoys"
-            for name, method in methods.items()
-            for found in ([score(method[s]["summary"][f"mean_{metric}"]) for s in SIDES],)
-        )
-        panels.append(panel.svg(parts, f"{title} of the i-th best image. {means}."))
+        means = []
+        for name, method in methods.items():
+            found = [score(method[side]["summary"][f"mean_{metric}"]) for side in SIDES]
+            means.append(
+                f"{method_title(name)[0]}: mean {found[0]} of targets, {found[1]} of decoys"
+            )
+        panels.append(panel.svg(parts, f"{title} of the i-th best image. {'; '.join(means)}."))
     return Figure("ranked-curves", panels, [table], _legend(record, methods))
+
+
+def _ranked(name: str, record: Record, columns: Callable[[str], Mapping[str, Any]]) -> Table:
+    """Columns of scores, each sorted by itself, the best first."""
+
+    def of_side(side: str) -> Columns:
+        ranks: Columns = {"rank": list(range(1, len(record[side]["image_id"]) + 1))}
+        return ranks | {key: sorted(s, reverse=True) for key, s in columns(side).items()}
+
+    return _both(name, of_side)
 
 
 def _good_title(record: Record) -> str:
@@ -191,17 +195,15 @@ def halves_figure(record: Record) -> Figure | None:
     halved = {name: m["halves"] for name, m in record["methods"].items() if m["halves"]}
     if not halved:
         return None
-    table = _both(
+    table = _ranked(
         "split-halves",
-        lambda side: (
-            _ranks(record, side)
-            | {
-                f"{name} {metric} {k}": sorted(half, reverse=True)
-                for name, halves in halved.items()
-                for metric in METRICS
-                for k, half in enumerate(halves[side][metric], 1)
-            }
-        ),
+        record,
+        lambda side: {
+            f"{name} {metric} {k}": half
+            for name, halves in halved.items()
+            for metric in METRICS
+            for k, half in enumerate(halves[side][metric], 1)
+        },
     )
     looks, of_sides = styles(record), {side: table.where("side", side) for side in SIDES}
     panels = []
@@ -388,10 +390,6 @@ def hallucination_figure(record: Record) -> Figure | None:
 
 FIGURES = (ranked_figure, halves_figure, margin_figure, thresholds_figure, roc_figure,
            ranking_figure, hallucination_figure)  # fmt: skip
-
-
-def _ranks(record: Record, side: str) -> Columns:
-    return {"rank": list(range(1, len(record[side]["image_id"]) + 1))}
 
 
 def _placed(record: Record, side: str, rows: Sequence[int]) -> Columns:

@@ -10,7 +10,7 @@ from recon_core.experiments import FAMILIES
 from tasks.evaluation.record import best_trained
 from tasks.evaluation.settings import CONTROL, ORACLE, PROJECTED
 from tasks.page.files import Record
-from tasks.page.formats import NOTHING, percent, score
+from tasks.page.formats import percent, score
 
 KNOWN_METHODS = {
     "plain": ("Attack alone", "Attack", "what the attack gives, scaled to the range of an image"),
@@ -191,11 +191,6 @@ def attack_title(record: Record, name: str) -> str:
     if name in kinds:
         return title
     return f"{title.removesuffix(' attack')}, then {method_title(name)[1]}"
-
-
-def found_text(shares: list[float | None]) -> str:
-    """`72, 72, 82 %`."""
-    return ", ".join(NOTHING if s is None else f"{100 * s:.0f}" for s in shares) + " %"
 
 
 def picture_title(name: str) -> str:

@@ -4,7 +4,7 @@ their SSIM, to see what a threshold means (KKT paper, figure 8); and sheets for 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,9 @@ from storage.documents import read_document
 from tasks.evaluation.record import SIDES
 from tasks.evaluation.settings import PROJECTED
 from tasks.page.files import Arrays, Record
-from tasks.page.formats import fixed, score
+from tasks.page.formats import NOTHING, fixed, score
 from tasks.page.pictures import COLUMNS, Strip, data_uri, png_of, strips, strips_sheet, wrapped
-from tasks.report.headline import attack_rows, attack_title, found_text, method_title, picture_title
+from tasks.report.headline import attack_rows, attack_title, method_title, picture_title
 
 PER_BAND, PER_ATTACK_BAND, PER_BLOCK = 15, 10, 45
 APPENDIX_BYTES = 6_000_000
@@ -26,62 +26,42 @@ KINDS = {"targets": "Training picture", "decoys": "Decoy"}
 Rows = list[dict[str, Any]]
 
 
-def bands(record: Record, pictures: Arrays, side: str) -> Rows:
-    """The images of figure 1, PER_BAND at a time: columns are images, rows the original and what
-    each method made of it."""
-    titles = {name: method_title(name)[1] for name in record["grid"]["methods"]}
-    rows = record["grid"][side]
-    return _bands(record, pictures, side, side, rows, titles=titles, width=PER_BAND)
+def titles_of(record: Record, place: str) -> dict[str, str]:
+    """Titles of the methods whose pictures the record shows in `grid` or `side_by_side`."""
+    names = record[place]["methods"]
+    if place == "grid":
+        return {name: method_title(name)[1] for name in names}
+    return {name: attack_title(record, name) for name in names}
 
 
-def attack_bands(record: Record, pictures: Arrays, side: str) -> Rows:
-    """The images of one victim that are shown with every attack on it, in the same form."""
-    rows, place = record["side_by_side"][side], f"attacks_{side}"
-    titles = attack_titles(record)
-    return _bands(record, pictures, side, place, rows, titles=titles, width=PER_ATTACK_BAND)
-
-
-def attack_titles(record: Record) -> dict[str, str]:
-    """Titles of what is shown side by side, by method."""
-    return {name: attack_title(record, name) for name in record["side_by_side"]["methods"]}
-
-
-def _bands(
-    record: Record,
-    pictures: Arrays,
-    side: str,
-    place: str,
-    rows: list[int],
-    *,
-    titles: Mapping[str, str],
-    width: int,
-) -> Rows:
-    """`width` of the `rows` of one group at a time, whose pictures are under `place`."""
-    limit, bands = record["settings"]["good_threshold"], []
+def bands(record: Record, pictures: Arrays, place: str, side: str) -> Rows:
+    """The images of `grid` (figure 1) or of `side_by_side` (one victim's, with every attack on it)
+    in bands: columns are images, rows the original and what each method made of it."""
+    limit, rows, made = record["settings"]["good_threshold"], record[place][side], []
+    width, group = (PER_BAND, side) if place == "grid" else (PER_ATTACK_BAND, f"attacks_{side}")
     for first in range(0, len(rows), width):
         chosen = rows[first : first + width]
         names = [f"{KINDS[side]} {record[side]['image_id'][row]}" for row in chosen]
         originals = [
             {"uri": data_uri(picture), "alt": name, "score": "", "good": False}
-            for picture, name in zip(pictures[f"{place}/original"][first:], names, strict=False)
+            for picture, name in zip(pictures[f"{group}/original"][first:], names, strict=False)
         ]
         tiled = [{"title": "Original" if side == "targets" else "Decoy", "tiles": originals}]
-        for name, title in titles.items():
+        for name, title in titles_of(record, place).items():
             tiles = []
-            for row, picture in zip(chosen, pictures[f"{place}/{name}"][first:], strict=False):
+            for row, picture in zip(chosen, pictures[f"{group}/{name}"][first:], strict=False):
                 value = record["methods"][name][side]["ssim"][row]
-                there = value != 0 or picture.any()
                 tiles.append(
                     {
-                        "uri": data_uri(picture) if there else None,
+                        "uri": data_uri(picture) if value != 0 or picture.any() else None,
                         "alt": f"{method_title(name)[0]}, SSIM {value:.2f}",
                         "score": fixed(value, 2),
                         "good": value > limit,
                     }
                 )
             tiled.append({"title": title, "tiles": tiles})
-        bands.append({"columns": names, "width": width, "first": first + 1, "rows": tiled})
-    return bands
+        made.append({"columns": names, "width": width, "first": first + 1, "rows": tiled})
+    return made
 
 
 def nothing_rows(pictures: Arrays) -> Rows:
@@ -156,39 +136,32 @@ def contact_sheet(evaluation: Path, *, n_targets: int = 12, n_decoys: int = 4) -
     in the order of the report, rows the original and one per method, with the SSIM below each; one
     line of text if no picture is kept."""
     record = read_document(evaluation / "evaluation.json", "evaluate again")
-    names = {name: method_title(name)[1] for name in record["grid"]["methods"]}
     strips: list[Strip] = []
     with np.load(evaluation / "pictures.npz", allow_pickle=False) as pictures:
         for side, title, most in (
             ("targets", "training images", n_targets),
             ("decoys", "decoys: no victim saw them", n_decoys),
         ):
-            if rows := record["grid"][side][:most]:
-                shown = _strips(record, pictures, side, side, rows, titles=names, columns=most)
-                strips += [title, *shown]
+            if record["grid"][side][:most]:
+                strips += [title, *_strips(record, pictures, "grid", side, most)]
     nothing: list[Strip] = [("no picture is kept: grid_rows is 0", [])]
     return strips_sheet(strips or nothing, columns=n_targets, labels=1.7)
 
 
 def _strips(
-    record: Record,
-    pictures: Arrays,
-    side: str,
-    place: str,
-    chosen: list[int],
-    *,
-    titles: Mapping[str, str],
-    columns: int,
+    record: Record, pictures: Arrays, place: str, side: str, most: int | None = None
 ) -> Iterator[Strip]:
     """Originals over what each method made of them, with its SSIM; bold: good."""
-    originals = pictures[f"{place}/original"][: len(chosen)]
+    group, chosen = side if place == "grid" else f"attacks_{side}", record[place][side][:most]
+    originals = pictures[f"{group}/original"][: len(chosen)]
     rows = [("original", [(picture, "", False) for picture in originals])]
     limit = record["settings"]["good_threshold"]
-    for name, title in titles.items():
+    for name, title in titles_of(record, place).items():
         ssim = [record["methods"][name][side]["ssim"][row] for row in chosen]
-        scored = zip(pictures[f"{place}/{name}"], ssim, strict=False)
-        rows.append((title, [(picture, f"{s:.2f}", s > limit) for picture, s in scored]))
-    return wrapped(rows, columns)
+        scored = zip(pictures[f"{group}/{name}"], ssim, strict=False)
+        tiles = [(picture, f"{s:.2f}", s > limit) for picture, s in scored]
+        rows.append((title.replace("then ", "then\n"), tiles))
+    return wrapped(rows, most or COLUMNS)
 
 
 def attacks_sheet(evaluation: Path) -> bytes | None:
@@ -202,10 +175,11 @@ def attacks_sheet(evaluation: Path) -> bytes | None:
     n, n_victims = len(record["targets"]["image_id"]), record["dataset"]["n_victims"]
     strips: list[Strip] = [f"Attacks on the same {n_victims} networks, {n} training images in all"]
     for row in attack_rows(record):
+        shares = (NOTHING if s is None else f"{100 * s:.0f}" for s in row["found"])
         of_time = "" if row["seconds"] is None else f", {row['seconds']:.1f} s per network"
         text = (
             f"{row['title']}: {row['good']} of {n} good (decoys {row['good_decoys']}), mean SSIM "
-            f"{row['ssim']} ({row['ssim_decoys']}), found {found_text(row['found'])}{of_time}"
+            f"{row['ssim']} ({row['ssim_decoys']}), found {', '.join(shares)} %{of_time}"
         )
         strips.append((text, []))
     text = (
@@ -213,7 +187,6 @@ def attacks_sheet(evaluation: Path) -> bytes | None:
         "network saw; found: what scores above all but 0, 1, 5 % of them"
     )
     strips.append((text, []))
-    titles = {m: t.replace("then ", "then\n") for m, t in attack_titles(record).items()}
     with np.load(evaluation / "pictures.npz", allow_pickle=False) as pictures:
         for side, title in (
             ("targets", f"training images of network {shown['victim']}"),
@@ -222,9 +195,7 @@ def attacks_sheet(evaluation: Path) -> bytes | None:
             n_shown = len(shown[side])
             n_of_victim = record[side]["victim"].count(shown["victim"])
             whole = f"all {n_shown}" if n_shown == n_of_victim else f"{n_shown} of {n_of_victim}"
-            strips.append(f"{whole} {title}")
-            args = (record, pictures, side, f"attacks_{side}", shown[side])
-            strips += _strips(*args, titles=titles, columns=COLUMNS)
+            strips += [f"{whole} {title}", *_strips(record, pictures, "side_by_side", side)]
     return strips_sheet(strips, columns=COLUMNS)
 
 

@@ -53,29 +53,26 @@ def write_report(out: Path, context: Mapping[str, Any], *, page: Path | None = N
     Raises ValueError if there is no finished evaluation in `out`, or one of another version, or if
     `context` has another key.
     """
-    unknown = sorted(set(context) - set(EMPTY_CONTEXT))
-    if unknown:
+    if unknown := sorted(set(context) - set(EMPTY_CONTEXT)):
         raise ValueError(f"context has {unknown}; expected keys among {sorted(EMPTY_CONTEXT)}")
     folder = evaluation_folder(out)
     known = EMPTY_CONTEXT | dict(context)
     record = read_evaluation(folder)
     pictures = read_arrays(folder / "pictures.npz", again="evaluate again")
     page = page or folder / "report.html"
+    data = page.parent / DATA_FOLDER
     with page_of(folder / "evaluation.json", COMMAND):
-        figures = figures_of(record)
-        tables = tables_of(record)
+        figures, tables = figures_of(record), tables_of(record)
         tables |= {table.name: table for figure in figures.values() for table in figure.tables}
-        methods = {
-            name: headline.method_title(name, m["kind"]) for name, m in record["methods"].items()
-        }
+        kinds = {name: method["kind"] for name, method in record["methods"].items()}
         best = best_trained(record)
         others = [
             name
-            for name, method in record["methods"].items()
-            if name not in ("plain", best)
-            and method["kind"] in COMPARED
-            and record["methods"].get(name.removesuffix(PROJECTED), method)["kind"] != "classical"
+            for name, kind in kinds.items()
+            if name not in ("plain", best) and kind in COMPARED
+            if kinds.get(name.removesuffix(PROJECTED)) != "classical"
         ]
+        machine = {"machine": known["machine"]} if known["machine"] else {}
         facts = {
             "The images attacked": record["source"],
             "The pairs restorers learned from": known["pairs"],
@@ -83,24 +80,25 @@ def write_report(out: Path, context: Mapping[str, Any], *, page: Path | None = N
             "Settings of the evaluation": record["settings"],
             "Settings of the job": known["recipe"],
             "Restorers": known["restorers"],
-            "Software and hardware": known["versions"]
-            | ({"machine": known["machine"]} if known["machine"] else {}),
+            "Software and hardware": known["versions"] | machine,
         }
         blocks, exact = image_grids.appendix_blocks(record, pictures)
-        several = SIDES if record["side_by_side"] else ()
+        places = {"bands": "grid"}
+        if record["side_by_side"]:
+            places["attack_bands"] = "side_by_side"
         html = page_html(
             "report.html",
             {"criterion": headline.criterion_title},
             record=record,
             context=known,
-            methods=methods,
+            methods={name: headline.method_title(name, kind) for name, kind in kinds.items()},
             attacker=headline.attacker(record),
             victims=headline.victims(record),
             attacks=headline.attack_rows(record),
-            attack_bands={
-                side: image_grids.attack_bands(record, pictures, side) for side in several
+            **{
+                name: {side: image_grids.bands(record, pictures, place, side) for side in SIDES}
+                for name, place in places.items()
             },
-            bands={side: image_grids.bands(record, pictures, side) for side in SIDES},
             nothing=image_grids.nothing_rows(pictures),
             pair_bins=image_grids.pair_bins(record, pictures),
             blocks=blocks,
@@ -124,9 +122,9 @@ def write_report(out: Path, context: Mapping[str, Any], *, page: Path | None = N
             facts={title: list(leaves(values)) for title, values in facts.items() if values},
             threshold=f"{record['settings']['good_threshold']:g}",
         )
-    write_tables(page.parent / DATA_FOLDER, tables.values())
+    write_tables(data, tables.values())
     if context:
-        write_json(page.parent / DATA_FOLDER / CONTEXT, dict(context))
+        write_json(data / CONTEXT, dict(context))
     write_file(page, text_bytes(html))
     return page
 

@@ -58,4 +58,3 @@ def test_runs_are_compared(palimpsest, tmp_path: Path) -> None:
     assert str(out) in shown
     assert out.is_file()
     assert out.with_suffix(".json").is_file()
-    assert (tmp_path / "pages" / "ab-data" / "differences.csv").is_file()

@@ -17,7 +17,14 @@ from recon_core.victims.network import Released
 from recon_core.victims.separability import MixCon
 from recon_core.victims.training import Training
 from tasks.audit.recipe import AutoencoderRecipe, Private, VictimRecipe
-from tasks.audit.settings import MOST_CANDIDATES, Audit, GivenWeights, adapter, limit_of
+from tasks.audit.settings import (
+    MOST_CANDIDATES,
+    RECONSTRUCTION,
+    Audit,
+    GivenWeights,
+    adapter,
+    limit_of,
+)
 from tests.tasks.audit.small import audit, defence, images_of, plan_of, recipe
 
 PLAIN = VictimRecipe()
@@ -137,39 +144,36 @@ def test_a_defence_that_cannot_be_is_refused_by_its_name(changes: Any, said: str
         assert all(name in str(refusal.value) for name in ("training.epochs", "released.noise"))
 
 
+WEIGHTS = GivenWeights(file="a", decoys="b")
+NOISY = defence("noisy", set={"released.noise": 0.1})
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"n_victims": 5}, "n_victims=5 must be even"),
         ({"n_victims": 2}, "at least 4, since the others are shadows"),
         ({"rate": 0.02}, "rate=0.02 is none of [0.0, 0.001, 0.01, 0.05]"),
-        (
-            {"attacks": ()},
-            "attacks is empty; name some of ['span', 'span_known', 'span_state', 'kkt'",
-        ),
+        ({"attacks": ()}, "attacks is empty; name some of ['span', 'span_known', 'span_state'"),
         ({"attacks": ("span", "loss", "span")}, "['span', 'loss', 'span'] names one twice"),
         ({"defences": (defence("a"), defence("a"))}, "two defences are named 'a'"),
         ({"defences": (defence("as it is"),)}, "two defences are named 'as it is'"),
         ({"fail_above": ("leaks",)}, "--fail-above 'leaks' is not a limit as good>0.05@fpr=0.01"),
-        ({"weights": GivenWeights(file="a", decoys="b")}, "set n_victims to 1"),
+        ({"weights": WEIGHTS}, "set n_victims to 1"),
+        (
+            {"weights": WEIGHTS, "n_victims": 1, "recipe": recipe(autoencoder=AutoencoderRecipe())},
+            "`palimpsest attack autoencoder`; leave the weights out",
+        ),
+        (
+            {"weights": WEIGHTS, "n_victims": 1,
+             "defences": (NOISY, defence("longer", scale={"training.epochs": 5}))},
+            "defences ['longer'], which need training",
+        ),
     ],
-)
+)  # fmt: skip
 def test_an_audit_that_cannot_be_is_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
         audit(**changes)
-
-
-def test_a_given_network_has_releases_alone() -> None:
-    weights = GivenWeights(file="a", decoys="b")
-    noisy = defence("noisy", set={"released.noise": 0.1})
-    made = audit(weights=weights, n_victims=1, defences=(noisy,))
-    assert [cell.name for cell in made.cells] == ["as it is", "noisy"]
-    coded = recipe(autoencoder=AutoencoderRecipe())
-    with pytest.raises(ValueError, match="`palimpsest attack autoencoder`; leave the weights out"):
-        audit(weights=weights, n_victims=1, recipe=coded)
-    longer = defence("longer", set={"released.noise": 0.1, "training.epochs": 5})
-    with pytest.raises(ValueError, match=r"defences \['longer'\], which need training"):
-        audit(weights=weights, n_victims=1, defences=(noisy, longer))
 
 
 @pytest.mark.parametrize(
@@ -236,15 +240,19 @@ def test_what_is_no_limit_is_refused_with_an_example(text: str) -> None:
 
 def test_attacks_have_the_settings_of_their_victims() -> None:
     plain = audit()
-    assert plain.attack("span", plain.recipe, 8) == SpanAttack(overcomplete=2.0)
+    assert plain.attack("span", plain.recipe) == SpanAttack(overcomplete=2.0)
     made = audit(span=SpanAttack(n_network=33), kkt=KKTAttack(alpha=7.0))
-    span = made.attack("span", made.recipe, 8)
-    assert span == SpanAttack(n_network=33, start="unknown")
-    known = made.attack("span_known", made.recipe, 8)
-    assert known == SpanAttack(n_network=33, start="known")
-    kkt = made.attack("kkt", made.recipe, 8)
-    assert kkt == KKTAttack(alpha=7.0, condition="binary", n_candidates=16)
-    many = made.attack("kkt", recipe(n_classes=4, training=CE), 300)
+    settings = {
+        "span": SpanAttack(n_network=33, start="unknown"),
+        "span_known": SpanAttack(n_network=33, start="known"),
+        "span_state": SpanAttack(n_network=33, source="state"),
+        "gradient": SpanAttack(n_network=33, source="gradients"),
+        "kkt": KKTAttack(alpha=7.0, condition="binary", n_candidates=16),
+        "features": made.inversion,
+        "autoencoder": made.recovery,
+    }
+    assert {name: made.attack(name, made.recipe) for name in RECONSTRUCTION} == settings
+    many = made.attack("kkt", recipe(n_images=300, n_classes=4, training=CE))
     assert many == KKTAttack(alpha=7.0, condition="multiclass", n_candidates=MOST_CANDIDATES)
 
 
@@ -253,9 +261,10 @@ def test_cells_are_the_recipe_and_then_its_defences_in_order() -> None:
     assert [(c.number, c.name, c.is_base) for c in made.cells] == [
         (0, "as it is", True), (1, "b", False), (2, "a", False),
     ]  # fmt: skip
-    assert made.cells[0].recipe == made.recipe
-    assert made.cells[1].recipe == replace(made.recipe, dropout=0.5)
-    assert made.cells[2].recipe == replace(made.recipe, views=3)
+    changed = [replace(made.recipe, dropout=0.5), replace(made.recipe, views=3)]
+    assert [cell.recipe for cell in made.cells] == [made.recipe, *changed]
+    given = audit(weights=WEIGHTS, n_victims=1, defences=(NOISY,))
+    assert [cell.name for cell in given.cells] == ["as it is", "noisy"]
 
 
 @pytest.mark.parametrize("name", PRESETS)

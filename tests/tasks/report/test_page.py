@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tasks.page.formats import NOTHING, duration, interval, percent, score
+from tasks.page.formats import duration, interval, percent, score
 from tasks.page.pictures import strips
-from tasks.report.figures import images_table, styles
 from tasks.report.headline import method_title
-from tasks.report.image_grids import attacks_sheet, curves_sheet
+from tasks.report.image_grids import attacks_sheet, contact_sheet, curves_sheet
 from tasks.report.page import saved_context, write_report
 from tests.tasks.page.study_pages import FORBIDDEN
 from tests.tasks.pages import Page
@@ -30,29 +29,11 @@ from tests.tasks.report.report_records import (
     write,
 )
 
-CONTEXT = {
-    "created": "1 May",
-    "command": "palimpsest demo --set <x>&co",
-    "stages": [{"name": "generate", "seconds": 61.0}, {"name": "evaluate", "seconds": 2.5}],
-    "recipe": {"family": "kkt", "widths": [20, 30], "phases": [{"n_runs": 4711}]},
-    "machine": "a toaster",
-    "seeds": {"root_seed": 17},
-    "versions": {"torch": "9.9"},
-    "pairs": {"n_pairs": 12345},
-    "restorers": {
-        "edm": {
-            "n_steps": 678,
-            "loss_curve": [[1, 0.98765]],
-            "restorer": {"strength": 0.3},
-            "validation": {"strength_curve": [[0.0, 0.4], [0.3, 0.5]]},
-        },
-        "bf_dncnn": {
-            "restorer": {"strength": 0.0},
-            "validation": {"strength_curve": [[0.0, 0.4], [0.3, 0.4]]},
-        },
-        "full": {"restorer": {"strength": 1.0}, "validation": {"strength_curve": []}},
-    },
-}
+EVIL = "<script>&co"
+CURVE = [[0.0, 0.4], [0.3, 0.5]]
+CARD = {"restorer": {"strength": 0.3}, "validation": {"strength_curve": CURVE}}
+CONTEXT = {"command": EVIL, "stages": [{"name": "evaluate", "seconds": 2.5}],
+           "recipe": {"family": EVIL}, "restorers": {"edm": CARD}}  # fmt: skip
 Made = tuple[Page, dict[str, Any], Path]
 
 
@@ -69,78 +50,55 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return _page(tmp_path_factory.mktemp("full"), *evaluation(), **CONTEXT)
 
 
+def _rows(page: Page, name: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(page.downloads[f"{name}.csv"])))
+
+
 def test_the_table_is_the_record(full: Made) -> None:
     page, record, _path = full
     assert list(page.rows) == list(record["methods"])
     for name, method in record["methods"].items():
-        expected = [method_title(name)[0]]
-        summaries = [method[side]["summary"] for side in ("targets", "decoys")]
-        for s in summaries:
-            low, high = s["good_interval"]
-            share = f"{percent(s['good_fraction'])}[{100 * low:.1f}, {100 * high:.1f}]"
-            expected.append(f"{s['n_good']} of {s['n']}{share}")
-        expected += [f"{s['n_identified']} of {s['n']}" for s in summaries]
-        expected += [f"{s['n_good_ssim3']}mean {score(s['mean_ssim3'])}" for s in summaries]
-        for metric in ("mean_ssim", "mean_haarpsi"):
-            expected += [score(s[metric]) + interval(s[f"{metric}_interval"]) for s in summaries]
-        expected += [
-            percent(method["detection"]["found_at"][rate]) for rate in ("0", "0.01", "0.05")
-        ]
-        expected.append(str(method["n_targets_above_every_decoy"]))
-        assert [cell.strip() for cell in page.rows[name]] == expected
-
-
-def test_methods_inside_the_span_have_their_share_of_the_headroom(tmp_path: Path) -> None:
-    page, record, _path = _page(tmp_path, *with_a_span(), **CONTEXT)
-    shown = [page.rows[name][-1].strip() for name in ("edm_x3_projected", "tv", "oracle")]
-    assert shown == ["50.0 %", "12.5 %", NOTHING]
-    table = list(csv.DictReader(io.StringIO(page.downloads["methods.csv"])))
-    closed = {row["method"]: row["headroom_closed"] for row in table}
-    assert (closed["edm_x3_projected"], closed["plain"]) == ("0.5", "")
-    looks = styles(record)
-    assert looks["edm_x3_projected"].colour == looks["edm_x3"].colour
-    assert [looks[name].twin for name in ("edm_x3_projected", "edm_x3")] == [True, False]
-    assert curves_sheet(tmp_path).startswith(b"\x89PNG")
+        cells = [cell.strip() for cell in page.rows[name]]
+        assert cells[0] == method_title(name)[0]
+        for k, side in enumerate(("targets", "decoys")):
+            s = method[side]["summary"]
+            assert cells[1 + k].startswith(
+                f"{s['n_good']} of {s['n']}{percent(s['good_fraction'])}"
+            )
+            assert cells[3 + k] == f"{s['n_identified']} of {s['n']}"
+            assert cells[7 + k] == score(s["mean_ssim"]) + interval(s["mean_ssim_interval"])
 
 
 def test_the_scores_under_the_pictures_are_the_records(full: Made) -> None:
     page, record, _path = full
     expected = []
-    for side, kind in (("targets", "Training picture"), ("decoys", "Decoy")):
+    for side in ("targets", "decoys"):  # of five rows, in one band each
         rows = record["grid"][side]
-        for first in range(0, len(rows), 15):
-            band = rows[first : first + 15]
-            expected += [f"{kind} {record[side]['image_id'][row]}" for row in band]
-            expected += [
-                f"{method_title(m)[0]}, SSIM {record['methods'][m][side]['ssim'][row]:.2f}"
-                for m in record["grid"]["methods"]
-                for row in band
-            ]
-    assert [image["alt"] for image in page.images][: len(expected)] == expected
+        expected += [f"{record[side]['image_id'][row]}" for row in rows]
+        expected += [
+            f"{record['methods'][m][side]['ssim'][row]:.2f}"
+            for m in record["grid"]["methods"]
+            for row in rows
+        ]
+    found = [str(image["alt"]).split()[-1] for image in page.images]
+    assert found[: len(expected)] == expected
 
 
 def test_every_figure_has_its_numbers_in_the_page_and_beside_it(full: Made) -> None:
     page, record, path = full
-    beside = {file.name: file.read_bytes().decode() for file in _data(path).glob("*.csv")}
-    assert page.downloads == beside
-    rows = list(csv.DictReader(io.StringIO(beside["before-after.csv"])))
-    assert [float(row["edm_x3 ssim"]) for row in rows] == [
-        value
-        for side in ("targets", "decoys")
-        for value in record["methods"]["edm_x3"][side]["ssim"]
-    ]
-    roc = list(csv.DictReader(io.StringIO(beside["roc.csv"])))
+    beside = (path.parent / "report-data").glob("*.csv")
+    assert page.downloads == {file.name: file.read_bytes().decode() for file in beside}
+    edm = record["methods"]["edm_x3"]
+    scores = [float(row["edm_x3 ssim"]) for row in _rows(page, "before-after")]
+    assert scores == [*edm["targets"]["ssim"], *edm["decoys"]["ssim"]]
     found = record["methods"]["plain"]["detection"]["roc"]["found"]
+    roc = _rows(page, "roc")
     assert [float(row["found"]) for row in roc if row["method"] == "plain"] == found
-    examples = list(csv.DictReader(io.StringIO(beside["examples.csv"])))
-    assert [int(row["row"]) for row in examples if row["side"] == "decoys"] == [
-        row for of_bin in record["examples"]["decoys"] for row in of_bin
-    ]
-    best = list(csv.DictReader(io.StringIO(beside["best-images.csv"])))
-    assert [int(row["row"]) for row in best] == [
-        *record["grid"]["targets"],
-        *record["grid"]["decoys"],
-    ]
+    grid = [*record["grid"]["targets"], *record["grid"]["decoys"]]
+    assert [int(row["row"]) for row in _rows(page, "best-images")] == grid
+    examples = [row for row in _rows(page, "examples") if row["side"] == "decoys"]
+    expected = [row for of_bin in record["examples"]["decoys"] for row in of_bin]
+    assert [int(row["row"]) for row in examples] == expected
 
 
 def test_the_figures_draw_the_numbers_of_the_csv(full: Made) -> None:
@@ -153,17 +111,16 @@ def test_the_figures_draw_the_numbers_of_the_csv(full: Made) -> None:
     assert solid is not None
     heights = [float(point.split(",")[1]) for point in solid[1].split()]
     ranked = sorted(record["methods"]["edm_x3"]["targets"]["ssim"], reverse=True)
-    table = list(csv.DictReader(io.StringIO(page.downloads["ranked-curves.csv"])))
-    shown = [float(row["edm_x3 ssim"]) for row in table if row["side"] == "targets"]
-    assert shown == ranked
+    shown = [row for row in _rows(page, "ranked-curves") if row["side"] == "targets"]
+    assert [float(row["edm_x3 ssim"]) for row in shown] == ranked
     slope, base = np.polyfit(ranked, heights, 1)
     assert slope < 0
     np.testing.assert_allclose(np.polyval((slope, base), ranked), heights, atol=0.1)
-    counts = list(csv.DictReader(io.StringIO(page.downloads["thresholds.csv"])))
     scores = record["methods"]["plain"]["decoys"]["ssim"]
+    counts = _rows(page, "thresholds")
     assert int(counts[40]["plain decoys"]) == sum(value > 0.4 for value in scores)
     n_dots = re.findall(r'class="dots m\d+" d="([^"]*)"', source)[0].count("M")
-    assert n_dots == images_table(record).where("side", "targets").n_rows
+    assert n_dots == len(record["targets"]["image_id"])
 
 
 def test_a_report_is_made_again_from_its_folder_alone(full: Made, tmp_path: Path) -> None:
@@ -171,11 +128,14 @@ def test_a_report_is_made_again_from_its_folder_alone(full: Made, tmp_path: Path
     assert saved_context(path.parent) == json.loads(json.dumps(CONTEXT))
     again = write_report(path.parent, saved_context(path.parent), page=tmp_path / "again.html")
     assert again.read_text() == path.read_text()
-    assert saved_context(write(tmp_path / "fresh", *evaluation())) == {}
-    (tmp_path / "fresh" / "report-data").mkdir()
-    (tmp_path / "fresh" / "report-data" / "context.json").write_text('{"colour": 1}')
+    record, pictures = evaluation()
+    record["targets"]["margin"] = [None] * len(record["targets"]["margin"])
+    write_report(write(tmp_path, record, pictures), {})  # a figure less than beside the other
+    assert not (tmp_path / "report-data" / "margin.csv").exists()
+    assert saved_context(tmp_path) == json.loads(json.dumps(CONTEXT))
+    (tmp_path / "report-data" / "context.json").write_text('{"colour": 1}')
     with pytest.raises(ValueError, match=r"context.json is not a report's context; remove it"):
-        saved_context(tmp_path / "fresh")
+        saved_context(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -192,57 +152,41 @@ def test_an_evaluation_with_little_in_it_has_a_page(tmp_path: Path, how: dict[st
     page, record, path = _page(tmp_path, *evaluation(**how))
     assert list(page.rows) == list(record["methods"])
     assert re.search(r"\bnan\b", path.read_text().partition("<body>")[2], re.IGNORECASE) is None
+    sheets = contact_sheet(tmp_path), curves_sheet(tmp_path)
+    assert all(sheet.startswith(b"\x89PNG") for sheet in sheets)
+    assert attacks_sheet(tmp_path) is None
 
 
-def test_an_earlier_figure_does_not_stay_beside_the_page(tmp_path: Path) -> None:
-    _page(tmp_path, *evaluation())
-    record, pictures = evaluation()
-    record["targets"]["margin"] = [None] * len(record["targets"]["margin"])
-    _page(tmp_path, record, pictures)
-    assert not (_data(tmp_path / "report.html") / "margin.csv").exists()
-
-
-def test_attacks_on_the_same_victims_are_shown_side_by_side(tmp_path: Path) -> None:
-    record, pictures = with_a_further_attack()
-    for side in ("targets", "decoys"):
-        record[side]["victim"] = ["<b>" if v == 0 else v for v in record[side]["victim"]]
-    record["side_by_side"]["victim"] = "<b>"
-    page, _record, path = _page(tmp_path / "full", record, pictures)
-    text, data = path.read_text(), path.parent / "report-data"
-    section = text[text.index('<h2 id="attacks">') : text.index('<h2 id="came-back">')]
-    assert section.index("Span attack") < section.index("KKT attack")
-    assert "network &lt;b&gt; was" in section
-    assert "<b> was" not in section
-    for name, title, seconds, guesses in (
-        ("plain_span", "Span attack", "8.5", "24"),
-        ("plain", "KKT attack", "–", "40"),
-    ):
-        method = record["methods"][name]
-        sides = [method[side]["summary"] for side in ("targets", "decoys")]
-        row = re.search(f'<tr data-attack="{name}">(.*?)</tr>', section)
+@pytest.mark.parametrize("make", [with_a_span, with_a_further_attack])
+def test_a_span_and_further_attacks_are_shown(tmp_path: Path, make: Any) -> None:
+    record, pictures = make()
+    page, _record, path = _page(tmp_path, record, pictures)
+    if make is with_a_span:
+        shown = [page.rows[name][-1].strip() for name in ("edm_x3_projected", "tv", "oracle")]
+        assert shown == ["50.0 %", "12.5 %", "–"]
+        return
+    rows = [int(row["row"]) for row in _rows(page, "attacks-side-by-side")]
+    assert rows == [*record["side_by_side"]["targets"], *record["side_by_side"]["decoys"]]
+    for name, told in (("plain_span", "24 8.5"), ("plain", "40 –")):
+        row = re.search(f'<tr data-attack="{name}">(.*?)</tr>', path.read_text())
         assert row is not None
-        cells = [re.sub("<[^>]*>", "", cell) for cell in re.split("</t[hd]>", row[1])[:-1]]
-        assert cells == [
-            title,
-            *(f"{s['n_good']} of {s['n']}" for s in sides),
-            *(score(s["mean_ssim"]) for s in sides),
-            *(percent(method["detection"]["found_at"][rate]) for rate in ("0", "0.01", "0.05")),
-            guesses,
-            seconds,
-        ]
-    rows = record["side_by_side"]["targets"]
-    shown = re.findall(r'alt="(Span attack|Attack alone), SSIM ([0-9.]+)"', section)
-    for method, title in (("plain_span", "Span attack"), ("plain", "Attack alone")):
-        expected = [f"{record['methods'][method]['targets']['ssim'][row]:.2f}" for row in rows]
-        assert [ssim for name, ssim in shown if name == title][:4] == expected
-    table = list(csv.DictReader(io.StringIO((data / "attacks-side-by-side.csv").read_text())))
-    assert [int(row["row"]) for row in table] == [*rows, 3, 1]
-    assert "attacks" not in page.rows
-    sheet = attacks_sheet(path.parent)
+        cells = re.sub("<[^>]*>", " ", row[1]).split()
+        method = record["methods"][name]
+        assert score(method["targets"]["summary"]["mean_ssim"]) in cells
+        assert " ".join(cells).endswith(told)
+    sheet = attacks_sheet(tmp_path)
     assert sheet is not None
     assert sheet.startswith(b"\x89PNG")
-    assert attacks_sheet(write(tmp_path / "one", *evaluation())) is None
-    assert 'id="attacks"' not in _page(tmp_path / "old", *evaluation())[2].read_text()
+
+
+def test_names_are_text_not_markup(tmp_path: Path) -> None:
+    record, pictures = with_a_further_attack()
+    for side in ("targets", "decoys"):
+        record[side]["victim"] = [EVIL if v == 0 else v for v in record[side]["victim"]]
+    record["side_by_side"]["victim"] = EVIL
+    record["source"]["name"] = EVIL
+    page, _record, _path = _page(tmp_path, record, pictures, **CONTEXT)
+    assert "".join(page.text).count(EVIL) >= 4
 
 
 @pytest.mark.parametrize(
@@ -258,26 +202,20 @@ def test_attacks_on_the_same_victims_are_shown_side_by_side(tmp_path: Path) -> N
             "version 2, expected 'palimpsest-evaluation' version 5; run `palimpsest evaluate`",
         ),
         ({"evaluation.json": "{record}", "pictures.npz": "PK"}, "cannot be read"),
+        (None, "is not a folder"),
     ],
 )  # fmt: skip
-def test_what_is_no_evaluation_is_refused(tmp_path: Path, files: dict[str, str], said: str) -> None:
-    for name, content in files.items():
+def test_what_is_no_evaluation_is_refused(
+    tmp_path: Path, files: dict[str, str] | None, said: str
+) -> None:
+    for name, content in (files or {}).items():
         text = json.dumps(evaluation()[0]) if content == "{record}" else content
         (tmp_path / name).write_text(text)
     with pytest.raises(ValueError, match=said):
-        write_report(tmp_path, {})
-    assert not (tmp_path / "report.html").exists()
-
-
-def test_a_wrong_folder_or_context_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="is not a folder"):
-        write_report(tmp_path / "nowhere", {})
+        write_report(tmp_path if files is not None else tmp_path / "nowhere", {})
+    assert not list(tmp_path.glob("*.html"))
     with pytest.raises(ValueError, match=r"context has \['seed'\]; expected"):
         write_report(tmp_path, {"seed": 1})
-
-
-def _data(page: Path) -> Path:
-    return page.parent / "report-data"
 
 
 def test_a_strip_holds_its_pictures_and_stays_light() -> None:
@@ -296,12 +234,8 @@ def test_a_strip_holds_its_pictures_and_stays_light() -> None:
 def test_numbers_for_people() -> None:
     assert [percent(v) for v in (None, 0.0, 0.0125, 1.0)] == ["–", "0.0 %", "1.2 %", "100.0 %"]
     assert [score(v) for v in (None, -0.0625, 0.4)] == ["–", "−0.062", "0.400"]
-    assert [duration(v) for v in (0.44, 41.2, 200, 7500)] == [
-        "0.4 s",
-        "41 s",
-        "3 min 20 s",
-        "2 h 5 min",
-    ]
+    times = [duration(v) for v in (0.44, 41.2, 200, 7500)]
+    assert times == ["0.4 s", "41 s", "3 min 20 s", "2 h 5 min"]
     assert method_title("edm_x20")[:2] == ("EDM, mean of 20", "EDM ×20")
     assert method_title("my_x_net")[0] == "my_x_net"
     assert method_title("deblur", "external")[2] == "a model brought by the user"
