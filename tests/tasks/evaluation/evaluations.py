@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -141,22 +142,39 @@ def _written(root: Path, images: ImageSet, n_parts: int, how: dict[str, Any]) ->
     return Dataset(root)
 
 
+def scored(
+    out: Path,
+    store: Dataset,
+    images: ImageSet,
+    config: Evaluation,
+    *,
+    blenders: Mapping[str, Blender] | None = None,
+    **how: Any,
+) -> dict[str, Any]:
+    """The record of an evaluation with these stand-ins, whose files lie beside `out`."""
+    made = blenders or {}
+    return evaluate(
+        config,
+        dataset=store,
+        heldout=images,
+        restorers={name: weights(out.parent, name) for name in made},
+        out=out,
+        device="cpu",
+        load=lambda path, _device: (made[path.stem], nn.Identity()),
+        **how,
+    )
+
+
 def evaluated_sweep(
     folder: Path, *, config: Evaluation | None = None, **how: Any
 ) -> dict[str, Any]:
     """The record in `folder`/out of a planted sweep, with a restorer of one answer (bf_dncnn) and
     one of several (edm)."""
     images = image_set()
+    config = config or Evaluation(n_samples=3, grid_rows=5, appendix_rows=6, baselines=("tv",))
     blenders = {"bf_dncnn": Blender(1), "edm": Blender()}
-    return evaluate(
-        config or Evaluation(n_samples=3, grid_rows=5, appendix_rows=6, baselines=("tv",)),
-        dataset=planted_sweep(folder / "store", images, **how),
-        heldout=images,
-        restorers={name: weights(folder, name) for name in blenders},
-        out=folder / "out",
-        device="cpu",
-        load=lambda path, _device: (blenders[path.stem], nn.Identity()),
-    )
+    store = planted_sweep(folder / "store", images, **how)
+    return scored(folder / "out", store, images, config, blenders=blenders)
 
 
 class Blender:
@@ -167,13 +185,7 @@ class Blender:
         self.n_calls = 0
 
     def restore(
-        self,
-        net: nn.Module,
-        condition: Tensor,
-        *,
-        n_samples: int,
-        seeds: Tensor,
-        progress: Any,
+        self, net: nn.Module, condition: Tensor, *, n_samples: int, seeds: Tensor, progress: Any
     ) -> Tensor:
         self.n_calls += 1
         n = self.n_given or n_samples

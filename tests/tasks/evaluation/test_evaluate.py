@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -31,37 +30,17 @@ from tests.tasks.evaluation.evaluations import (
     image_set,
     planted_columns,
     planted_store,
+    scored,
     weights,
 )
 
 CONFIG = Evaluation(n_samples=3, grid_rows=5, baselines=())
 
 
-def _without_seconds(record: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in record.items() if key != "seconds"}
-
-
-def scored(
-    out: Path,
-    store: Dataset,
-    images: ImageSet,
-    config: Evaluation = CONFIG,
-    *,
-    blenders: dict[str, Blender] | None = None,
-    **how: Any,
+def _run(
+    out: Path, store: Dataset, images: ImageSet, config: Evaluation = CONFIG, **how: Any
 ) -> dict[str, Any]:
-    """The record of an evaluation with these stand-ins, whose files lie beside `out`."""
-    made = blenders or {}
-    return evaluate(
-        config,
-        dataset=store,
-        heldout=images,
-        restorers={name: weights(out.parent, name) for name in made},
-        out=out,
-        device="cpu",
-        load=lambda path, _device: (made[path.stem], nn.Identity()),
-        **how,
-    )
+    return scored(out, store, images, config, **how)
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +57,7 @@ def store(tmp_path_factory: pytest.TempPathFactory, images: ImageSet) -> Dataset
 def test_planted_reconstructions_score_one_and_decoys_do_not(
     tmp_path: Path, images: ImageSet, store: Dataset
 ) -> None:
-    record = scored(tmp_path / "out", store, images)
+    record = _run(tmp_path / "out", store, images)
     plain = record["methods"]["plain"]
     assert min(plain["targets"]["ssim"]) > 0.98  # black or white in a value of 300 is clipped
     assert min(plain["targets"]["haarpsi"]) > 0.95
@@ -103,14 +82,14 @@ def test_decoys_were_never_trained_on_and_do_not_repeat_within_a_run(
     twin[39] = twin[0]  # a copy of a target must not serve as a decoy
     images = replace(images, images=twin)
     store = planted_store(tmp_path / "store", images)
-    record = scored(tmp_path / "out", store, images)
+    record = _run(tmp_path / "out", store, images)
     decoys, targets = record["decoys"], record["targets"]
     assert len(decoys["image_id"]) == len(targets["image_id"])
     assert not set(decoys["image_id"]) & ({*targets["image_id"], 39})
     for run in range(4):
         mine = [i for r, i in zip(decoys["victim"], decoys["image_id"], strict=True) if r == run]
         assert len(set(mine)) == N_IMAGES
-    other = scored(tmp_path / "other", store, images, replace(CONFIG, decoy_seed=1))
+    other = _run(tmp_path / "other", store, images, replace(CONFIG, decoy_seed=1))
     assert other["decoys"]["image_id"] != decoys["image_id"]
 
 
@@ -118,7 +97,7 @@ def test_classical_denoisers_are_methods_that_need_no_file(
     tmp_path: Path, images: ImageSet, store: Dataset
 ) -> None:
     config = replace(CONFIG, baselines=("wavelet", "tv"))
-    record = scored(tmp_path / "out", store, images, config)
+    record = _run(tmp_path / "out", store, images, config)
     assert list(record["methods"]) == ["plain", "plain_all", "vote", "mean_image", "wavelet", "tv"]
     for name in ("wavelet", "tv"):
         scores = record["methods"][name]["targets"]["ssim"]
@@ -127,7 +106,7 @@ def test_classical_denoisers_are_methods_that_need_no_file(
     kinds = ["attack", "attack", "vote", "control", "classical", "classical"]
     assert [method["kind"] for method in record["methods"].values()] == kinds
     assert record["grid"]["methods"] == ["plain", "vote"]
-    fewer = scored(tmp_path / "out", store, images, replace(config, baselines=("tv",)))
+    fewer = _run(tmp_path / "out", store, images, replace(config, baselines=("tv",)))
     assert fewer["fingerprint"] != record["fingerprint"]
     assert fewer["methods"]["tv"] == record["methods"]["tv"]
     assert fewer["seconds"]["tv"] == record["seconds"]["tv"]  # from the cache
@@ -138,7 +117,7 @@ def test_the_disagreement_is_that_of_the_samples_behind_the_best_match(
 ) -> None:
     store = planted_store(tmp_path / "store", images, n_parts=1, outcomes=(0, 2))
     config = replace(CONFIG, n_samples=200)
-    record = scored(tmp_path / "out", store, images, config, blenders={"edm": Blender()})
+    record = _run(tmp_path / "out", store, images, config, blenders={"edm": Blender()})
     assert "disagreement" not in record["methods"]["edm_x1"]["targets"]
     for side in ("targets", "decoys"):
         spread = record["methods"]["edm_x200"][side]["disagreement"]
@@ -146,54 +125,17 @@ def test_the_disagreement_is_that_of_the_samples_behind_the_best_match(
         assert spread[N_IMAGES:] == [None] * N_IMAGES  # its run left no picture
 
 
-class _KilledError(Exception):
-    pass
-
-
-def test_a_killed_evaluation_resumes_with_the_same_result(
-    tmp_path: Path, images: ImageSet, store: Dataset, caplog: pytest.LogCaptureFixture
-) -> None:
-    def run(out: Path, restorer: Blender, stop_at: int | None = None) -> dict[str, Any]:
-        def on_progress(done: int, _total: int, _message: str, _share: float) -> None:
-            if stop_at is not None and done >= stop_at:
-                raise _KilledError
-
-        return scored(out, store, images, blenders={"edm": restorer}, on_progress=on_progress)
-
-    whole = run(tmp_path / "whole", Blender())
-    with pytest.raises(_KilledError):
-        run(tmp_path / "killed", Blender(), stop_at=900)
-    assert not (tmp_path / "killed" / "evaluation.json").exists()
-    assert not caplog.messages
-    rest = Blender()
-    resumed = run(tmp_path / "killed", rest)
-    (said,) = caplog.messages
-    assert re.fullmatch(r"Evaluate: goes on, 8 of \d+ steps are finished", said)
-    assert 0 < rest.n_calls < 5  # four runs, and the pictures that resemble nothing
-    assert _without_seconds(resumed) == _without_seconds(whole)
-    with (
-        np.load(tmp_path / "whole" / "pictures.npz") as a,
-        np.load(tmp_path / "killed" / "pictures.npz") as b,
-    ):
-        assert all((a[name] == b[name]).all() for name in a.files)
-    idle = Blender()
-    assert run(tmp_path / "killed", idle) == resumed
-    assert idle.n_calls == 0
-
-
 def test_other_weights_are_scored_again_and_the_attack_is_not(
     tmp_path: Path, images: ImageSet, store: Dataset
 ) -> None:
-    path, again = weights(tmp_path, "edm"), Blender()
-
-    def run(restorer: Blender) -> dict[str, Any]:
-        how: dict[str, Any] = {"restorers": {"edm": path}, "out": tmp_path / "out", "device": "cpu"}
-        load = lambda _path, _device: (restorer, nn.Identity())  # noqa: E731
-        return evaluate(CONFIG, dataset=store, heldout=images, load=load, **how)
-
-    first = run(Blender())
-    path.write_bytes(b"trained further")
-    second = run(again)
+    first = _run(tmp_path / "out", store, images, blenders={"edm": Blender()})
+    again = Blender()
+    changed = {"edm": weights(tmp_path / "further", "edm")}
+    changed["edm"].write_bytes(b"trained further")
+    second = evaluate(
+        CONFIG, dataset=store, heldout=images, restorers=changed, out=tmp_path / "out",
+        device="cpu", load=lambda _path, _device: (again, nn.Identity()),
+    )  # fmt: skip
     assert again.n_calls == 5  # four runs, and the pictures that resemble nothing
     assert second["fingerprint"] != first["fingerprint"]
     assert second["seconds"]["plain"] == first["seconds"]["plain"]
@@ -204,7 +146,7 @@ def test_chosen_iterations_reach_the_restorers(tmp_path: Path, images: ImageSet)
 
     def plain(which: Any) -> Any:
         config = replace(CONFIG, restore_iterations=which)
-        return scored(tmp_path / str(which), store, images, config)["methods"]["plain"]
+        return _run(tmp_path / str(which), store, images, config)["methods"]["plain"]
 
     assert plain((500,)) == plain("last")
     assert plain((100, 500)) == plain("all")
@@ -213,38 +155,47 @@ def test_chosen_iterations_reach_the_restorers(tmp_path: Path, images: ImageSet)
         plain((7, 500))
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"restore_iterations": "first"}, "restore_iterations='first'"),
+        ({"restore_iterations": ()}, r"restore_iterations=\(\); expected"),
+        ({"n_samples": 0}, "n_samples=0"),
+        ({"rounds": 3}, "rounds=3 needs span=True"),
+        ({"baselines": ("tv", "tv")}, r"baselines=.*expected some of \['nlm', 'tv'"),
+        ({"baselines": ("median",)}, r"baselines=.*expected some of \['nlm', 'tv'"),
+        ({"external": {"mine": "edm"}}, r"external\.mine='edm' is not an \.onnx file"),
+        *(({"external": {name: "a.onnx"}}, "cannot name a method")
+          for name in ("plain2", "tv", "vote", "Mine", "oracle", "mine_projected")),
+    ],
+)  # fmt: skip
+def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Evaluation(**settings)
+
+
 def test_what_cannot_be_evaluated_is_said(tmp_path: Path, images: ImageSet, store: Dataset) -> None:
-    how: dict[str, Any] = {"dataset": store, "out": tmp_path / "out", "device": "cpu"}
-    few = image_set(18)
+    few, other = image_set(18), image_set(seed=1)
     short = planted_store(tmp_path / "short", few)
-    with pytest.raises(ValueError, match=r"run 0 has 4 images but only 2 of the 18 images"):
-        evaluate(CONFIG, **{**how, "dataset": short}, heldout=few, restorers={})
-    with pytest.raises(ValueError, match="give the same source"):
-        evaluate(CONFIG, **how, heldout=image_set(seed=1), restorers={})
-    with pytest.raises(ValueError, match="cannot name a method"):
-        evaluate(CONFIG, **how, heldout=images, restorers={"Plain EDM": tmp_path})
-    mixture = create_or_open(tmp_path / "mixture", {"mixture": [MANIFEST, {"other": 1}]})
-    for receipt in store.receipts[:1]:
-        group = f"parts/{receipt.group}"
-        shutil.copytree(Path(store.root) / group, tmp_path / "mixture" / group)
-        publish_receipt(mixture.place, receipt)
-    mixture.refresh()
-    with pytest.raises(ValueError, match="mixes pairs of several experiments"):
-        evaluate(CONFIG, **{**how, "dataset": mixture}, heldout=images, restorers={})
     empty = planted_store(tmp_path / "empty", images, n_parts=0)
-    with pytest.raises(ValueError, match="no run to evaluate"):
-        evaluate(CONFIG, **{**how, "dataset": empty}, heldout=images, restorers={})
-    with pytest.raises(ValueError, match="restore_iterations='first'"):
-        Evaluation(restore_iterations="first")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"restore_iterations=\(\); expected"):
-        Evaluation(restore_iterations=())
-    with pytest.raises(ValueError, match="n_samples=0"):
-        Evaluation(n_samples=0)
-    for baselines in (("tv", "tv"), ("median",)):
-        with pytest.raises(ValueError, match=r"baselines=.*expected some of \['nlm', 'tv'"):
-            Evaluation(baselines=baselines)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="'tv' cannot name a method"):
-        evaluate(CONFIG, **how, heldout=images, restorers={"tv": tmp_path})
+    mixture = create_or_open(tmp_path / "mixture", {"mixture": [MANIFEST, {"other": 1}]})
+    group = f"parts/{store.receipts[0].group}"
+    shutil.copytree(Path(store.root) / group, tmp_path / "mixture" / group)
+    publish_receipt(mixture.place, store.receipts[0])
+    mixture.refresh()
+    named = replace(CONFIG, external={"edm": "a.onnx"})
+    for dataset, heldout, config, names, said in (
+        (short, few, CONFIG, (), "run 0 has 4 images but only 2 of the 18 images"),
+        (store, other, CONFIG, (), "give the same source"),
+        (mixture, images, CONFIG, (), "mixes pairs of several experiments"),
+        (empty, images, CONFIG, (), "no run to evaluate"),
+        (store, images, CONFIG, ("Plain EDM",), "cannot name a method"),
+        (store, images, CONFIG, ("tv",), "'tv' cannot name a method"),
+        (store, images, named, ("edm",), "'edm' names both a trained and an external restorer"),
+    ):
+        blenders = {name: Blender() for name in names}
+        with pytest.raises(ValueError, match=said):
+            _run(tmp_path / "out", dataset, heldout, config, blenders=blenders)
 
 
 def test_a_further_attack_is_scored_as_if_it_were_alone(
@@ -252,13 +203,13 @@ def test_a_further_attack_is_scored_as_if_it_were_alone(
 ) -> None:
     """On the same rows, beside the first attack, whose own numbers and fingerprint stay."""
     other = planted_store(tmp_path / "other", images, planted=2)
-    first = scored(tmp_path / "first", store, images)
-    alone = scored(tmp_path / "alone", other, images)
+    first = _run(tmp_path / "first", store, images)
+    alone = _run(tmp_path / "alone", other, images)
     further = {"span": other}
-    both = scored(tmp_path / "both", store, images, further=further)
+    both = _run(tmp_path / "both", store, images, further=further)
     assert (first["attacks"], first["side_by_side"]) == ([], None)
     assert first["fingerprint"] != both["fingerprint"]
-    nothing = scored(tmp_path / "none", store, images, further={})
+    nothing = _run(tmp_path / "none", store, images, further={})
     inputs = [store.content_hash, images.content_hash, 1]
     before = fingerprint_of(VERSION, CLIPPED, asdict(CONFIG), inputs, {}, None)
     assert nothing["fingerprint"] == first["fingerprint"] == before
@@ -295,7 +246,7 @@ def test_a_further_attack_is_scored_as_if_it_were_alone(
         write_part(tmp_path / "strange", part, columns, provenance=source)
     strange.refresh()
     with pytest.raises(ValueError, match=r"victim 2 of .*strange is not that of .* remove both"):
-        scored(tmp_path / "x", store, images, further={"kkt": strange})
+        _run(tmp_path / "x", store, images, further={"kkt": strange})
 
 
 def test_the_last_of_a_candidate_is_its_own_last(tmp_path: Path, images: ImageSet) -> None:

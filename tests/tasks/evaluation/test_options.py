@@ -17,7 +17,7 @@ from skimage.metrics import structural_similarity
 from recon_core.torchvision_compat import import_piq
 from storage.pairs.dataset import Dataset
 from storage.sources.load import ImageSet
-from tasks.evaluation.evaluate import Evaluation, evaluate, read_excluded
+from tasks.evaluation.evaluate import Evaluation, read_excluded
 from tasks.evaluation.pictures import choose_examples
 from tests.tasks.evaluation.evaluations import (
     N_IMAGES,
@@ -25,6 +25,7 @@ from tests.tasks.evaluation.evaluations import (
     evaluated_sweep,
     image_set,
     planted_store,
+    scored,
 )
 from tests.tasks.restoring.test_onnx_restorer import model, needs_onnx
 
@@ -43,8 +44,7 @@ def store(tmp_path_factory: pytest.TempPathFactory, images: ImageSet) -> Dataset
 
 
 def _score(store: Dataset, images: ImageSet, out: Path, **changes: Any) -> dict[str, Any]:
-    config = replace(CONFIG, **changes)
-    return evaluate(config, dataset=store, heldout=images, restorers={}, out=out, device="cpu")
+    return scored(out, store, images, replace(CONFIG, **changes))
 
 
 @needs_onnx
@@ -80,20 +80,6 @@ def test_restorers_from_elsewhere_that_do_not_fit_are_refused(
     large = model(tmp_path / "large.onnx", shape=("n", 3, 64, 64))
     with pytest.raises(ValueError, match=r"external\.mine: every picture .* is 16 x 16, but .* 64"):
         _score(store, images, tmp_path / "out", external={"mine": str(large)})
-    with pytest.raises(ValueError, match=r"external\.mine='edm' is not an \.onnx file"):
-        Evaluation(external={"mine": "edm"})
-    for name in ("plain2", "tv", "vote", "Mine"):
-        with pytest.raises(ValueError, match="cannot name a method"):
-            Evaluation(external={name: "a.onnx"})
-    with pytest.raises(ValueError, match="'edm' names both a trained and an external restorer"):
-        evaluate(
-            replace(CONFIG, external={"edm": "a.onnx"}),
-            dataset=store,
-            heldout=images,
-            restorers={"edm": tmp_path},
-            out=tmp_path / "out",
-            device="cpu",
-        )
 
 
 def test_images_that_were_left_out_are_listed(
@@ -106,9 +92,8 @@ def test_images_that_were_left_out_are_listed(
     path.write_text(json.dumps({"threshold": 0.95, "rows": rows}))
     excluded = read_excluded(out)
     assert excluded == {"threshold": 0.95, "n": 1, "rows": rows}
-    how: dict[str, Any] = {"dataset": store, "heldout": images, "restorers": {}, "device": "cpu"}
-    assert evaluate(CONFIG, out=out, **how)["excluded"] is None
-    assert evaluate(CONFIG, out=out, excluded=excluded, **how)["excluded"] == excluded
+    assert _score(store, images, out)["excluded"] is None
+    assert scored(out, store, images, CONFIG, excluded=excluded)["excluded"] == excluded
     for content in ("[]", "{}", '{"threshold": 1}', '{"threshold": "a", "rows": []}', "no"):
         path.write_text(content)
         with pytest.raises(ValueError, match=r"heldout-excluded\.json .*make it again, or remove"):

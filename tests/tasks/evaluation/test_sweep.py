@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from recon_core.matching import fit_to_range
 from recon_core.metrics import ncc_matrix, ssim_matrix, ssim_pairs
@@ -18,7 +19,7 @@ from recon_core.ranking import agreement, consistency
 from recon_core.types import seeded_generator
 from storage.pairs.dataset import Dataset
 from storage.sources.load import ImageSet
-from tasks.evaluation.evaluate import Evaluation, evaluate
+from tasks.evaluation.evaluate import Evaluation
 from tasks.evaluation.sweep import UNLIKE_COLUMNS
 from tests.recon_core.votes import vote
 from tests.storage.damage import reseal_store
@@ -30,7 +31,7 @@ from tests.tasks.evaluation.evaluations import (
     image_set,
     planted_store,
     planted_sweep,
-    weights,
+    scored,
 )
 
 CONFIG = Evaluation(n_samples=3, grid_rows=5, appendix_rows=6, baselines=())
@@ -67,8 +68,7 @@ def _is_strict_json(out: Path) -> bool:
 
 
 def _score(store: Dataset, images: ImageSet, out: Path, **changes: Any) -> dict[str, Any]:
-    config = replace(CONFIG, **changes)
-    return evaluate(config, dataset=store, heldout=images, restorers={}, out=out, device="cpu")
+    return scored(out, store, images, replace(CONFIG, **changes))
 
 
 def _raw(store: Dataset, run: int, attacks: int = 3) -> tuple[Tensor, Tensor]:
@@ -253,37 +253,39 @@ def test_pictures_that_resemble_nothing_are_the_worst_of_each_victim(
         assert (scores - record["nothing"]["ssim"][k]).abs().min() < 1e-6
 
 
-def test_a_killed_sweep_resumes_with_the_same_result(tmp_path: Path, images: ImageSet) -> None:
-    store = planted_sweep(tmp_path / "store", images)
+class _KilledError(Exception):
+    pass
 
-    class _KilledError(Exception):
-        pass
+
+def test_a_killed_sweep_resumes_with_the_same_result(
+    tmp_path: Path, images: ImageSet, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = planted_sweep(tmp_path / "store", images)
 
     def run(out: str, restorer: Blender, stop_at: int | None = None) -> dict[str, Any]:
         def on_progress(done: int, _total: int, _message: str, _share: float) -> None:
             if stop_at is not None and done >= stop_at:
                 raise _KilledError
 
-        record = evaluate(
-            CONFIG,
-            dataset=store,
-            heldout=images,
-            restorers={"edm": weights(tmp_path, "edm")},
-            out=tmp_path / out,
-            device="cpu",
-            on_progress=on_progress,
-            load=lambda _path, _device: (restorer, nn.Identity()),
-        )
+        how = {"blenders": {"edm": restorer}, "on_progress": on_progress}
+        record = scored(tmp_path / out, store, images, CONFIG, **how)
         return {key: value for key, value in record.items() if key != "seconds"}
 
     whole = run("whole", Blender())
     with pytest.raises(_KilledError):
         run("killed", Blender(), stop_at=1250)  # in the second victim's first run
+    assert not (tmp_path / "killed" / "evaluation.json").exists()
+    assert not caplog.messages
     rest = Blender()
     assert run("killed", rest) == whole
+    (said,) = caplog.messages
+    assert re.fullmatch(r"Evaluate: goes on, \d+ of \d+ steps are finished", said)
     assert rest.n_calls == 3 + 1  # the second victim's runs, and what resembles nothing
     contents = [(tmp_path / name / "pictures.npz").read_bytes() for name in ("whole", "killed")]
     assert contents[0] == contents[1]
+    idle = Blender()
+    assert run("killed", idle) == whole
+    assert idle.n_calls == 0
 
 
 def test_attacks_on_one_victim_have_its_images(tmp_path: Path, images: ImageSet) -> None:
