@@ -21,8 +21,8 @@ from tasks.audit.tables import (
     Estimated,
     accuracy,
     attacked,
+    cells_table,
     change,
-    epsilon_table,
     estimated,
     front_table,
     headline,
@@ -231,7 +231,7 @@ def describe_figures(record: Record) -> list[dict[str, Any]]:
     def add(kind: str, title: str, caption: str, cannot: str) -> None:
         figures.append(figure_spec(kind, kind, (title, "", f"{caption} {whiskers}", cannot)))
 
-    if front_table("front", record).n_rows > 1:
+    if front_table(record).n_rows > 1:
         add(
             "front",
             "What each defence costs, and what it saves",
@@ -268,30 +268,28 @@ def describe_figures(record: Record) -> list[dict[str, Any]]:
 
 def front_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
     """Leak against accuracy: a mark per defence with its letter, those on the front joined."""
-    table, price = front_table(figure["name"], record), record["price"]
+    table, price = front_table(record), record["price"]
     rows = list(table.rows())
     others = [cell for cell in record["cells"] if cell["number"] not in table.columns["cell"]]
     absent = [cell["name"] for cell in others if cell["kind"] != "variant"]
     notes = [f"Without both numbers, so not drawn: {'; '.join(absent)}."] if absent else []
-    across, up = ([100 * end for row in rows for end in _known(row, key)]
-                  for key in ("accuracy", "leak"))  # fmt: skip
     panel = Panel(
         "images that come back, %",
-        round_axis(f"test {price}, %", across),
-        round_axis("", up, from_zero=True),
+        round_axis(f"test {price}, %", _percents(rows, "test accuracy")),
+        round_axis("", _percents(rows, "leak"), from_zero=True),
     )
     kept = sorted(panel.at(_place(row)) for row in rows if row["on_front"])
     parts = [_grey_line(f"s{FRONT.number} m{FRONT.colour}", kept)] if kept else []
     about = {row["cell"]: f"{row['name']}: leak {_said(row, 'leak')}, {price} "
-             f"{_said(row, 'accuracy')}" for row in rows}  # fmt: skip
+             f"{_said(row, 'test accuracy')}" for row in rows}  # fmt: skip
     for row in sorted(rows, key=lambda row: -_style(row).number):  # the base on top
-        style, (x, y) = _style(row), panel.at(_place(row))
-        path = ""
+        style, (x, y), path = _style(row), panel.at(_place(row)), ""
         if row["leak low"] is not None:
             low, high = (panel.at((0, 100 * row[f"leak {end}"]))[1] for end in ("low", "high"))
             path += f"M{x:.1f} {low:.1f}V{high:.1f}"
-        if row["accuracy low"] is not None:
-            low, high = (panel.at((100 * row[f"accuracy {end}"], 0))[0] for end in ("low", "high"))
+        if row["test accuracy low"] is not None:
+            ends = (100 * row[f"test accuracy {end}"] for end in ("low", "high"))
+            low, high = (panel.at((end, 0))[0] for end in ends)
             path += f"M{low:.1f} {y:.1f}H{high:.1f}"
         whisker = f'<path class="whisker" d="{path}"/>' if path else ""
         parts.append(
@@ -301,24 +299,19 @@ def front_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
     svg = panel.svg([*parts, *_letters(panel, rows)],
                     f"Leak against {price}. {'; '.join(about.values())}")  # fmt: skip
     titles = ((BASE, "without a defence"), (FRONT, "on the front"), (OTHER, "beaten by another"))
-    used = [_style(row) for row in rows]
-    letters = [
-        (
-            row["letter"],
-            row["name"],
-            f"{share(row['leak'])} back, {price} {share(row['accuracy'])}",
-            row["on_front"],
-        )
-        for row in rows
-    ]
-    legend = [(style, title) for style, title in titles if style in used]
+    legend = [(style, title) for style, title in titles if style in map(_style, rows)]
+    letters = []
+    for row in rows:
+        numbers = f"{share(row['leak'])} back, {price} {share(row['test accuracy'])}"
+        letters.append((row["letter"], row["name"], numbers, row["on_front"]))
     drawings = [Row("", "", [Drawing(svg)])]
     return Figure(figure, [table], drawings, legend, notes, {"letters": letters})
 
 
-def _known(row: Record, key: str) -> list[float]:
-    ends = (row[key], row[f"{key} low"], row[f"{key} high"])
-    return [float(end) for end in ends if end is not None]
+def _percents(rows: Sequence[Record], key: str) -> list[float]:
+    """The values and ends of an estimate, as far as they are known."""
+    every = (row[name] for row in rows for name in (key, f"{key} low", f"{key} high"))
+    return [100 * value for value in every if value is not None]
 
 
 def _style(row: Record) -> Style:
@@ -328,7 +321,7 @@ def _style(row: Record) -> Style:
 
 
 def _place(row: Record) -> tuple[float, float]:
-    return 100 * row["accuracy"], 100 * row["leak"]
+    return 100 * row["test accuracy"], 100 * row["leak"]
 
 
 def _said(row: Record, key: str) -> str:
@@ -350,9 +343,8 @@ def _letters(panel: Panel, rows: Sequence[Record]) -> list[str]:
     parts = []
     for first in np.unique(group):
         own: list[int] = np.flatnonzero(group == first).tolist()
-        numbers = [rows[k]["cell"] for k in own]
-        runs = [[n for _k, n in run] for _step, run in
-                groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]  # fmt: skip
+        runs = [[rows[k]["cell"] for _, k in run] for _, run in
+                groupby(enumerate(own), lambda pair: rows[pair[1]]["cell"] - pair[0])]  # fmt: skip
         text = " ".join(
             f"{letter(run[0])}–{letter(run[-1])}" if len(run) > 2 else " ".join(map(letter, run))
             for run in runs
@@ -384,12 +376,13 @@ def _letters(panel: Panel, rows: Sequence[Record]) -> list[str]:
 
 def rates_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
     """Shares of the base by false positive rate: good ones, and those told from others."""
-    table, rates = rates_table(figure["name"], record), record["rates"]
+    table, rates = rates_table(record), record["rates"]
     titles = {attack["name"]: attack["title"] for attack in record["attacks"]}
     styles = styles_of(titles, COLOURS, OTHERS)
     ran = list(dict.fromkeys(str(name) for name in table.columns["attack"]))
     across = category_axis("false positives", [rate_text(rate) for rate in rates])
     panel = Panel("share of the training images, %", across, Axis(0.0, 1.0, PERCENTS, ""))
+    guess = [_grey_line("m1", [panel.at(point) for point in enumerate(rates)])]
     panels = []
     for side, title in (
         ("good", "come back as pictures"),
@@ -403,9 +396,8 @@ def rates_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
             ])
             for name in ran
         ]  # fmt: skip
-        guess = [_grey_line("m1", [panel.at(point) for point in enumerate(rates)])]
-        panels.append(_drawn(panel, series, f"Images that {title}", guess * (side == "found")))
-        panels[-1] = Drawing(panels[-1].svg, title)
+        lines = guess if side == "found" else []
+        panels.append(_drawn(panel, series, f"Images that {title}", lines, title=title))
     legend = [(styles[name], titles[name]) for name in ran]
     return Figure(figure, [table], [Row("", "", panels)], legend, more={"guess": True})
 
@@ -418,29 +410,30 @@ def _estimate(row: Record, key: str, x: float, about: str) -> Estimate:
 def _drawn(
     panel: Panel,
     series: Sequence[tuple[Style, Sequence[Estimate]]],
-    title: str,
+    about: str,
     lines: Sequence[str],
     more: Sequence[str] = (),
+    *,
+    title: str = "",
 ) -> Drawing:
     """Lines of estimates over others; empty where no estimate is known."""
     known = [(style, run) for style, run in series if any(point.y is not None for point in run)]
     if not known:
-        return Drawing("")
-    said = [point.about for _style, run in known for point in run]
-    about = f"{title}. {'; '.join([*said, *more])}"
-    return Drawing(panel.svg([*lines, *estimates(panel, known)], about))
+        return Drawing("", title)
+    said = "; ".join([*(point.about for _style, run in known for point in run), *more])
+    return Drawing(panel.svg([*lines, *estimates(panel, known)], f"{about}. {said}"), title)
 
 
 def epsilon_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
     """Leak and accuracy by the epsilon of DP-SGD, beside the base."""
-    table = epsilon_table(figure["name"], record)
-    rows, base = list(table.where("base", False).rows()), next(table.where("base", True).rows())
+    table = cells_table(record, "epsilon", lambda c: c["base"] or c["epsilon"] is not None)
+    base, *rows = table.rows()
+    rows.sort(key=lambda row: float(row["epsilon"]))
     leaks = [(LEAK, "leak", "come back as pictures")]
     if any(row["membership"] is not None for row in rows):
         leaks.append((MEMBERSHIP, "membership", "told from images it never saw"))
-    priced = [(ACCURACY, "accuracy", "test accuracy")]
-    ends = [100 * end for row in (*rows, base) for end in _known(row, "accuracy")]
-    around = round_axis("", ends)
+    priced = [(ACCURACY, "test accuracy", "test accuracy")]
+    around = round_axis("", _percents((*rows, base), "test accuracy"))
     ticks = [(value / 100, label) for value, label in around.ticks]
     epsilons = list(dict.fromkeys(float(row["epsilon"]) for row in rows))
     across = values_axis("epsilon", epsilons, [number(at) for at in epsilons], log=True)

@@ -102,22 +102,24 @@ def membership(record: Record, cell: Record) -> tuple[str, Estimated]:
 
 def accuracy(cell: Record) -> Estimated:
     """Test accuracy of a cell, or the variance that its autoencoders explain."""
-    found = cell["accuracy"]
-    return _ends(found, "test") if found else UNKNOWN
+    return _of_accuracy(cell, "test")
 
 
 def change(cell: Record) -> Estimated:
     """Change of test accuracy against the base."""
-    found = cell["accuracy"]
-    return _ends(found, "change") if found else UNKNOWN
+    return _of_accuracy(cell, "change")
 
 
-def _ends(found: Record, key: str) -> Estimated:
+def _of_accuracy(cell: Record, key: str) -> Estimated:
+    if (found := cell["accuracy"]) is None:
+        return UNKNOWN
     return (found[key], *(found[f"{key}_interval"] or (None, None)))
 
 
-def cells_table(record: Record) -> Table:
-    """One row per defence: its price, and the most that any reconstruction attack got."""
+def cells_table(
+    record: Record, name: str = "cells", shown: Callable[[Record], bool] = lambda _cell: True
+) -> Table:
+    """One row per defence that is `shown`: its price, and the most that any attack got."""
     rows: list[dict[str, Cell]] = [
         {"cell": cell["number"], "letter": letter(cell["number"])}
         | {key: cell[key] for key in ("name", "kind", "group", "about", "base", "epsilon", "delta")}
@@ -127,10 +129,22 @@ def cells_table(record: Record) -> Table:
         | estimate("change", change(cell))
         | {"leak by": (cell["leak"] or {}).get("attack")}
         | estimate("leak", estimated(cell["leak"]))
+        | estimate("membership", membership(record, cell)[1])
         | {"effect": (cell["effect"] or {}).get("word"), "on_front": cell["on_front"]}
         for cell in record["cells"]
+        if shown(cell)
     ]
-    return table_of("cells", rows, ("cell", "letter", "name"))
+    return table_of(name, rows, ("cell", "letter", "name", "base", "on_front"))
+
+
+def front_table(record: Record) -> Table:
+    """The defences whose leak and price are both known; other ways to train are none."""
+
+    def shown(cell: Record) -> bool:
+        is_priced = accuracy(cell)[0] is not None and not record["no_price"]
+        return bool(is_priced and cell["kind"] != "variant" and not cell["failed"] and cell["leak"])
+
+    return cells_table(record, "front", shown)
 
 
 def attacks_table(record: Record) -> Table:
@@ -178,13 +192,21 @@ def own_tables(record: Record) -> list[Table]:
     classes = [cells_of(entry) for entry in record["classes_exposed"]]
     for row in classes:
         row |= {f"share {end}": row.pop(f"interval {end}") for end in ("low", "high")}
+
+    def places(name: str, entries: Sequence[Record], columns: tuple[str, ...]) -> Table:
+        rows: list[dict[str, Cell]] = [
+            {"place": place} | {key: entry.get(key) for key in columns}
+            for place, entry in enumerate(entries, 1)
+        ]
+        return table_of(name, rows, ("place", *columns))
+
     made = [
         cells_table(record),
         attacks_table(record),
         victims_table(record),
-        _places("exposed", record["exposed"], EXPOSED),
+        places("exposed", record["exposed"], EXPOSED),
         table_of("classes", classes, ("class", "n", "share", "share low", "share high")),
-        _places("decoys", record["decoys_shown"], ("image_id", "ssim")),
+        places("decoys", record["decoys_shown"], ("image_id", "ssim")),
     ]
     if record["checks"]:
         rows = [{key: check[key] for key in CHECKS} for check in record["checks"]]
@@ -192,54 +214,15 @@ def own_tables(record: Record) -> list[Table]:
     return made + ([claims_table(record)] if record["claims"] else [])
 
 
-def _places(name: str, entries: Sequence[Record], columns: tuple[str, ...]) -> Table:
-    """One row per image, by its place."""
-    rows: list[dict[str, Cell]] = [
-        {"place": place} | {key: entry.get(key) for key in columns}
-        for place, entry in enumerate(entries, 1)
-    ]
-    return table_of(name, rows, ("place", *columns))
-
-
-def front_table(name: str, record: Record) -> Table:
-    """One row per defence whose leak and price are both known; other ways to train are none."""
-    rows: list[dict[str, Cell]] = [
-        {"cell": cell["number"], "letter": letter(cell["number"]), "name": cell["name"]}
-        | estimate("accuracy", accuracy(cell))
-        | estimate("leak", estimated(cell["leak"]))
-        | {"leak by": (cell["leak"] or {}).get("attack")}
-        | {"base": cell["base"], "on_front": cell["on_front"]}
-        for cell in record["cells"]
-        if accuracy(cell)[0] is not None and not record["no_price"] and cell["kind"] != "variant"
-        if not cell["failed"] and cell["leak"] is not None
-    ]
-    return table_of(name, rows, ("cell", "letter", "name", "accuracy", "leak", "base", "on_front"))
-
-
-def rates_table(name: str, record: Record) -> Table:
+def rates_table(record: Record) -> Table:
     """One row per attack on the base and false positive rate."""
-    base = record["cells"][0]
     rows: list[dict[str, Cell]] = []
     for attack in record["attacks"]:
-        ran = attacked(base, attack["name"])
+        ran = attacked(record["cells"][0], attack["name"])
         for rate in record["rates"] if ran else ():
             row: dict[str, Cell] = {"attack": attack["name"], "kind": attack["kind"], "rate": rate}
             for side, shares in SIDES:
                 found = ((ran or {})[shares] or {}).get(key_of(rate))
                 row |= estimate(side, estimated(found))
             rows.append(row)
-    return table_of(name, rows, ("attack", "kind", "rate", "good", "found"))
-
-
-def epsilon_table(name: str, record: Record) -> Table:
-    """One row per defence with an epsilon, the smallest first, and the base after them."""
-    cells: Sequence[Record] = [c for c in record["cells"] if c["epsilon"] is not None]
-    ordered = [*sorted(cells, key=lambda cell: float(cell["epsilon"])), record["cells"][0]]
-    rows: list[dict[str, Cell]] = [
-        {key: cell[key] for key in ("number", "name", "base", "epsilon", "delta")}
-        | estimate("leak", estimated(cell["leak"]))
-        | estimate("membership", membership(record, cell)[1])
-        | estimate("accuracy", accuracy(cell))
-        for cell in ordered
-    ]
-    return table_of(name, rows)
+    return table_of("rates", rows, ("attack", "kind", "rate", "good", "found"))

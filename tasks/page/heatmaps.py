@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import product
 
 from tasks.page.charts import (
     LEFT,
@@ -76,10 +77,9 @@ def heatmap(
         parts += _stacked(lines, left - 7, TOP + SQUARE_HEIGHT * (k + 0.5), "end")
     for k, lines in enumerate(bottoms):
         parts += _stacked(lines, left + size * (k + 0.5), base + 10 + LINE_HEIGHT * len(lines) / 2)
-    for row in range(len(rows)):
-        for column in range(len(columns)):
-            x, y = left + size * column, TOP + SQUARE_HEIGHT * row
-            parts.append(_square(squares.get((column, row), MISSING), x, y, size))
+    for row, column in product(range(len(rows)), range(len(columns))):
+        x, y = left + size * column, TOP + SQUARE_HEIGHT * row
+        parts.append(_square(squares.get((column, row), MISSING), x, y, size))
     middle = left + size * len(columns) / 2
     parts.append(words(titles[0], max(middle, needed / 2), height - 6, "axis", at="middle"))
     wide = f' class="heat" style="min-width: {0.94 * width:.0f}px; max-width: {1.4 * width:.0f}px"'

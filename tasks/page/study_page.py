@@ -113,24 +113,25 @@ class StudyPage:
     def render(self, record: Record, pictures: Arrays) -> tuple[str, Tables]:
         """The page's HTML and tables; ValueError if a figure asks for what is not in the record."""
         own = self.tables(record)
-        taken, names = [table.name for table in own], [f["name"] for f in record["figures"]]
-        for name in names:
+        taken = [table.name for table in own]
+        for kind, name in ((figure["kind"], figure["name"]) for figure in record["figures"]):
+            if kind not in self.kinds:
+                raise ValueError(f"a figure is of kind {kind!r}; expected one of {[*self.kinds]}")
             if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name) or name in taken:
                 raise ValueError(
                     f"a figure is named {name!r}; expected letters, digits and hyphens, and none "
                     f"of {', '.join(taken)}, since its numbers are kept in a file of that name"
                 )
-            if names.count(name) > 1:
-                raise ValueError(f"two figures are named {name!r}; give each its own name")
-        kinds = sorted(self.kinds)
-        if unknown := {figure["kind"] for figure in record["figures"]} - self.kinds.keys():
-            raise ValueError(f"a figure is of kind {min(unknown)!r}; expected one of {kinds}")
+            taken.append(name)
         figures = [self.kinds[f["kind"]](record, pictures, f) for f in record["figures"]]
         of_figures = (table for figure in figures for table in figure.tables)
         tables = {table.name: table for table in (*own, *of_figures)}
-        seconds = record["seconds"].items()
+        times = {
+            self.stages.get(stage, f"to {stage}"): duration(seconds)
+            for stage, seconds in record["seconds"].items()
+        }
         facts = {
-            "Time": {self.stages.get(stage, f"to {stage}"): duration(s) for stage, s in seconds},
+            "Time": times,
             "Source of the images": record.get("source"),
             "Versions": record.get("versions"),
             "Record": {

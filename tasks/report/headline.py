@@ -52,19 +52,14 @@ KIND_NOTES = {
     "external": "a model brought by the user",
     "projected": "a restorer",
 }
-BY_SPAN = (
-    "separates the first layer's weights, which are mixtures of the training pictures, by what "
-    "pictures have and mixtures have not"
-)
 ATTACKS = {
     "kkt": ("KKT attack", "searches for pictures that explain all weights as the end of training"),
-    "span": ("span attack", BY_SPAN),
+    "span": (
+        "span attack",
+        "separates the first layer's weights, which are mixtures of the training pictures, by what "
+        "pictures have and mixtures have not",
+    ),
 }
-SPAN_KNOWS = (
-    "The attack is given a network (its architecture and weights) and the average of its "
-    "training pictures, nothing else. Its first layer's weights are mixtures of the training "
-    "pictures; the attack separates them by what pictures have and mixtures have not."
-)
 CRITERIA = {
     "kkt_residual": "KKT residual",
     "residual_relu": "KKT residual with the exact ReLU",
@@ -210,22 +205,24 @@ def criterion_title(name: str) -> str:
 
 def attacker(record: Record) -> str:
     """What the attack of this family, or kind, is given; of several, what each does with it."""
-    if record["attacks"]:
-        texts = ["Each attack is given a network (its architecture and weights) and the average of "
-                 "its training pictures"]  # fmt: skip
-        own, *further = record["attacks"]
-        for made in (*further, own):
-            known = made["settings"].get("start") == "known"
-            more = ", and is given the weights that training started from as well" if known else ""
-            texts.append(f"The {' '.join(ATTACKS[made['kind']])}{more}")
-        return ". ".join(texts) + "."
-    experiment = _experiment(record)
-    family = FAMILIES.get(experiment.get("family", ""))
-    attack = experiment.get("attack", {})
-    if attack.get("kind") != "span":
-        return (FamilyRun if family is None else family.experiment).attacker_knows
-    more = ", and the weights that training started from."
-    return SPAN_KNOWS.replace(", nothing else.", more) if attack["start"] == "known" else SPAN_KNOWS
+    own, *further = record["attacks"] or [None]
+    if own is None:
+        experiment = _experiment(record)
+        settings = experiment.get("attack", {})
+        if settings.get("kind") != "span":
+            family = FAMILIES.get(experiment.get("family", ""))
+            return (FamilyRun if family is None else family.experiment).attacker_knows
+        own = {"kind": "span", "settings": settings}
+    only = "" if further or own["settings"].get("start") == "known" else ", nothing else"
+    texts = [
+        f"{'Each' if further else 'The'} attack is given a network (its architecture and weights) "
+        f"and the average of its training pictures{only}"
+    ]
+    for made in (*further, own):
+        known = made["settings"].get("start") == "known"
+        more = ", and is given the weights that training started from as well" if known else ""
+        texts.append(f"The {' '.join(ATTACKS[made['kind']])}{more}")
+    return ". ".join(texts) + "."
 
 
 def victims(record: Record) -> str:
