@@ -32,7 +32,7 @@ from tasks.evaluation.settings import check_names
 from tasks.evaluation.victims import check_decoys
 from tasks.orchestration import flow, task
 from tasks.progress import Advance, stage_progress
-from tasks.report.image_grids import attacks_sheet, contact_sheet, curves_sheet
+from tasks.report.image_grids import attacks_sheet, contact_sheet
 from tasks.report.page import write_report
 from tasks.training.loop import MODEL
 from tasks.training.train import train_restorer
@@ -257,9 +257,7 @@ def report(
     with stage_progress("Report", "step"):
         page = write_report(folder, context)
     publish_link("report", page, "The report, one self-contained HTML file")
-    about = "SSIM of the i-th best image; dashed: decoys"
     publish_picture("report-best-images", contact_sheet(folder), "Best images of every method")
-    publish_picture("report-ranked-curves", curves_sheet(folder), about)
     return page
 
 

@@ -122,9 +122,9 @@ class VictimsJob(Job):
                 arrays = self._autoencoders(self.recipe.autoencoder, device, progress)
             else:
                 arrays = self._classifiers(device, progress)
-        named = {name: np.asarray(t.cpu()) for name, t in arrays.items()}
         seconds = (time.perf_counter() - started) / len(self.members)
-        return named, {"seconds": round(seconds, 3)}
+        made = {name: np.asarray(tensor.cpu()) for name, tensor in arrays.items()}
+        return made, {"seconds": round(seconds, 3)}
 
     def _classifiers(self, device: torch.device, progress: Progress) -> dict[str, Tensor]:
         made = self._networks(device, progress)

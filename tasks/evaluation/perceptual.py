@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from recon_core.torchvision_compat import import_torchvision
@@ -28,10 +29,9 @@ ROWS_AT_ONCE = 64
 
 
 def feature_maps(spec: str, device: str) -> MapsOf:
-    """Function that gives the float32 maps of images by `vgg16:PATH`, on `device`, without
-    gradients. Grey images are repeated to three channels, and images with a side below 32 are
-    enlarged (bilinear); ValueError for images that are not in [0, 1] or have neither one channel
-    nor three.
+    """Function that gives the float32 maps of images in [0, 1] by `vgg16:PATH`, on `device`,
+    without gradients. Grey images are repeated to three channels, and images with a side below 32
+    are enlarged (bilinear).
 
     Raises ValueError for another specification, `own` included, WeightsError for a file that cannot
     be read or is not of torchvision's vgg16.
@@ -46,14 +46,7 @@ def feature_maps(spec: str, device: str) -> MapsOf:
     mean, std = (torch.tensor(v, device=device).view(1, 3, 1, 1) for v in (MEAN, STD))
 
     @torch.no_grad()
-    def maps_of(images: Tensor) -> list[Tensor]:
-        if images.dim() != 4 or images.shape[1] not in (1, 3) or not len(images):
-            raise ValueError(
-                f"images {tuple(images.shape)} have no maps; give (n, c, h, w), at least one "
-                "image, with 1 (grey) or 3 (RGB) channels"
-            )
-        if not bool(((images >= 0) & (images <= 1)).all()):  # false for NaN, too
-            raise ValueError("images for feature maps must be in [0, 1] and finite; clamp them")
+    def maps_of(images: Float[Tensor, "n c h w"]) -> list[Tensor]:
         height, width = images.shape[-2:]
         scale = max(1.0, MIN_SIDE / min(height, width))
         size = (round(height * scale), round(width * scale))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 NOTHING = "–"
@@ -36,14 +37,10 @@ def fixed(value: float | None, decimals: int) -> str:
     return NOTHING if value is None else f"{value:.{decimals}f}".replace("-", "−")
 
 
-def score(value: float | None) -> str:
-    """`0.412`."""
-    return fixed(value, 3)
-
-
-def decibels(value: float | None) -> str:
-    """`33.0`."""
-    return fixed(value, 1)
+score = partial(fixed, decimals=3)
+"""`0.412`."""
+decibels = partial(fixed, decimals=1)
+"""`33.0`."""
 
 
 def count(value: float | None) -> str:

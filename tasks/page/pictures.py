@@ -124,11 +124,6 @@ def strips_sheet(
             if column == 0:
                 axes.text(-0.12, 0.5, title, transform=axes.transAxes, ha="right", va="center",
                           fontsize=6.5)  # fmt: skip
-    return png_of(figure)
-
-
-def png_of(figure: Any) -> bytes:
-    """A matplotlib figure as PNG, the same bytes for the same figure."""
     content = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")  # names may be in any script

@@ -13,10 +13,9 @@ import numpy as np
 
 from storage.documents import read_document
 from tasks.evaluation.record import SIDES
-from tasks.evaluation.settings import PROJECTED
 from tasks.page.files import Arrays, Record
 from tasks.page.formats import NOTHING, fixed, score
-from tasks.page.pictures import COLUMNS, Strip, data_uri, png_of, strips, strips_sheet, wrapped
+from tasks.page.pictures import COLUMNS, Strip, data_uri, strips, strips_sheet, wrapped
 from tasks.report.headline import attack_rows, attack_title, method_title, picture_title
 
 PER_BAND, PER_ATTACK_BAND, PER_BLOCK = 15, 10, 45
@@ -197,28 +196,3 @@ def attacks_sheet(evaluation: Path) -> bytes | None:
             whole = f"all {n_shown}" if n_shown == n_of_victim else f"{n_shown} of {n_of_victim}"
             strips += [f"{whole} {title}", *_strips(record, pictures, "side_by_side", side)]
     return strips_sheet(strips, columns=COLUMNS)
-
-
-def curves_sheet(evaluation: Path) -> bytes:
-    """PNG of the SSIM of the i-th best image per method: targets solid, decoys dashed."""
-    from matplotlib.figure import Figure
-
-    record = read_document(evaluation / "evaluation.json", "evaluate again")
-    figure = Figure(figsize=(7, 3.6), dpi=130, layout="constrained")
-    axes = figure.subplots()
-    names = [name for name in record["methods"] if not name.endswith(PROJECTED)]
-    for name, method in record["methods"].items():
-        source = name.removesuffix(PROJECTED)
-        k, looks = names.index(source), ("-", "--") if source == name else (":", "-.")
-        for side, style in zip(SIDES, looks, strict=True):
-            ranked = sorted(method[side]["ssim"], reverse=True)
-            label = method_title(name)[0] if side == "targets" else None
-            axes.plot(range(1, len(ranked) + 1), ranked, style, color=f"C{k % 10}", lw=1.2,
-                      label=label)  # fmt: skip
-    axes.axhline(record["settings"]["good_threshold"], color="black", lw=0.8, ls=":")
-    axes.set(xlabel="images, best first", ylabel="SSIM", ylim=(None, 1))
-    beside = bool(record.get("span"))  # as many methods again
-    axes.legend(fontsize=7, frameon=False, loc="upper left" if beside else "upper right",
-                bbox_to_anchor=(1.0, 1.0) if beside else None)  # fmt: skip
-    axes.spines[["top", "right"]].set_visible(False)
-    return png_of(figure)

@@ -13,10 +13,12 @@ from recon_core.optimisers import Optimiser
 from recon_core.victims.network import Network
 from recon_core.victims.training import Training
 from storage.sources.load import ImageSet, Split
+from tasks.audit.attacks import AttackJob
 from tasks.audit.plan import AuditImages, AuditPlan, read_images
 from tasks.audit.recipe import VictimRecipe
 from tasks.audit.record import describe_audit
 from tasks.audit.settings import Audit, Defence
+from tasks.audit.victims import VictimsJob
 from tasks.study.executor import Outcome, run_unit
 
 Scores = npt.NDArray[np.float64]
@@ -75,6 +77,14 @@ def run(plan: AuditPlan) -> Outcome:
         done[unit.name] = run_unit(unit, 1).given
         waiting += plan.more_units(unit, done[unit.name])
     return Outcome(done, {})
+
+
+def product(job: VictimsJob | AttackJob) -> dict[str, npt.NDArray[Any]]:
+    """What a job leaves, which is run."""
+    job.run()
+    found = job.folder.product(job.key)
+    assert found is not None
+    return found[0]
 
 
 def put_victims(plan: AuditPlan, number: int = 0, **arrays: Any) -> None:

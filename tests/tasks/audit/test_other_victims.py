@@ -16,11 +16,19 @@ from recon_core.victims.autoencoder import FullyConnected
 from recon_core.victims.autoencoder_training import AutoencoderTraining
 from recon_core.victims.network import Network, Released
 from recon_core.victims.separability import MixCon
-from tasks.audit.attacks import AttackJob
 from tasks.audit.plan import AuditPlan
 from tasks.audit.recipe import AutoencoderRecipe, VictimRecipe
-from tasks.audit.victims import VictimsJob, answers, released_weights, sent_features, unit_pictures
-from tests.tasks.audit.small import audit, defence, images_of, plan_of, recipe, record_of, run
+from tasks.audit.victims import answers, released_weights, sent_features, unit_pictures
+from tests.tasks.audit.small import (
+    audit,
+    defence,
+    images_of,
+    plan_of,
+    product,
+    recipe,
+    record_of,
+    run,
+)
 
 SMALL = AutoencoderRecipe(
     network=FullyConnected(depth=3, width=48),
@@ -31,13 +39,6 @@ RELEASES = (
     defence("noise", set={"released.noise": 0.5}),
     defence("int8", set={"released.precision": "int8"}),
 )
-
-
-def product(job: VictimsJob | AttackJob) -> dict[str, Any]:
-    job.run()
-    found = job.folder.product(job.key)
-    assert found is not None
-    return found[0]
 
 
 def split_plan(root: Path, *defences: Any, **changes: Any) -> AuditPlan:
@@ -116,8 +117,8 @@ def test_what_is_sent_is_the_activations_of_the_layer(split: AuditPlan) -> None:
 
 def test_the_price_of_noisy_features_is_paid_by_who_sends_them(split: AuditPlan) -> None:
     plain, noisy = (product(split.jobs[split.numbers[n]]) for n in ("as it is", "noise"))
-    for k in range(3):  # the network is the same
-        assert plain[f"weights/{k}"].tobytes() == noisy[f"weights/{k}"].tobytes()
+    for name in ("weights/0", "weights/1", "weights/2"):  # the network is the same
+        assert plain[name].tobytes() == noisy[name].tobytes()
     assert (plain["confidence"] != noisy["confidence"]).mean() > 0.9
 
 
@@ -140,36 +141,23 @@ def test_mixcon_draws_features_together(split: AuditPlan) -> None:
 def test_cells_that_differ_in_what_becomes_of_networks_train_them_once(
     split: AuditPlan, auto: AuditPlan, tmp_path: Path
 ) -> None:
-    assert split.trained_by == {0: 0, 1: 0, 2: 0, 3: 0, 4: 4}
-    assert auto.trained_by == {0: 0, 1: 0, 2: 0, 3: 3}
+    made = audit(defences=(defence("student", set={"distilled": True}), *RELEASES))
+    students = plan_of(made, tmp_path / "students", images_of(80, 120))
+    noisy = audit(recipe=recipe(released=Released(noise=0.1)), defences=RELEASES[1:])
+    each = plan_of(noisy, tmp_path, images_of(80))  # int8 of noisy weights, and noisy weights
+    for plan, by in ((split, [0, 0, 0, 0, 4]), (auto, [0, 0, 0, 3]), (students, [0] * 4),
+                     (each, [0, 1])):  # fmt: skip
+        assert list(plan.trained_by.values()) == by
     assert [unit.name for unit in split.first_units()] == ["train as it is", "train mixcon"]
-    for number, plan in ((3, split), (1, auto)):
+    assert len(run(students).done) == students.n_units == 4 + 4 * 4
+    for number, plan in ((3, split), (1, auto), (1, students)):
         job = plan.jobs[number]
         assert job.networks_of == plan.jobs[0].key
-        alone = replace(job, root=str(tmp_path), networks_of="")
+        alone = replace(job, root=str(tmp_path / "alone"), networks_of="")
         assert alone.key == job.key
         ours, theirs = product(alone), product(job)
         assert ours.keys() == theirs.keys()
         assert all(ours[name].tobytes() == theirs[name].tobytes() for name in ours)
-
-
-def test_a_student_learns_from_the_networks_of_the_base(tmp_path: Path) -> None:
-    made = audit(defences=(defence("student", set={"distilled": True}), *RELEASES))
-    plan = plan_of(made, tmp_path, images_of(80, 120))
-    assert plan.trained_by == {0: 0, 1: 0, 2: 0, 3: 0}
-    alone = replace(plan.jobs[1], root=str(tmp_path / "alone"), networks_of="")
-    ended = run(plan)
-    assert len(ended.done) == plan.n_units == 4 + 4 * 4
-    ours, theirs = product(alone), product(plan.jobs[1])
-    assert all(ours[name].tobytes() == theirs[name].tobytes() for name in theirs)
-
-
-def test_releases_of_one_recipe_that_gives_nothing_as_it_was_train_each_their_own(
-    tmp_path: Path,
-) -> None:
-    noisy = recipe(released=Released(noise=0.1))
-    plan = plan_of(audit(recipe=noisy, defences=RELEASES[1:]), tmp_path, images_of(80))
-    assert plan.trained_by == {0: 0, 1: 1}  # int8 of noisy weights, and noisy weights
 
 
 def test_an_autoencoder_gives_its_images_back_and_no_others(auto: AuditPlan) -> None:

@@ -87,16 +87,19 @@ def test_few_others_are_shared_by_tests_and_students(tmp_path: Path) -> None:
 
 def test_an_audit_takes_as_many_images_as_there_are() -> None:
     made = audit(recipe=recipe(n_images=None))
-    few, many = images_of(50), images_of(2 * made.most_images + 40)
-    assert resolved(made, few).recipe.n_images == 24  # of 25 of a label, 12 for each of two
-    assert resolved(made, many).recipe.n_images == made.most_images
     asked = audit(recipe=recipe(n_images=6))
-    assert resolved(asked, many) is asked
     of_classes = audit(recipe=recipe(n_images=None, n_classes=3, training=CE))
-    assert resolved(of_classes, images_of(400, classes=FOUR)).recipe.n_images == 99
+    few, many = images_of(50), images_of(2 * made.most_images + 40)
     uneven = noise(60, seed=1)
     uneven = replace(uneven, labels=(np.arange(60) < 10).astype(np.int64))
-    assert resolved(made, AuditImages(uneven, few.others)).recipe.n_images == 10
+    for own, images, n in (
+        (made, few, 24),  # of 25 of a label, 12 for each of two
+        (made, many, made.most_images),
+        (asked, many, 6),
+        (of_classes, images_of(400, classes=FOUR), 99),
+        (made, AuditImages(uneven, few.others), 10),
+    ):
+        assert resolved(own, images).recipe.n_images == n
 
 
 def test_too_few_images_are_refused_with_the_fix(tmp_path: Path) -> None:

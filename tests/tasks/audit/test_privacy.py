@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from scipy import optimize, stats
@@ -84,10 +83,10 @@ def test_noise_grows_with_the_steps_and_falls_with_epsilon_and_delta() -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "expected"), [(None, (1.0, 3)), (500, (1.0, 3)), (7, (7 / 24, 12))]
+    ("batch_size", "rate", "n_steps"), [(None, 1.0, 3), (500, 1.0, 3), (7, 7 / 24, 12)]
 )
 def test_noise_is_of_the_rate_and_steps_of_the_training(
-    monkeypatch: pytest.MonkeyPatch, batch_size: int | None, expected: tuple[float, int]
+    monkeypatch: pytest.MonkeyPatch, batch_size: int | None, rate: float, n_steps: int
 ) -> None:
     from opacus.accountants import utils
 
@@ -104,18 +103,15 @@ def test_noise_is_of_the_rate_and_steps_of_the_training(
     monkeypatch.setattr(utils, "get_noise_multiplier", lambda **given: asked.update(given) or 1.0)
     made = private(8, epochs=3, batch_size=batch_size)
     assert noise_multiplier_of(made, 24) == 1.0
-    assert (asked["sample_rate"], asked["steps"]) == (pytest.approx(expected[0]), expected[1])
-    architecture = made.architecture((1, 8, 8))
-    generators = [torch.Generator().manual_seed(k) for k in range(2)]
+    assert (asked["sample_rate"], asked["steps"]) == (pytest.approx(rate), n_steps)
+    architecture, generators = made.architecture((1, 8, 8)), [torch.Generator()] * 2
     start = architecture.initial(generators, dtype=torch.float32)
-    rng = np.random.default_rng(0)
-    x = torch.from_numpy(rng.normal(size=(2, 24, 64)).astype(np.float32))
-    y = torch.from_numpy(rng.choice([-1.0, 1.0], (2, 24)).astype(np.float32))
+    x, y = torch.ones(2, 24, 64), torch.ones(2, 24)
     noisy_training.train_with_noise(
         architecture, start, x, y, training=made.training, noise=made.noise(1.0),
         generators=generators,
     )  # fmt: skip
-    assert drawn == [(24, pytest.approx(expected[0]))] * (expected[1] if batch_size == 7 else 0)
+    assert drawn == [(24, pytest.approx(rate))] * (n_steps if batch_size == 7 else 0)
 
 
 def test_without_a_promise_there_is_no_noise_and_one_that_none_keeps_is_refused() -> None:

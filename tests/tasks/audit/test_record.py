@@ -16,7 +16,6 @@ import pytest
 from scipy import stats
 
 from recon_core.leakage import share_found
-from storage.sources.load import ImageSet
 from tasks.audit.plan import AuditImages, AuditPlan, read_images
 from tasks.audit.record import nearest_decoys, pictures_of
 from tests.tasks.audit.small import (
@@ -70,36 +69,30 @@ def test_a_planted_leak_is_found_at_its_size(planted: float, tmp_path: Path) -> 
     put_attack(plan, scores)
     record = record_of(plan)
     (cell,) = record["cells"]
-    leak = cell["leak"]
-    assert leak["attack"] == "span"
-    assert leak["mean"] == pytest.approx(planted)
+    leak, found, members = cell["leak"], cell["attacks"]["span"], plan.jobs[0].members
+    assert (leak["attack"], leak["mean"]) == ("span", pytest.approx(planted))
     assert leak["interval"][0] < planted < leak["interval"][1]
     assert leak["each"] == [pytest.approx(planted)] * 6
     assert record["verdict"]["level"] == "leaks"
     assert f"{planted:.0%}".replace("%", " %") in record["verdict"]["sentence"]
-    found = cell["attacks"]["span"]
-    assert (found["n"], found["n_good"]) == (120, round(120 * planted))
-    assert found["n_good_decoys"] == 0
+    counts = {"n": 120, "n_good": round(120 * planted), "n_good_decoys": 0, "seconds": 2.0}
+    assert {key: found[key] for key in counts} == counts
     assert found["p_value"] <= 0.02
-    assert found["seconds"] == 2.0
-    members = plan.jobs[0].members
     assert found["mean_ssim"] == pytest.approx(scores[members].mean(), abs=1e-5)
     assert found["mean_ssim_decoys"] == pytest.approx(scores[~members].mean(), abs=1e-5)
     for rate in (0.0, 0.001, 0.01, 0.05):
         expected = share_found(scores.astype(np.float32).astype(float), members, rate=rate)
         assert found["found_at"][f"{rate:g}"]["mean"] == pytest.approx(expected.mean, abs=1e-6)
-    fails, near, passes = record["checks"]
-    assert (fails["outcome"], fails["attack"], fails["limit"]) == ("fails", "span", 0.05)
-    assert near["outcome"] == "undecided"  # the share is below, and its interval reaches above
-    assert passes["outcome"] == "passes"
-    assert fails["value"] == leak["mean"]
+    # of the second the share is below, and its interval reaches above
+    assert [c["outcome"] for c in record["checks"]] == ["fails", "undecided", "passes"]
+    first = {"attack": "span", "limit": 0.05, "value": leak["mean"]}
+    assert {key: record["checks"][0][key] for key in first} == first
     assert json.loads(json.dumps(record, allow_nan=False)) == record
 
 
 def test_the_size_of_a_pairwise_chance_by_hand(tmp_path: Path) -> None:
     plan = fabricated(tmp_path)
-    members = plan.jobs[0].members
-    scores = np.where(members, 0.3, 0.1)
+    scores = np.where(plan.jobs[0].members, 0.3, 0.1)
     scores[0] = 0.2  # nothing to tell them by
     scores[1] = 0.4 - scores[1]  # members below decoys
     put_attack(plan, scores)
@@ -122,38 +115,30 @@ def alarms(root: Path, n_seeds: int, **changes: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_networks_that_leak_nothing_raise_few_alarms(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("n_victims", "n_images", "n_pool"), [(4, 20, 100), (4, 50, 200), (12, 8, 200)]
+)
+def test_networks_that_leak_nothing_raise_few_alarms(
+    tmp_path: Path, n_victims: int, n_images: int, n_pool: int
+) -> None:
     """100 audits: p-values are uniform, and the share at 1 % false positives is 1 %."""
-    records = alarms(tmp_path, 100, fail_above=("good>0.2@fpr=0.01",))
+    made = {"n_victims": n_victims, "recipe": recipe(n_images=n_images)}
+    limit = ("good>0.2@fpr=0.01",)
+    records = alarms(tmp_path, 100, images=images_of(n_pool), fail_above=limit, **made)
     found = [record["cells"][0]["attacks"]["span"] for record in records]
     p_values = [one["p_value"] for one in found]
     most = stats.binom.isf(RARELY, 100, 0.05)
     assert sum(p <= 0.05 for p in p_values) <= most
     assert stats.kstest(p_values, "uniform").pvalue > RARELY
-    n_alarms = sum(record["verdict"]["level"] != "nothing found" for record in records)
-    assert n_alarms <= most
-    for key in ("good_at", "found_at"):
+    assert sum(record["verdict"]["level"] != "nothing found" for record in records) <= most
+    for key in ("good_at", "found_at") if n_images == 20 else ("good_at",):
         shares = [one[key]["0.01"] for one in found]
-        covered = sum(s["interval"][0] <= 0.01 <= s["interval"][1] for s in shares)
-        assert covered >= 90, key
+        assert sum(s["interval"][0] <= 0.01 <= s["interval"][1] for s in shares) >= 90, key
         assert np.mean([s["mean"] for s in shares]) < 0.03, key
     good = [one["n_good"] for one in found]  # a third of the scores are good, of decoys, too
     assert np.mean(good) == pytest.approx(np.mean([one["n_good_decoys"] for one in found]), rel=0.1)
     assert min(good) > 10
     assert not [r for r in records if r["checks"][0]["outcome"] == "fails"]
-
-
-@pytest.mark.slow
-def test_alarms_keep_to_their_rate_whatever_the_number_of_victims(tmp_path: Path) -> None:
-    for n_victims, n_images in ((4, 50), (12, 8)):
-        made = {"n_victims": n_victims, "recipe": recipe(n_images=n_images)}
-        records = alarms(tmp_path / f"{n_victims}", 100, images=images_of(200), **made)
-        found = [record["cells"][0]["attacks"]["span"] for record in records]
-        most = stats.binom.isf(RARELY, 100, 0.05)
-        assert sum(one["p_value"] <= 0.05 for one in found) <= most
-        assert sum(r["verdict"]["level"] != "nothing found" for r in records) <= most
-        shares = [one["good_at"]["0.01"] for one in found]
-        assert sum(s["interval"][0] <= 0.01 <= s["interval"][1] for s in shares) >= 90
 
 
 def test_membership_of_answers_that_tell_nothing_and_of_those_that_tell_all(
@@ -180,16 +165,12 @@ def test_membership_of_answers_that_tell_nothing_and_of_those_that_tell_all(
         "limit": 0.5, "outcome": "fails", "value": 0, "interval": 0,
     }  # fmt: skip
     assert told["cells"][0]["leak"]["mean"] == 0  # pictures are what counts
-
-
-def test_the_leak_of_a_cell_is_that_of_its_best_attack_on_weights(tmp_path: Path) -> None:
-    plan = fabricated(tmp_path, attacks=("span", "span_known", "loss"))
     put_attack(plan, leaking(plan, 0.2))
-    put_attack(plan, leaking(plan, 0.6), name="span_known")
-    record = record_of(plan)
-    leak = record["cells"][0]["leak"]
-    assert (leak["attack"], leak["mean"]) == ("span_known", 0.6)
-    assert "by the attack span, start known" in record["verdict"]["sentence"]
+    more = AuditPlan(replace(plan.study, attacks=("span", "span_known")), plan.images,
+                     Path(plan.root), device="cpu")  # fmt: skip
+    put_attack(more, leaking(plan, 0.6), name="span_known")
+    leak = record_of(more)["cells"][0]["leak"]
+    assert (leak["attack"], leak["mean"]) == ("span_known", 0.6)  # of the best attack
 
 
 def test_cells_say_why_they_have_no_numbers(tmp_path: Path) -> None:
@@ -251,12 +232,11 @@ def test_without_its_base_an_audit_has_the_other_cells(tmp_path: Path) -> None:
     assert pictures_of(plan, record) == {}
 
 
-def test_a_base_that_diverged_is_said_to_have(tmp_path: Path) -> None:
+def test_a_base_that_diverged_is_reported(tmp_path: Path) -> None:
     plan = fabricated(tmp_path)
-    shape = plan.jobs[0].members.shape
-    put_victims(plan, margin=np.full(shape, np.nan, np.float32), diverged=np.ones(4, bool),
-                confidence=np.full(shape, np.nan, np.float32))  # fmt: skip
-    put_attack(plan, np.zeros(shape))
+    nothing = np.full(plan.jobs[0].members.shape, np.nan, np.float32)
+    put_victims(plan, margin=nothing, confidence=nothing, diverged=np.ones(4, bool))
+    put_attack(plan, np.zeros(nothing.shape))
     record = record_of(plan)
     assert record["cells"][0]["failed"] == "4 of the victims diverged in training"
     assert record["verdict"]["sentence"].endswith("But 4 of the victims diverged in training.")
@@ -266,12 +246,8 @@ def test_a_base_that_diverged_is_said_to_have(tmp_path: Path) -> None:
 
 def test_a_defence_is_priced_victim_by_victim(tmp_path: Path) -> None:
     names = ("cheap", "dear", "useless")
-    plan = fabricated(
-        tmp_path,
-        defences=tuple(
-            defence(name, set={"dropout": (k + 1) / 10}) for k, name in enumerate(names)
-        ),
-    )
+    own = (defence(name, set={"dropout": (k + 1) / 10}) for k, name in enumerate(names))
+    plan = fabricated(tmp_path, defences=tuple(own))
     n_tests = len(plan.jobs[0].tests)
     right = {0: (30, 32, 34, 36), 1: (28, 30, 32, 34), 2: (10, 12, 14, 16), 3: (29, 31, 33, 35)}
     for number, counts in right.items():
@@ -280,19 +256,17 @@ def test_a_defence_is_priced_victim_by_victim(tmp_path: Path) -> None:
     for number, share in enumerate((0.8, 0.4, 0.0, 0.8)):
         put_attack(plan, leaking(plan, share, number=number), number)
     record = record_of(plan)
-    base, cheap, dear, useless = record["cells"]
-    assert base["accuracy"]["change"] is None
-    assert base["accuracy"]["test"] == pytest.approx(33 / n_tests)
-    assert base["accuracy"]["train"] == pytest.approx(0.9)
-    assert base["accuracy"]["each"] == pytest.approx([n / n_tests for n in right[0]])
-    assert cheap["accuracy"]["change"] == pytest.approx(-2 / n_tests)
-    assert cheap["accuracy"]["change_interval"] == pytest.approx([-2 / n_tests] * 2)
-    assert dear["accuracy"]["change"] == pytest.approx(-20 / n_tests)
+    base, cheap, dear, useless = (cell["accuracy"] for cell in record["cells"])
+    assert base["change"] is None
+    assert base["test"] == pytest.approx(33 / n_tests)
+    assert base["train"] == pytest.approx(0.9)
+    assert base["each"] == pytest.approx([n / n_tests for n in right[0]])
+    assert base["test_interval"][0] < base["test"] < base["test_interval"][1]
+    changes = [cell["change"] * n_tests for cell in (cheap, dear, useless)]
+    assert changes == pytest.approx([-2, -20, -1])
+    assert cheap["change_interval"] == pytest.approx([-2 / n_tests] * 2)
     assert [cell["on_front"] for cell in record["cells"]] == [True, True, True, False]
     assert record["verdict"]["defence"] == "dear"  # the only one that leaves little
-    assert useless["leak"]["mean"] == base["leak"]["mean"]
-    low, high = base["accuracy"]["test_interval"]
-    assert low < base["accuracy"]["test"] < high
 
 
 def test_an_interval_of_accuracy_stays_within_what_a_share_can_be(tmp_path: Path) -> None:
@@ -306,14 +280,14 @@ def test_an_interval_of_accuracy_stays_within_what_a_share_can_be(tmp_path: Path
 
 def test_the_most_exposed_image_is_the_planted_one_and_its_copy_is_named(tmp_path: Path) -> None:
     images = images_of(100)
-    plan = fabricated(tmp_path, images, n_victims=6)
-    first, copy = plan.jobs[0].pool.rows[[5, 9]]
+    rows = fabricated(tmp_path, images, n_victims=6).jobs[0].pool.rows
+    first, copy = rows[[5, 9]]
     pixels = images.pool.images.copy()
     pixels[copy] = np.clip(pixels[first].astype(int) + 1, 0, 255)
-    plan = fabricated(tmp_path / "copied", replace_pool(images, pixels), n_victims=6)
+    images = replace(images, pool=replace(images.pool, images=pixels))
+    plan = fabricated(tmp_path / "copied", images, n_victims=6)
     members = plan.jobs[0].members
-    rng = np.random.default_rng(3)
-    scores = rng.uniform(0, 0.35, members.shape)
+    scores = np.random.default_rng(3).uniform(0, 0.35, members.shape)
     scores[members[:, 5], 5] = 0.9
     scores[~members[:, 5], 5] = 0.2
     shown = np.flatnonzero(~members[4])[0]
@@ -323,16 +297,14 @@ def test_the_most_exposed_image_is_the_planted_one_and_its_copy_is_named(tmp_pat
     put_victims(plan, margin=margin)
     put_attack(plan, scores)
     record = record_of(plan)
-    worst, *others = record["exposed"]
-    assert (worst["row"], worst["image_id"]) == (5, int(first))
-    assert (worst["n_in"], worst["n_back"], worst["mean_ssim"]) == (3, 3, 0.9)
-    assert worst["n_copies"] == 1
-    assert worst["margin"] == pytest.approx(0.1)
     label = int(images.pool.labels[first])
-    assert (worst["label"], worst["class"]) == (label, images.pool.class_names[label])
-    assert worst["why"] == (
-        "1 near copies of it are in the pool; it lies near the boundary; its class leaks most"
-    )
+    worst, *others = record["exposed"]
+    assert worst == {
+        "row": 5, "image_id": int(first), "n_in": 3, "n_back": 3, "mean_ssim": 0.9, "n_copies": 1,
+        "margin": pytest.approx(0.1), "label": label, "class": images.pool.class_names[label],
+        "why": "1 near copies of it are in the pool; it lies near the boundary; its class leaks "
+               "most",
+    }  # fmt: skip
     assert {entry["n_back"] for entry in others} == {0}
     assert len(record["exposed"]) == 24
     copies = {entry["image_id"] for entry in record["exposed"] if entry["n_copies"]}
@@ -340,32 +312,16 @@ def test_the_most_exposed_image_is_the_planted_one_and_its_copy_is_named(tmp_pat
     leaks, not_ = record["classes_exposed"]
     assert (leaks["class"], not_["share"]) == (worst["class"], 0.0)
     assert (leaks["n"], leaks["share"]) == (60, pytest.approx(3 / 60))
-    decoy = record["decoys_shown"][0]
-    assert (decoy["victim"], decoy["image_id"]) == (4, int(plan.jobs[0].pool.rows[shown]))
-    assert decoy["ssim"] == pytest.approx(0.39)
+    nearest = {"victim": 4, "image_id": int(rows[shown]), "ssim": pytest.approx(0.39)}
+    assert record["decoys_shown"][0] == nearest
     pictures = pictures_of(plan, record)
     assert (pictures["exposed/original"][0] == pixels[first]).all()
     assert pictures["exposed/reconstruction"].shape == pictures["exposed/original"].shape
     assert len(pictures["decoys/original"]) == len(record["decoys_shown"]) == 8
-
-
-def test_an_image_that_a_network_never_saw_does_not_come_back_from_it(tmp_path: Path) -> None:
-    plan = fabricated(tmp_path, images_of(100), n_victims=6)
-    members = plan.jobs[0].members
-    scores = np.random.default_rng(3).uniform(0, 0.35, members.shape)
-    scores[members[:, 5], 5] = 0.9
     scores[np.flatnonzero(~members[:, 5])[0], 5] = 0.9  # a decoy there: 1 % of 120 allow one
-    put_victims(plan)
     put_attack(plan, scores)
-    worst = record_of(plan)["exposed"][0]
-    assert (worst["row"], worst["n_in"], worst["n_back"]) == (5, 3, 3)
-
-
-def replace_pool(images: AuditImages, pixels: Any) -> AuditImages:
-    pool = images.pool
-    made = ImageSet(name=pool.name, split=pool.split, images=pixels, labels=pool.labels,
-                    class_names=pool.class_names)  # fmt: skip
-    return AuditImages(made, images.others)
+    again = record_of(plan)["exposed"][0]
+    assert [again[key] for key in ("row", "n_in", "n_back")] == [5, 3, 3]
 
 
 def test_classes_of_one_image_and_of_none_have_shares(tmp_path: Path) -> None:
@@ -405,15 +361,16 @@ def one_network(root: Path, *, seed: int = 0) -> AuditPlan:
     return plan
 
 
-def test_one_network_that_leaks_nothing_raises_few_alarms_and_rare_leaks_do(tmp_path: Path) -> None:
+def test_one_network_that_leaks_nothing_raises_few_alarms_and_rare_leaks_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.audit.record._copies", lambda _images, _row: 0)
     records = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tasks.audit.record._copies", lambda _images, _row: 0)
-        for seed in range(40):
-            plan = one_network(tmp_path / f"{seed}", seed=seed)
-            scores = np.random.default_rng((7, seed)).uniform(0, 0.6, plan.jobs[0].members.shape)
-            put_attack(plan, scores)
-            records.append(record_of(plan))
+    for seed in range(40):
+        plan = one_network(tmp_path / f"{seed}", seed=seed)
+        scores = np.random.default_rng((7, seed)).uniform(0, 0.6, plan.jobs[0].members.shape)
+        put_attack(plan, scores)
+        records.append(record_of(plan))
     n_alarms = sum(record["verdict"]["level"] != "nothing found" for record in records)
     assert n_alarms <= stats.binom.isf(RARELY, 40, 0.05)
     assert np.mean([r["cells"][0]["leak"]["mean"] > 0 for r in records]) > 0.3  # by chance

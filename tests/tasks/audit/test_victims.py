@@ -18,8 +18,17 @@ from tasks.audit.attacks import AttackJob, best_matches
 from tasks.audit.plan import AuditPlan
 from tasks.audit.recipe import Private
 from tasks.audit.settings import Audit, Defence
-from tasks.audit.victims import Given, VictimsJob, unit_pictures
-from tests.tasks.audit.small import audit, defence, images_of, plan_of, put_victims, recipe, run
+from tasks.audit.victims import Given, unit_pictures
+from tests.tasks.audit.small import (
+    audit,
+    defence,
+    images_of,
+    plan_of,
+    product,
+    put_victims,
+    recipe,
+    run,
+)
 
 Arrays = dict[str, npt.NDArray[Any]]
 PRIVATE = {"private": {"epsilon": 50.0}, "training.epochs": 5, "victim.init_std_first": None}
@@ -42,13 +51,6 @@ def noise_plan(root: Path, defences: tuple[Defence, ...] = DEFENCES, **changes: 
 
 def weights_of(arrays: Arrays, name: str = "weights") -> list[npt.NDArray[Any]]:
     return [arrays[f"{name}/{k}"] for k in range(sum(key.startswith(name) for key in arrays))]
-
-
-def product(job: VictimsJob | AttackJob) -> Arrays:
-    job.run()
-    found = job.folder.product(job.key)
-    assert found is not None
-    return found[0]
 
 
 @pytest.fixture(scope="module")
@@ -187,8 +189,6 @@ def test_mirrored_pictures_count_for_victims_that_learned_them() -> None:
     row, scores = best_matches(pool[[3, 1]].flip(3), pool, mirrored=True)
     assert (row[3], row[1]) == (2, 3)
     assert [float(scores[2, 3]), float(scores[3, 1])] == pytest.approx([1.0, 1.0], abs=1e-5)
-    _row, plain = best_matches(pool[[3, 1]].flip(3), pool, mirrored=False)
-    assert plain.max() < 0.5
     row, scores = best_matches(pool[:0], pool, mirrored=True)
     assert (row.tolist(), scores.shape) == ([-1] * 5, (0, 5))
 
@@ -240,13 +240,10 @@ def test_a_victim_that_diverged_gives_nothing_back(plan: AuditPlan, made: Any) -
     number = plan.numbers["diverges"]
     assert not np.isfinite(made["diverges"]["weights/0"]).all()
     job = plan.attacks(plan.study.cells[number], "span")[0]
-    about = job.run()
-    arrays = product(job)
-    assert about["n_pictures"] == 0
+    assert job.run()["n_pictures"] == 0
+    arrays = product(replace(job, keeps_pictures=True))
     assert arrays["ssim"].tolist() == [0.0] * 16
-    kept = product(replace(job, keeps_pictures=True))
-    assert kept["pictures"].shape == (16, 0)
-    assert about["seconds"] >= 0
+    assert arrays["pictures"].shape == (16, 0)
 
 
 def test_a_victim_of_classes_and_one_of_squares_are_trained_and_attacked(tmp_path: Path) -> None:
@@ -300,14 +297,14 @@ def test_images_in_the_first_layer_are_found(tmp_path: Path) -> None:
 
 def test_a_given_network_is_attacked_as_it_is(plan: AuditPlan, made: Any, tmp_path: Path) -> None:
     base, job = made["as it is"], plan.jobs[0]
-    own = {name: a[1:2] for name, a in base.items() if name.startswith(("weights/", "start/"))}
-    one = Given(arrays=own | {"mean": base["mean"][1:2]}, std=np.ones((1, 1, 1), np.float32))
+    own = {n: a[1:2] for n, a in base.items() if n.startswith(("weights/", "start/", "mean"))}
+    one = Given(arrays=own, std=np.ones((1, 1, 1), np.float32))
     given = replace(job, root=str(tmp_path), members=job.members[1:2], given=one)
     arrays = product(given)
-    assert all(arrays[name].tobytes() == array.tobytes() for name, array in one.arrays.items())
+    assert all(arrays[name].tobytes() == array.tobytes() for name, array in own.items())
     np.testing.assert_allclose(arrays["margin"][0], base["margin"][1], rtol=1e-4)
     assert arrays["train_accuracy"].tolist() == [1.0]
-    scaled = one.arrays | {"weights/0": 2 * one.arrays["weights/0"]}
+    scaled = own | {"weights/0": 2 * own["weights/0"]}
     halved = replace(given, given=replace(one, arrays=scaled, std=2 * one.std))
     assert halved.key != given.key
     np.testing.assert_allclose(product(halved)["margin"], arrays["margin"], rtol=1e-4)
