@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from recon_core.attacks.autoencoder.many_starts import NoiseAware
@@ -85,12 +86,11 @@ def resolved(audit: Audit, images: AuditImages) -> Audit:
     if audit.recipe.n_images is not None:
         return audit
     counts = _counts(audit.recipe, images.pool)
-    each = min(min(counts.values()) // 2, audit.most_images // len(counts))
+    each = min(int(counts.min()) // 2, audit.most_images // len(counts))
     if each < FEWEST:
-        label, n = min(counts.items(), key=lambda item: item[1])
         raise ValueError(
-            f"{audit.data} has {n} images of label {label} for two victims that share them; at "
-            f"least {2 * FEWEST} are needed: give more images, or others"
+            f"{audit.data} has {counts.min()} images of label {counts.argmin()} for two victims "
+            f"that share them; at least {2 * FEWEST} are needed: give more images, or others"
         )
     return replace(audit, recipe=replace(audit.recipe, n_images=each * len(counts)))
 
@@ -101,15 +101,15 @@ def pool_of(recipe: VictimRecipe, images: AuditImages, *, seed: int) -> Pictures
     assert recipe.n_images is not None
     counts = _counts(recipe, images.pool)
     each = 2 * recipe.n_images // len(counts)
-    labels, _task = recipe.labels_of(images.pool.labels, images.pool.class_names)
-    if short := {label: n for label, n in counts.items() if n < each}:
-        label, n = next(iter(short.items()))
+    if counts.min() < each:
         raise ValueError(
             f"victims of {recipe.n_images} images need a pool of {each} of each label, but the "
-            f"source has {n} of label {label}; give more images, or lower recipe.n_images"
+            f"source has {counts.min()} of label {counts.argmin()}; give more images, or lower "
+            "recipe.n_images"
         )
+    labels, _task = recipe.labels_of(images.pool.labels, images.pool.class_names)
     rows = []
-    for label in sorted(counts):
+    for label in range(len(counts)):
         there = np.flatnonzero(labels == label)
         order = np.random.default_rng((seed, 11, label)).permutation(len(there))
         rows.append(there[order[:each]])
@@ -130,11 +130,10 @@ def unseen(
     return others.some(at < n_tests), others.some(at >= n_tests)
 
 
-def _counts(recipe: VictimRecipe, images: ImageSet) -> dict[int, int]:
+def _counts(recipe: VictimRecipe, images: ImageSet) -> npt.NDArray[np.intp]:
+    """Number of images of each label."""
     labels, _task = recipe.labels_of(images.labels, images.class_names)
-    found, counts = np.unique(labels[labels >= 0], return_counts=True)
-    counted = dict(zip(found.tolist(), counts.tolist(), strict=True))
-    return {label: counted.get(label, 0) for label in range(recipe.n_classes)}
+    return np.bincount(labels[labels >= 0], minlength=recipe.n_classes)
 
 
 class AuditPlan:
@@ -230,16 +229,13 @@ class AuditPlan:
     def scores(self, cell: Cell, name: AttackName) -> tuple[Arrays, float]:
         """(victims, pool) `ssim`, `identified` and `control` of an attack, and its seconds. Raises
         ValueError if one is not there."""
-        made, seconds = [], []
-        for job in self.attacks(cell, name):
-            found = self.folder.product(job.key)
-            if found is None:
-                raise ValueError(f"{cell.name}, {name}: not there; run the same command again")
-            made.append(found[0])
-            seconds.append(found[1]["seconds"])
-        names = ("ssim", "identified", "control")
-        stacked = {name: np.stack([arrays[name] for arrays in made]) for name in names}
-        return stacked, float(np.mean(seconds))
+        found = [self.folder.product(job.key) for job in self.attacks(cell, name)]
+        made = [product for product in found if product is not None]
+        if len(made) < len(found):
+            raise ValueError(f"{cell.name}, {name}: not there; run the same command again")
+        stacked = {key: np.stack([arrays[key] for arrays, _facts in made])
+                   for key in ("ssim", "identified", "control")}  # fmt: skip
+        return stacked, float(np.mean([facts["seconds"] for _arrays, facts in made]))
 
     def attack(self, cell: Cell, name: AttackName) -> AnyAttack:
         return self.study.attack(name, self.jobs[cell.number].recipe)

@@ -90,9 +90,8 @@ def find_victims(dataset: Dataset, heldout: ImageSet, *, decoy_seed: int) -> lis
             attacks[attack[0].number // n_attacks].append(attack)
     victims = []
     for number in sorted(attacks):
-        victim = _victim(dataset, number, attacks[number])
-        if len(victim) > len(pool):
-            raise ValueError(_too_few(victim.runs[0].number, len(victim), len(pool), heldout))
+        victim = _victim(dataset, number, sorted(attacks[number], key=lambda made: made[0].number))
+        _check_pool(victim.runs[0].number, len(victim), len(pool), heldout)
         generator = seeded_generator(decoy_seed, number, "decoys")
         chosen = torch.randperm(len(pool), generator=generator)[: len(victim)].numpy()
         victims.append(replace(victim, decoy_ids=pool[chosen]))
@@ -107,16 +106,16 @@ def check_decoys(plan: Plan) -> None:
         return
     specs = [spec for part in range(sampling.n_parts) for spec in plan.part(part, []).specs]
     pool = _decoy_pool(plan.images, np.unique([i for spec in specs for i in spec.image_ids]))
-    if sampling.images_per_run > len(pool):
-        raise ValueError(_too_few(0, sampling.images_per_run, len(pool), plan.images))
+    _check_pool(0, sampling.images_per_run, len(pool), plan.images)
 
 
-def _too_few(run: int, n_images: int, n_left: int, heldout: ImageSet) -> str:
-    return (
-        f"run {run} has {n_images} images but only {n_left} of the {len(heldout.images)} images of "
-        f"{heldout.name!r} ({heldout.split}) were never trained on; use fewer runs, fewer images "
-        "per run or a larger source"
-    )
+def _check_pool(run: int, n_images: int, n_left: int, heldout: ImageSet) -> None:
+    if n_images > n_left:
+        raise ValueError(
+            f"run {run} has {n_images} images but only {n_left} of the {len(heldout.images)} "
+            f"images of {heldout.name!r} ({heldout.split}) were never trained on; use fewer runs, "
+            "fewer images per run or a larger source"
+        )
 
 
 def _attacks_of_part(dataset: Dataset, part: int) -> list[Attack]:
@@ -124,28 +123,24 @@ def _attacks_of_part(dataset: Dataset, part: int) -> list[Attack]:
     targets = dataset.read(part, ["targets/image_id", "targets/run_row"])
     pairs = dataset.read(part, ["pairs/run_row"])["pairs/run_row"]
     n_pairs = np.bincount(pairs, minlength=len(runs["runs/run"]))
-    return [
-        (
-            EvaluatedRun(
-                number=int(number),
-                part=part,
-                row=row,
-                outcome=OUTCOMES[runs["runs/outcome"][row]],
-                n_pairs=int(n_pairs[row]),
-                facts={
-                    name: float(x) if math.isfinite(x := runs[f"runs/{name}"][row]) else None
-                    for name in FACTS
-                },
-            ),
-            targets["targets/image_id"][targets["targets/run_row"] == row].astype(np.int64),
+    found = []
+    for row, number in enumerate(runs["runs/run"].tolist()):
+        facts = {name: float(runs[f"runs/{name}"][row]) for name in FACTS}
+        run = EvaluatedRun(
+            number=int(number),
+            part=part,
+            row=row,
+            outcome=OUTCOMES[runs["runs/outcome"][row]],
+            n_pairs=int(n_pairs[row]),
+            facts={name: x if math.isfinite(x) else None for name, x in facts.items()},
         )
-        for row, number in enumerate(runs["runs/run"].tolist())
-    ]
+        ids = targets["targets/image_id"][targets["targets/run_row"] == row]
+        found.append((run, ids.astype(np.int64)))
+    return found
 
 
 def _victim(dataset: Dataset, number: int, attacks: Sequence[Attack]) -> Victim:
-    """A victim, still without decoys."""
-    attacks = sorted(attacks, key=lambda attack: attack[0].number)
+    """A victim of its attacks in order, still without decoys."""
     first, image_ids = attacks[0]
     for run, ids in attacks:
         if not np.array_equal(ids, image_ids):

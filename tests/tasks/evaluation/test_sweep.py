@@ -227,8 +227,8 @@ def test_pictures_that_resemble_nothing_are_the_worst_of_each_victim(
     n_images = 6  # twelve pictures of a run, more than are kept of it
     store = planted_sweep(tmp_path / "store", images, planted=0, n_images=n_images)
     record = _score(store, images, tmp_path / "out")
-    assert record["nothing"]["methods"] == ["plain"]
-    assert record["nothing"]["n"] == 8
+    found = record["nothing"]
+    assert (found["methods"], found["n"]) == (["plain"], 8)
     worst: list[Tensor] = []
     closest: list[int] = []
     for victim in range(2):
@@ -239,18 +239,15 @@ def test_pictures_that_resemble_nothing_are_the_worst_of_each_victim(
         worst += list(pictures[order])
         closest += (victim * n_images + image[order]).tolist()
     expected = (torch.stack(worst) * 255).round().to(torch.uint8).numpy()
-    with np.load(tmp_path / "out" / "pictures.npz") as pictures:
-        shown = pictures["nothing/plain"]
-        place = [int(np.flatnonzero((expected == x).all(axis=(1, 2, 3)))[0]) for x in shown]
-        assert sorted(place) == [*range(8)]
-        wanted = images.images[[closest[k] for k in place]]
-        np.testing.assert_array_equal(pictures["nothing/closest"], wanted)
-    assert record["nothing"]["closest"] == [closest[k] for k in place]
-    for k, run in enumerate(record["nothing"]["run"]):
-        assert run // 3 == record["nothing"]["victim"][k]
-        picture = fit_to_range(*_raw(store, run))
-        scores = ssim_matrix(picture, torch.from_numpy(wanted[k : k + 1]).float() / 255)
-        assert (scores - record["nothing"]["ssim"][k]).abs().min() < 1e-6
+    with np.load(tmp_path / "out" / "pictures.npz") as kept:
+        shown, nearest = kept["nothing/plain"], kept["nothing/closest"]
+    place = [int(np.flatnonzero((expected == x).all(axis=(1, 2, 3)))[0]) for x in shown]
+    assert sorted(place) == [*range(8)]
+    assert found["closest"] == [closest[k] for k in place]
+    np.testing.assert_array_equal(nearest, images.images[found["closest"]])
+    assert [run // 3 for run in found["run"]] == found["victim"]
+    scores = ssim_pairs(*(torch.from_numpy(x).float() / 255 for x in (shown, nearest)))
+    np.testing.assert_allclose(scores, found["ssim"], atol=5e-3)
 
 
 class _KilledError(Exception):

@@ -46,34 +46,25 @@ def test_lines_draw_decoys_below_targets_with_markers() -> None:
     assert "polyline" not in empty
 
 
-def test_a_long_line_keeps_its_ends() -> None:
+def test_a_long_line_keeps_its_ends_and_a_point_has_a_length() -> None:
     points = [(k / 5000, k / 5000) for k in range(5001)]
-    (group,) = lines(UNIT, [Line(STYLE, points)])
-    found = re.search(r'points="([^"]*)"', group)
-    assert found is not None
-    pairs = found[1].split()
-    assert len(pairs) == MAX_POINTS
-    assert (pairs[0], pairs[-1]) == ("38.0,250.0", "342.0,28.0")
+    for drawn, n, ends in (
+        (points, MAX_POINTS, ("38.0,250.0", "342.0,28.0")),
+        ([(0.5, 0.5)], 2, ("190.0,139.0", "196.0,139.0")),
+    ):
+        (pairs,) = re.findall(r'points="([^"]*)"', lines(UNIT, [Line(STYLE, drawn)])[0])[:1]
+        assert len(pairs.split()) == n
+        assert (pairs.split()[0], pairs.split()[-1]) == ends
 
 
-def test_a_single_point_has_a_length() -> None:
-    (group,) = lines(UNIT, [Line(STYLE, [(0.5, 0.5)])])
-    assert 'points="190.0,139.0 196.0,139.0"' in group
-
-
-def test_a_band_goes_there_and_back() -> None:
+def test_a_band_goes_there_and_back_and_dots_and_crosses_are_counted() -> None:
     svg = bands(UNIT, [(STYLE, "decoys", [(0, 1), (1, 1)], [(0, 0.5), (1, 0.5)])])
     assert 'points="38.0,28.0 342.0,28.0 342.0,139.0 38.0,139.0"' in svg
-    assert "band decoys" in svg
     assert bands(UNIT, [(STYLE, "decoys", [], [])]) == ""
-
-
-def test_dots_and_crosses_are_counted() -> None:
     targets = [(0.5, 0.5)] * (MAX_DOTS + 7)
     svg = dots(UNIT, targets, [(0.1, 0.1), (0.2, 0.2)], colour=4)
     circles, crosses = re.findall(r' d="([^"]*)"', svg)
-    assert crosses.count("M") == 2
-    assert circles.count("M") == MAX_DOTS
+    assert (circles.count("M"), crosses.count("M")) == (MAX_DOTS, 2)
     assert n_not_drawn(targets, [(0.1, 0.1)]) == 7
 
 
@@ -95,14 +86,11 @@ def test_round_ticks(values: list[float], labels: list[str]) -> None:
     assert all(0 <= axis.share(value) <= 1 for value in values)
 
 
-def test_ranks_begin_at_one_and_end_at_the_last() -> None:
+def test_axes_begin_and_end_where_they_should() -> None:
     assert [label for _v, label in rank_axis("", 24).ticks] == ["1", "5", "10", "15", "20", "24"]
     assert [label for _v, label in rank_axis("", 1200).ticks][-1] == "1200"
     assert [label for _v, label in rank_axis("", 1).ticks] == ["1"]
     assert rank_axis("", 0).ticks == []
-
-
-def test_axes_go_below_zero_and_by_powers_of_ten() -> None:
     assert unit_axis("", [-0.2, 0.5]).low == -0.2
     axis = log_axis("", 0.003)
     assert [label for _v, label in axis.ticks] == ["0.001", "0.01", "0.1", "1"]

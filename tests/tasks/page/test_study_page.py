@@ -42,23 +42,20 @@ def test_every_table_is_in_the_page_and_beside_it(kind: str, study: str, tmp_pat
 
 
 @kinds
-def test_a_large_table_is_only_beside_the_page(pages: StudyPages, tmp_path: Path) -> None:
-    few = StudyPages(replace(pages.page, most_inline=200))
-    page = few.page_of(tmp_path, small(pages))
-    assert "cells.csv" not in page.downloads
-    assert "rows, only beside this page" in page.prose
-    assert few.rows_of(tmp_path, "cells")
-
-
-@kinds
-def test_an_earlier_figure_does_not_stay_beside_the_page(pages: StudyPages, tmp_path: Path) -> None:
+def test_a_large_table_is_only_beside_the_page_and_an_earlier_figure_is_not(
+    pages: StudyPages, tmp_path: Path
+) -> None:
     record, pictures = small(pages)
     pages.page_of(tmp_path, (record, pictures))
     gone = record["figures"].pop()["name"]
     beside = tmp_path / f"{pages.page.name}-data" / f"{gone}.csv"
     assert beside.exists()
-    pages.page_of(tmp_path, (record, pictures))
+    few = StudyPages(replace(pages.page, most_inline=200))
+    page = few.page_of(tmp_path, (record, pictures))
     assert not beside.exists()
+    assert "cells.csv" not in page.downloads
+    assert "rows, only beside this page" in page.prose
+    assert few.rows_of(tmp_path, "cells")
 
 
 @kinds
