@@ -12,11 +12,10 @@ than to decoys whatever the network gives away.
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -34,10 +33,8 @@ from recon_core.precision import float32_arithmetic
 from recon_core.threads import share_of
 from recon_core.types import Progress, seeded_generator
 from recon_core.victims.network import Architecture, Parameters
-from tasks.audit.recipe import VictimRecipe
 from tasks.audit.victims import (
     ROWS,
-    Pictures,
     VictimsJob,
     first_layer,
     numbered,
@@ -56,46 +53,48 @@ AnyAttack = Attack | StrongInversion | NoiseAware
 
 @dataclass(frozen=True, kw_only=True)
 class AttackJob(Job):
-    """An attack on one of the victims whose product has `victims_key`, which learned what `learned`
-    says of the pool; `keeps_pictures` of all images. `mask`: of what is left for an autoencoder.
-    `mean_unknown`: nobody said what the network subtracts. It carries the pool alone: hundreds of
-    them wait at once."""
+    """An attack on one of the victims `of` a job, whose product has `victims_key`; it
+    `keeps_pictures` of all images. `mask`: of what is left for an autoencoder."""
 
     victims_key: str
-    recipe: VictimRecipe
-    pool: Pictures
-    std: Float[Tensor, "c 1 1"] | float
-    seed: int
+    of: VictimsJob
     victim: int
-    learned: npt.NDArray[np.bool_]
     attack: AnyAttack
     mask: str
     keeps_pictures: bool
-    mean_unknown: bool = False
 
     @property
     def key(self) -> str:
         attack = asdict(self.attack) | (
             {"mask": self.mask} if isinstance(self.attack, NoiseAware) else {}
         )
-        body = [self.victims_key, self.victim, attack, self.keeps_pictures, self.mean_unknown]
+        body = [self.victims_key, self.victim, attack, self.keeps_pictures]
         return key_of(["audit attack", *body])
 
     @classmethod
     def on(
         cls, job: VictimsJob, attack: AnyAttack, *, mask: str = "random", keeps_pictures: bool
     ) -> list[AttackJob]:
-        """The attack on each of a cell's victims."""
-        unknown = job.given is not None and not job.given.mean_known
-        key = job.key
+        """The attack on each of a cell's victims. Of their job it carries the pool alone: hundreds
+        of attacks wait at once."""
+        tests = job.tests.some(np.zeros(0, np.int64))
+        given = None if job.given is None else replace(job.given, arrays={})
+        light, key = replace(job, tests=tests, public=None, given=given), job.key
         return [
             cls(
-                root=job.root, device=job.device, victims_key=key, recipe=job.recipe,
-                pool=job.pool, std=job.std, seed=job.seed, victim=victim, learned=own,
-                attack=attack, mask=mask, keeps_pictures=keeps_pictures, mean_unknown=unknown,
+                root=job.root, device=job.device, victims_key=key, of=light, victim=victim,
+                attack=attack, mask=mask, keeps_pictures=keeps_pictures,
             )
-            for victim, own in enumerate(job.members)
+            for victim in range(len(job.members))
         ]  # fmt: skip
+
+    @property
+    def learned(self) -> Tensor:
+        """The images of the pool that the victim learned."""
+        return torch.from_numpy(self.of.members[self.victim])
+
+    def drawn(self, purpose: str) -> torch.Generator:
+        return seeded_generator(self.of.seed, self.victim, f"audit {purpose}")
 
     def make(self, progress: Progress) -> tuple[Arrays, dict[str, Any]]:
         """Scores against the whole pool. Raises ValueError if the victims are missing."""
@@ -107,7 +106,7 @@ class AttackJob(Job):
     def scored(self, victims: Arrays, progress: Progress) -> tuple[Arrays, dict[str, Any]]:
         """Scores of members and decoys of such victims, and the seconds that it takes."""
         started, device = time.perf_counter(), torch.device(self.device)
-        pool = unit_pictures(self.pool)
+        pool = unit_pictures(self.of.pool)
         with float32_arithmetic("float32", device):
             pictures, row, scores = self._pictures(victims, pool, device, progress)
         here, n = row >= 0, len(pictures)
@@ -117,7 +116,7 @@ class AttackJob(Job):
         mean = pool.mean(0).expand_as(pool)
         found: Arrays = {
             "ssim": own.numpy().astype(np.float32),
-            "identified": identified(scores, row, torch.from_numpy(self.learned)).numpy(),
+            "identified": identified(scores, row, self.learned).numpy(),
             "control": ssim_pairs(mean, pool).clamp_min(0.0).numpy().astype(np.float32),
         }
         if self.keeps_pictures and not n:
@@ -143,11 +142,12 @@ class AttackJob(Job):
             pictures = self._inverted(arrays, pool, device, self.attack).cpu()
         else:
             x = self._candidates(arrays, device, self.attack, share_of(progress, 0.0, 0.9))
-            x = x.cpu().float().unflatten(1, shape_of(self.pool)) * self.std
-            mean = on("cpu", arrays["mean"][self.victim])
-            pictures = pictures_on(pool, x, mean, as_they_are=self.mean_unknown)
+            x = x.cpu().float().unflatten(1, self.of.shape) * self.of.std
+            mean, given = on("cpu", arrays["mean"][self.victim]), self.of.given
+            unknown = given is not None and not given.mean_known
+            pictures = pictures_on(pool, x, mean, as_they_are=unknown)
         pictures = pictures[pictures.isfinite().flatten(1).all(1)]
-        return pictures, *best_matches(pictures, pool, mirrored=self.recipe.views > 1)
+        return pictures, *best_matches(pictures, pool, mirrored=self.of.recipe.views > 1)
 
     def _tensors(self, arrays: Arrays, name: str, device: torch.device) -> list[Tensor]:
         """The victim's own of NAME/0, NAME/1, ..."""
@@ -155,25 +155,24 @@ class AttackJob(Job):
         return [on(device, a[one]) for a in numbered(arrays, name)]
 
     def _parameters(self, arrays: Arrays, device: torch.device) -> tuple[Architecture, Parameters]:
-        architecture = self.recipe.architecture(shape_of(self.pool))
-        like = architecture.initial([torch.Generator()], dtype=torch.float32)
-        return architecture, like.like(self._tensors(arrays, "weights", device))
+        like = self.of.architecture.initial([torch.Generator()], dtype=torch.float32)
+        return self.of.architecture, like.like(self._tensors(arrays, "weights", device))
 
     def _recovered(
         self, arrays: Arrays, pool: Float[Tensor, "n c h w"], method: NoiseAware
     ) -> Float[Tensor, "n c h w"]:
         """Every picture of the pool, recovered from what the mask leaves of it (autoencoder paper,
         section 3)."""
-        assert self.recipe.autoencoder is not None
+        assert self.of.recipe.autoencoder is not None
         one = slice(self.victim, self.victim + 1)
-        model = self.recipe.autoencoder.network.on(shape_of(pool))
+        model = self.of.recipe.autoencoder.network.on(shape_of(pool))
         weights = {n: on(pool.device, a[one]) for n, a in under(arrays, "weights/").items()}
 
         def f(x: Tensor) -> Tensor:
             return torch.cat([model.forward(weights, part[None])[0] for part in x.split(ROWS)])
 
-        generator = seeded_generator(self.seed, self.victim, "audit mask")
-        kept = mask_pattern(self.mask, *pool.shape[2:], generator=generator).to(pool.device)
+        generator, side = self.drawn("mask"), pool.shape[2:]
+        kept = mask_pattern(self.mask, *side, generator=generator).to(pool.device)
         with torch.no_grad():
             return method.recover(f, Degraded(y=degrade(pool, kept), sigma=0.0)).x
 
@@ -186,25 +185,22 @@ class AttackJob(Job):
     ) -> Float[Tensor, "m c h w"]:
         """Images with the features that clients send of what the victim learned. They are measured
         by their spread over all that are sent, which the server sees."""
-        cut, (architecture, parameters) = self.recipe.cut, self._parameters(arrays, device)
+        cut, (architecture, parameters) = self.of.recipe.cut, self._parameters(arrays, device)
         assert cut is not None
-        own = pool[torch.from_numpy(self.learned)].to(device)
+        own = pool[self.learned].to(device)
         if not bool(parameters.isfinite()):
             return own[:0]
-        mean = on(device, arrays["mean"][self.victim])
-        std = self.std.to(device) if isinstance(self.std, Tensor) else self.std
+        mean, std = on(device, arrays["mean"][self.victim]), self.of.std
+        std = std.to(device) if isinstance(std, Tensor) else std
 
         def h(x: Tensor) -> Tensor:
             return architecture.features(parameters, ((x - mean) / std).flatten(1)[None], cut)[0]
 
-        drawn = seeded_generator(self.seed, self.victim, "audit sent members")
         with torch.no_grad():
-            z = sent_features(h(own)[None], self.recipe, [drawn])[0]
+            z = sent_features(h(own)[None], self.of.recipe, [self.drawn("sent members")])[0]
         purpose = f"audit start {self.victim}"
-        starts = [seeded_generator(self.seed, k, purpose) for k in range(len(z))]
-        return attack.invert(
-            h, z, shape=shape_of(self.pool), generators=starts, whitening=whiten(z)
-        ).x
+        starts = [seeded_generator(self.of.seed, k, purpose) for k in range(len(z))]
+        return attack.invert(h, z, shape=self.of.shape, generators=starts, whitening=whiten(z)).x
 
     def _candidates(
         self, arrays: Arrays, device: torch.device, attack: Attack, progress: Progress
@@ -220,14 +216,15 @@ class AttackJob(Job):
             taken = (weight_rows(parameters, start),)
         elif isinstance(attack, SpanAttack) and attack.source != "weights":
             rows, *begun = (t[0] for t in self._tensors(arrays, "rows", device))
-            n_joined = len(rows) // self.recipe.victim.widths[0]
+            n_joined = len(rows) // self.of.recipe.victim.widths[0]
             taken = (SpanRows(rows, begun[0] if begun else None, attack.source, n_joined),)
         inputs = torch.empty(1, 0, architecture.d, device=device)
         victim = Victim(architecture, parameters, inputs, taken)
-        drawn = seeded_generator(self.seed, self.victim, "audit attack")
         given = given_separator(attack)
         separator = None if given is None else given[0].to(device)
-        (output,) = attack_stack(attack, victim, [drawn], progress, separator=separator)
+        (output,) = attack_stack(
+            attack, victim, [self.drawn("attack")], progress, separator=separator
+        )
         return output.x[-1]
 
 

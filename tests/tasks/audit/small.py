@@ -113,7 +113,7 @@ def put_attack(plan: AuditPlan, ssim: Scores, number: int = 0, name: Any = "span
             "control": np.full(len(own), 0.1, np.float32),
         }
         if job.keeps_pictures:
-            arrays["pictures"] = np.full(job.pool.images.shape, 255, np.uint8)
+            arrays["pictures"] = np.full(job.of.pool.images.shape, 255, np.uint8)
         plan.folder.put(job.key, arrays, {"seconds": 2.0, "n_pictures": len(own)})
 
 

@@ -84,7 +84,7 @@ def test_attacks_are_the_same_bits_again(plan: AuditPlan, tmp_path: Path, made: 
     replace(plan.jobs[0], root=str(tmp_path)).run()
     assert there.key == one.key
     assert same(product(there), product(one))
-    assert product(one)["pictures"].shape == one.pool.images.shape
+    assert product(one)["pictures"].shape == one.of.pool.images.shape
 
 
 def test_a_product_has_what_a_record_is_made_of(plan: AuditPlan, made: dict[str, Arrays]) -> None:
