@@ -104,7 +104,7 @@ class AttackJob(Job):
         return self.scored(made[0], progress)
 
     def scored(self, victims: Arrays, progress: Progress) -> tuple[Arrays, dict[str, Any]]:
-        """Scores of members and decoys of such victims, and the seconds that it takes."""
+        """Scores of members and decoys, of victims with these arrays, and the seconds it took."""
         started, device = time.perf_counter(), torch.device(self.device)
         pool = unit_pictures(self.of.pool)
         with float32_arithmetic("float32", device):
@@ -150,7 +150,7 @@ class AttackJob(Job):
         return pictures, *best_matches(pictures, pool, mirrored=self.of.recipe.views > 1)
 
     def _tensors(self, arrays: Arrays, name: str, device: torch.device) -> list[Tensor]:
-        """The victim's own of NAME/0, NAME/1, ..."""
+        """The victim's tensors NAME/0, NAME/1, ..."""
         one = slice(self.victim, self.victim + 1)
         return [on(device, a[one]) for a in numbered(arrays, name)]
 
@@ -183,8 +183,8 @@ class AttackJob(Job):
         device: torch.device,
         attack: StrongInversion,
     ) -> Float[Tensor, "m c h w"]:
-        """Images with the features that clients send of what the victim learned. They are measured
-        by their spread over all that are sent, which the server sees."""
+        """Invert the features that clients send of the victim's training images. Distances are in
+        units of the features' spread over all that are sent, which the server sees."""
         cut, (architecture, parameters) = self.of.recipe.cut, self._parameters(arrays, device)
         assert cut is not None
         own = pool[self.learned].to(device)
@@ -205,8 +205,7 @@ class AttackJob(Job):
     def _candidates(
         self, arrays: Arrays, device: torch.device, attack: Attack, progress: Progress
     ) -> Float[Tensor, "m d"]:
-        """Inputs in the victim's own scale, of which a KKT or span attack thinks that it learned
-        them."""
+        """Candidates of a KKT or span attack for training images, in the victim's input space."""
         architecture, parameters = self._parameters(arrays, device)
         if not bool(parameters.isfinite()):
             return torch.empty(0, architecture.d)

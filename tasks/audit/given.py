@@ -132,8 +132,8 @@ class GivenPlan(AuditPlan):
         )
 
     def _labels(self) -> tuple[bool, tuple[list[int], list[int]]]:
-        """Labels as the network has them, of its images and of the decoys; zeros where the folders
-        do not tell them."""
+        """Whether the network's labels of its images and the decoys are known, and these labels;
+        zeros if the folders are not its classes."""
         nothing = ([0] * len(self.truth), [0] * len(self.decoys))
         same = self.truth.class_names == self.decoys.class_names
         if not same or self.truth.labels is None or self.decoys.labels is None:

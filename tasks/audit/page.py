@@ -180,7 +180,7 @@ def _stats(record: Record) -> list[dict[str, str]]:
 def _pairs(
     pictures: Arrays, side: str, rows: Sequence[Record], score: str, good: float
 ) -> list[dict[str, Any]]:
-    """Images with what came back of each as URLs, "" for a black picture, which is none.
+    """Images beside their reconstructions as URLs; "" for a black picture, which stands for none.
 
     Raises ValueError if there are not as many pictures as the record says.
     """

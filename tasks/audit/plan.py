@@ -1,5 +1,5 @@
-"""Plan of an audit: who learns which images, what is trained and attacked, what cannot be and why,
-and what it all costs.
+"""Plan of an audit: which victim learns which images, what is trained and attacked, what cannot be
+attacked and why, and the costs.
 
 Victims come in pairs. Both have the same pool of 2n images, of which one learns a random half and
 the other the rest; so every image is in half of the victims, and beside every training image stands
@@ -54,8 +54,8 @@ def attack_name(cell: Cell, name: AttackName, victim: int) -> str:
 
 @dataclass(frozen=True, eq=False)
 class AuditImages:
-    """Images of both splits of a source: `pool` is what victims learn from, `others` what none
-    sees: tests first, then public ones."""
+    """Images of both splits of a source: victims learn from `pool`, and no victim sees `others`,
+    which are for tests and for students."""
 
     pool: ImageSet
     others: ImageSet
@@ -138,9 +138,8 @@ def _counts(recipe: VictimRecipe, images: ImageSet) -> npt.NDArray[np.intp]:
 
 class AuditPlan:
     """The units of an audit in a folder. `refused`: why a cell has no victims, by its number;
-    `trained_by`: the cell that trains a cell's networks, mostly itself. `subject`: the thing that
-    is audited. `sides`: names of the images that victims learn,
-    and of the others."""
+    `trained_by`: the cell that trains a cell's networks, mostly itself. `subject`: what is audited.
+    `sides`: names of the images that victims learn, and of the others."""
 
     subject: Literal["recipe", "weights", "gradients"] = "recipe"
 
@@ -189,11 +188,11 @@ class AuditPlan:
         return {cell.name: cell.number for cell in self.study.cells}
 
     def first_units(self) -> list[Unit]:
-        """The victims of every cell, but for those that another trains."""
+        """Train the victims of every cell, except those that another cell trains."""
         return [self._training(number) for number in self.jobs if self.trained_by[number] == number]
 
     def more_units(self, unit: Unit, given: Mapping[str, Any]) -> Iterable[Unit]:
-        """The attacks on victims that have been trained, and the cells that go on with them."""
+        """Attack the trained victims, and make those of cells that start from the same networks."""
         del given
         if not unit.name.startswith(TRAINING):
             return []
@@ -241,7 +240,7 @@ class AuditPlan:
         return self.study.attack(name, self.jobs[cell.number].recipe)
 
     def why_not(self, cell: Cell, name: AttackName) -> str | None:
-        """The reason for which an attack is not made on a cell's victims; None: it is."""
+        """Why an attack is not made on a cell's victims; None if it is made."""
         if cell.number in self.refused:
             return self.refused[cell.number]
         if name not in RECONSTRUCTION:
@@ -311,9 +310,9 @@ class AuditPlan:
 
 
 def costs_of(plan: AuditPlan, _device: str = "") -> list[Cost]:
-    """Estimates of all cells that have victims. Two short trainings of every cell are timed, and
-    each kind of attack, shortened, on what they give; what is missing of epochs and iterations is
-    supposed to take as long. Attacks end sooner when they have converged."""
+    """Estimates for all cells that have victims. Two short trainings of every cell are timed, and a
+    short attack of each kind on their victims; the remaining epochs and iterations are assumed to
+    take as long. Attacks that converge end sooner."""
     before = torch.get_num_threads()
     torch.set_num_threads(plan.study.threads)
     try:

@@ -134,8 +134,7 @@ class VictimRecipe(Strict):
 
     @property
     def as_trained(self) -> VictimRecipe:
-        """The recipe up to the end of its training: how networks are given away, and by whom their
-        answers are learned, is all that it leaves out."""
+        """The recipe up to the end of training, without how its networks are published."""
         cut = None if self.mixcon is None else self.cut
         return replace(self, released=Released(), distilled=False, cut=cut, checkpoint=True)
 

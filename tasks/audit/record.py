@@ -38,7 +38,7 @@ from tasks.audit.settings import (
     Limit,
 )
 from tasks.audit.tables import accuracy, attacked, key_of
-from tasks.audit.verdict import does_not_cover, effect_of, is_told, verdict_of
+from tasks.audit.verdict import does_not_cover, effect_of, is_significant, verdict_of
 from tasks.audit.victims import VictimsJob
 from tasks.evaluation.record import rounded
 from tasks.study.executor import Outcome
@@ -269,15 +269,15 @@ def _compare(cells: Sequence[dict[str, Any]], *, priced: bool) -> None:
 
 
 def _checked(limit: Limit, base: Mapping[str, Any], made: Audit) -> dict[str, Any]:
-    """A limit, and the attack that comes nearest to it or exceeds it most. It fails if the share is
-    above and members are told from decoys; it is undecided if the share is above, but decoys score
-    like members, or if a part of the interval alone is above."""
+    """A limit, and the attack that comes nearest to it or exceeds it most. The limit fails if the
+    share is above it and members score above decoys. It is undecided if the share is above it but
+    decoys score like members, or if only a part of the interval is above it."""
     key = "good_at" if limit.of == "good" else "found_at"
     ran = {name: attacked(base, name) for name in made.attacks}
     shares = {name: own[key][key_of(limit.rate)] for name, own in ran.items() if own and own[key]}
     if not shares:
         raise ValueError(f"{limit.text}: no attack ran that it could be checked on")
-    told = {name: is_told(base["attacks"][name], share, made.n_victims)
+    told = {name: is_significant(base["attacks"][name], share, made.n_victims)
             for name, share in shares.items()}  # fmt: skip
     worst = max(shares, key=lambda name: (told[name] and shares[name]["mean"] > limit.limit,
                                           shares[name]["mean"]))  # fmt: skip
@@ -297,7 +297,7 @@ def _checked(limit: Limit, base: Mapping[str, Any], made: Audit) -> dict[str, An
 
 
 def exposure(plan: AuditPlan, base: Mapping[str, Any]) -> dict[str, Any]:
-    """Images of the base that come back most often, and what they have in common."""
+    """The images that come back most often from the base, and what may explain it."""
     leak, job = base["leak"], plan.jobs[0]
     nothing: dict[str, Any] = {"exposed": [], "classes_exposed": [], "decoys_shown": []}
     made = plan.folder.product(job.key)

@@ -74,10 +74,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class GivenWeights(Strict):
-    """A network that is audited as it is: the file, what its shapes do not tell, and the images to
-    tell its training images from. All as in `palimpsest attack weights`. `gradients`: files of the
-    gradients of batches in these weights, as clients of federated learning send them; then these
-    batches are what comes back."""
+    """A network that is audited as it is: its file, facts that the tensors' shapes leave open, and
+    decoys; all as in `palimpsest attack weights`. `gradients`: files of the gradients of batches at
+    these weights, as clients of federated learning send them; then the images of these batches are
+    reconstructed."""
 
     file: str
     decoys: str
@@ -247,8 +247,8 @@ class Audit(Strict):
 
     @property
     def cells(self) -> tuple[Cell, ...]:
-        """The recipe as it is, then one cell a variant and defence; a variant that is the recipe
-        itself is left out, and publishing weights alone where the optimiser keeps nothing."""
+        """The recipe as it is, then one cell per variant and defence. Left out are a variant that
+        is the recipe itself, and publishing weights alone if the optimiser keeps no averages."""
         as_it_is, about = "as it is", "The recipe, without a defence."
         cells = [Cell(0, as_it_is, "base", as_it_is, about, self.recipe)]
         has_state = self.weights is not None or self.recipe.training.optimiser.averages_gradients
@@ -285,7 +285,7 @@ class Audit(Strict):
 
 
 def limit_of(text: str) -> Limit:
-    """A limit as it is written; ValueError with an example for any other text."""
+    """Parse a limit; ValueError with an example for any other text."""
     match = _CONDITION.fullmatch(text.replace(" ", ""))
     if match is None or float(match[3]) not in RATES or not float(match[2]) <= 1:
         raise ValueError(

@@ -35,9 +35,9 @@ SUITE = "palimpsest audit"
 HEADING = "## Privacy: what this model leaks of its training images"
 
 
-def is_told(attack: Mapping[str, Any], found: Record, n_victims: int) -> bool:
-    """True where members score above decoys beyond chance, or every interval of several networks
-    that the share has lies above 0."""
+def is_significant(attack: Mapping[str, Any], found: Record, n_victims: int) -> bool:
+    """Whether members score above decoys beyond chance: by the p-value, or, of several networks,
+    by an interval of the share that lies above 0."""
     above: bool = attack["p_value"] <= SIGNIFICANT or (n_victims > 1 and found["interval"][0] > 0)
     return above
 
@@ -85,7 +85,7 @@ def verdict_of(record: Record) -> dict[str, Any]:
         }
     attack, n_victims = base["attacks"][leak["attack"]], record["n_victims"]
     level = "leaks" if leak["mean"] > LITTLE else "leaks little"
-    if not is_told(attack, leak, n_victims):
+    if not is_significant(attack, leak, n_victims):
         level = "nothing found"
     what = "images of the batch" if leak["attack"] == "gradient" else "training images"
     images, rate = f"{record['n_images']} {what}", rate_text(record["rate"])
@@ -141,8 +141,8 @@ def verdict_of(record: Record) -> dict[str, Any]:
 
 
 def _start_unknown(record: Record, cell: Record) -> str:
-    """The most that an attack gets from a cell which does not know the start; empty where the worst
-    attack is such a one, or none was made."""
+    """The largest share of the attacks that do not know the start; empty if the worst attack is one
+    of them, or none was made."""
     attacks = {a["name"]: a for a in record["attacks"]}
     rate = key_of(record["rate"])
     if attacks[cell["leak"]["attack"]].get("start") not in ("known", "state"):
@@ -171,9 +171,9 @@ def _variants(record: Record) -> str:
 
 
 def best_defence(record: Record) -> Record | None:
-    """The defence that is named: the cheapest on the front whose interval leaves little, or, if
-    there is none, at least halves the leak. Where prices are not measured it is the one that leaves
-    least. None where the network leaks nothing or no defence does that."""
+    """The cheapest defence on the front whose interval leaves little, or else at least halves the
+    leak; if prices are not measured, the one that leaves least. None if the network leaks nothing,
+    or no defence achieves that."""
     base, priced = record["cells"][0], not record["no_price"]
     if base["leak"] is None or base["leak"]["mean"] <= 0:
         return None
@@ -196,7 +196,7 @@ def _leaves_little(cell: Record) -> bool:
 
 
 def does(cell: Record) -> str:
-    """Effect of the defence that is named."""
+    """Words for the effect of the best defence."""
     return (
         f"leaves at most {rate_text(LITTLE)}"
         if _leaves_little(cell)

@@ -103,7 +103,7 @@ class VictimsJob(Job):
 
     @property
     def training_key(self) -> str:
-        """A key that jobs share whose networks are the same when their training ends."""
+        """A key shared by jobs whose networks are the same at the end of training."""
         recipe = self.recipe if self.given is not None else self.recipe.as_trained
         return replace(self, recipe=recipe, public=None).key
 
@@ -173,8 +173,8 @@ class VictimsJob(Job):
         return None if made is None else {name: on(device, a) for name, a in made[0].items()}
 
     def _networks(self, device: torch.device, progress: Progress) -> dict[str, Tensor]:
-        """Networks that are read or trained, and students of them where these are published: as in
-        a product, before anything is withheld or made less precise."""
+        """Read or train the networks, and their students where these are published: arrays as in a
+        product, before anything is withheld or rounded."""
         if self.given is not None:
             made = {name: on(device, array) for name, array in self.given.arrays.items()}
             return made | {"diverged": torch.tensor([False])}

@@ -85,7 +85,7 @@ def evaluate(
     excluded: Mapping[str, Any] | None = None,
     further: Mapping[str, Dataset] | None = None,
 ) -> dict[str, Any]:
-    """Scores every victim of `dataset` and returns what it writes to `out/evaluation.json`.
+    """Score every victim of `dataset` and return what is written to `out/evaluation.json`.
 
     `dataset` was generated from `heldout` with every candidate kept. `restorers` maps the names
     that methods get to the files of trained restorers; `load` reads one. `excluded` says which

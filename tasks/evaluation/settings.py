@@ -56,19 +56,12 @@ class Evaluation(Strict):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.restore_iterations not in ("last", "all") and (
-            isinstance(self.restore_iterations, str) or not self.restore_iterations
-        ):
+        if not self.restore_iterations:
             raise ValueError(
-                f"restore_iterations={self.restore_iterations!r}; expected 'last', 'all' or saved "
-                "iterations like [800, 1400]"
+                "restore_iterations=(); expected 'last', 'all' or saved iterations like [800, 1400]"
             )
-        unknown = [name for name in self.baselines if name not in BASELINES]
-        if unknown or len(set(self.baselines)) < len(self.baselines):
-            raise ValueError(
-                f"baselines={self.baselines!r}; expected some of {list(BASELINES)}, each "
-                "at most once"
-            )
+        if len(set(self.baselines)) < len(self.baselines):
+            raise ValueError(f"baselines={self.baselines!r} names one twice; name each once")
         if self.rounds > 1 and not self.span:
             raise ValueError(
                 f"rounds={self.rounds} needs span=True, in which pictures are put between them"

@@ -54,8 +54,8 @@ def read_record(path: Path, *, schema: str, version: int, command: str) -> dict[
 
 @contextlib.contextmanager
 def page_of(records: Path | str, command: str) -> Iterator[None]:
-    """Turns what a page cannot be made of into ValueError of one line that names its `records` and
-    the `command` that makes them anew."""
+    """Turn errors in making a page into ValueErrors of one line that name its `records` and the
+    `command` that makes them anew."""
     import jinja2
 
     with understood(records, f"run `{command}` again"):

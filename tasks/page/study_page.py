@@ -97,7 +97,7 @@ class StudyPage:
         return f"palimpsest-{self.name}"
 
     def write(self, folder: Path) -> Path:
-        """Makes the page from the record and the pictures in `folder`; returns its path. Raises
+        """Make the page from the record and the pictures in `folder`; returns its path. Raises
         ValueError if a file is missing, cannot be read, is of another version, or if they do not
         belong together."""
         path = folder / f"{self.name}.json"
