@@ -34,7 +34,6 @@ from tasks.audit.tables import (
     rates_table,
     share,
     side_of,
-    with_ends,
 )
 from tasks.audit.verdict import does
 from tasks.page.charts import (
@@ -56,7 +55,7 @@ from tasks.page.charts import (
     words,
 )
 from tasks.page.files import Arrays, Record
-from tasks.page.formats import brackets, fixed, number, plural
+from tasks.page.formats import brackets, fixed, number, plural, with_interval
 from tasks.page.pictures import data_uri
 from tasks.page.study_page import Drawing, Figure, Row, StudyPage, Tables, figure_spec
 
@@ -325,7 +324,7 @@ def _place(row: Record) -> tuple[float, float]:
 
 
 def _said(row: Record, key: str) -> str:
-    return with_ends(share, (row[key], row[f"{key} low"], row[f"{key} high"]))
+    return with_interval(share, (row[key], row[f"{key} low"], row[f"{key} high"]))
 
 
 def _grey_line(look: str, at: Sequence[tuple[float, float]]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tasks.page.charts import letter
 from tasks.page.files import Cell, Record, Table, cells_of, claims_table, estimate, table_of
-from tasks.page.formats import NOTHING, brackets, fixed
+from tasks.page.formats import NOTHING, fixed
 
 SIDES = (("good", "good_at"), ("found", "found_at"))
 """Shares of an attack: images that come back good, and those that are told from others."""
@@ -63,12 +63,6 @@ def estimated(found: Record | None) -> Estimated:
         return UNKNOWN
     low, high = found["interval"] or (None, None)
     return found["mean"], low, high
-
-
-def with_ends(show: Callable[[float | None], str], found: Estimated) -> str:
-    """A value and its interval: `66 % [60, 72]`."""
-    value, low, high = found
-    return f"{show(value)} {brackets(show, low, high)}".rstrip()
 
 
 def attacked(cell: Record, attack: str) -> dict[str, Any] | None:

@@ -22,10 +22,9 @@ from tasks.audit.tables import (
     rate_text,
     share,
     side_of,
-    with_ends,
     within,
 )
-from tasks.page.formats import NOTHING, number
+from tasks.page.formats import NOTHING, number, with_interval
 
 Record = Mapping[str, Any]
 LITTLE = 0.05
@@ -291,7 +290,7 @@ def model_card(record: Record) -> str:
     for a in record["attacks"]:
         gives = "pictures" if a["kind"] == "reconstruction" else "who is a member"
         shares = (attacked(base, a["name"]) or {}).get(side_of(a["kind"])) or {}
-        ends = (with_ends(share, estimated(shares.get(key_of(rate)))) for rate in rates)
+        ends = (with_interval(share, estimated(shares.get(key_of(rate)))) for rate in rates)
         attacks.append([_text(a["title"]), _text(a["knows"]), gives, *ends])
     members = [a for a in record["attacks"] if a["kind"] == "membership"]
     titles = (_text(a["title"]) for a in members)
@@ -301,10 +300,10 @@ def model_card(record: Record) -> str:
         effect = _text((cell["effect"] or {}).get("word", NOTHING))
         told = (headline(record, cell, a) for a in members)
         leak, *found = (
-            with_ends(share, one) for one in (estimated(cell["leak"]), *told, accuracy(cell))
+            with_interval(share, one) for one in (estimated(cell["leak"]), *told, accuracy(cell))
         )
         row = [f"{_text(cell['name'])}{lost}", leak, effect, *found]
-        defences.append([*row, with_ends(points, change(cell))])
+        defences.append([*row, with_interval(points, change(cell))])
     uncovered = (*record["does_not_cover"], *(f"Left out: {text}" for text in record["left_out"]))
     made = [
         f"{record['n_victims']} x {record['n_images']} training images",

@@ -78,10 +78,9 @@ def interval(limits: Sequence[float] | None) -> str:
 
 
 def with_interval(show: Callable[[float | None], str], found: Sequence[float | None]) -> str:
-    """A value and the ends of its interval, each as `show` has them: `4.3 [2.1, 6.4]`."""
+    """A value and the ends of its interval, the percent sign once: `66 % [60, 72]`."""
     value, low, high = found
-    unknown = low is None or high is None
-    return show(value) if unknown else f"{show(value)} [{show(low)}, {show(high)}]"
+    return f"{show(value)} {brackets(show, low, high)}".rstrip()
 
 
 def brackets(show: Callable[[float | None], str], low: float | None, high: float | None) -> str:

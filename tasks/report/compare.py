@@ -14,7 +14,7 @@ import numpy as np
 from recon_core.summary import N_BOOTSTRAP, TAILS, bootstrap_interval
 from storage.files import text_bytes, write_file, write_json
 from tasks.evaluation.record import COMMAND, DECIMALS, SIDES, evaluation_folder, read_evaluation
-from tasks.page.charts import N_MARKERS, Line, Style, lines
+from tasks.page.charts import Line, lines, styles_of
 from tasks.page.files import Record, page_html, page_of
 from tasks.page.formats import NOTHING, interval, leaves, percent, score
 from tasks.report.figures import METRIC_TITLES, METRICS, Figure, ranked_panel
@@ -161,9 +161,7 @@ def difference_rows(comparison: Mapping[str, Any]) -> list[dict[str, str]]:
 
 def comparison_page(comparison: Mapping[str, Any], records: Records) -> str:
     """The HTML of the page: a chart per method, a line per run."""
-    looks = {
-        name: Style(k, COLOURS[k % len(COLOURS)], k % N_MARKERS) for k, name in enumerate(records)
-    }
+    looks = styles_of(records, {}, COLOURS)
     titles = {name: method_title(name)[0] for name in comparison["methods"]}
     panels = []
     for method, named in titles.items():
