@@ -176,7 +176,8 @@ def _attacked(
     if (why := plan.why_not(cell, name)) is not None:
         return {"status": "refused", "why": why}
     job, made = plan.jobs[cell.number], plan.study
-    members, seconds, pictures = job.members, 0.0, None
+    members, seconds = job.members, 0.0
+    pictures: Arrays | None = None
     if name in MEMBERSHIP:
         sure = arrays["confidence"].astype(np.float64)
         scores = np.where(np.isfinite(sure), sure, -np.inf)

@@ -264,7 +264,7 @@ def test_a_killed_sweep_resumes_with_the_same_result(
             if stop_at is not None and done >= stop_at:
                 raise _KilledError
 
-        how = {"blenders": {"edm": restorer}, "on_progress": on_progress}
+        how: dict[str, Any] = {"blenders": {"edm": restorer}, "on_progress": on_progress}
         record = scored(tmp_path / out, store, images, CONFIG, **how)
         return {key: value for key, value in record.items() if key != "seconds"}
 
