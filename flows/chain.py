@@ -224,8 +224,8 @@ def report(
     """Write the report of a finished evaluation; needs nothing but the workspace.
 
     1. Gather what was run, with which settings and for how long. 2. Write the page. 3. Leave on the
-    flow's page where it is, the best pictures and the ranked curves. Raises StorageError if there
-    is no evaluation yet.
+    flow's page where it is, and the best pictures. Raises StorageError if there is no evaluation
+    yet.
     """
     recipe = resolve(recipe, settings)
     workspace = Workspace(store, recipe.pairs_at)
