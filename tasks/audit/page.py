@@ -21,6 +21,7 @@ from tasks.audit.tables import (
     Estimated,
     accuracy,
     attacked,
+    attacks_table,
     cells_table,
     change,
     estimated,
@@ -31,7 +32,6 @@ from tasks.audit.tables import (
     own_tables,
     points,
     rate_text,
-    rates_table,
     share,
     side_of,
 )
@@ -54,7 +54,7 @@ from tasks.page.charts import (
     values_axis,
     words,
 )
-from tasks.page.files import Arrays, Record
+from tasks.page.files import Arrays, Record, Table
 from tasks.page.formats import brackets, fixed, number, plural, with_interval
 from tasks.page.pictures import data_uri
 from tasks.page.study_page import Drawing, Figure, Row, StudyPage, Tables, figure_spec
@@ -375,10 +375,10 @@ def _letters(panel: Panel, rows: Sequence[Record]) -> list[str]:
 
 def rates_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
     """Shares of the base by false positive rate: good ones, and those told from others."""
-    table, rates = rates_table(record), record["rates"]
+    every, rates = attacks_table(record).where("cell", 0).where("status", "ran"), record["rates"]
+    table = Table("rates", every.columns)
     titles = {attack["name"]: attack["title"] for attack in record["attacks"]}
-    styles = styles_of(titles, COLOURS, OTHERS)
-    ran = list(dict.fromkeys(str(name) for name in table.columns["attack"]))
+    styles, ran = styles_of(titles, COLOURS, OTHERS), [row["attack"] for row in table.rows()]
     across = category_axis("false positives", [rate_text(rate) for rate in rates])
     panel = Panel("share of the training images, %", across, Axis(0.0, 1.0, PERCENTS, ""))
     guess = [_grey_line("m1", [panel.at(point) for point in enumerate(rates)])]
@@ -388,12 +388,12 @@ def rates_figure(record: Record, _pictures: Arrays, figure: Record) -> Figure:
         ("found", "told from images it never saw"),
     ):
         series = [
-            (styles[name], [
-                _estimate(row, side, rates.index(row["rate"]),
-                          f"{titles[name]}, {rate_text(row['rate'])}")
-                for row in table.where("attack", name).rows() if row[side] is not None
+            (styles[row["attack"]], [
+                _estimate(row, f"{side} at {key_of(rate)}", k,
+                          f"{titles[row['attack']]}, {rate_text(rate)}")
+                for k, rate in enumerate(rates) if row[f"{side} at {key_of(rate)}"] is not None
             ])
-            for name in ran
+            for row in table.rows()
         ]  # fmt: skip
         lines = guess if side == "found" else []
         panels.append(_drawn(panel, series, f"Images that {title}", lines, title=title))

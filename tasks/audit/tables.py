@@ -206,17 +206,3 @@ def own_tables(record: Record) -> list[Table]:
         rows = [{key: check[key] for key in CHECKS} for check in record["checks"]]
         made.append(table_of("checks", rows, CHECKS))
     return made + ([claims_table(record)] if record["claims"] else [])
-
-
-def rates_table(record: Record) -> Table:
-    """One row per attack on the base and false positive rate."""
-    rows: list[dict[str, Cell]] = []
-    for attack in record["attacks"]:
-        ran = attacked(record["cells"][0], attack["name"])
-        for rate in record["rates"] if ran else ():
-            row: dict[str, Cell] = {"attack": attack["name"], "kind": attack["kind"], "rate": rate}
-            for side, shares in SIDES:
-                found = ((ran or {})[shares] or {}).get(key_of(rate))
-                row |= estimate(side, estimated(found))
-            rows.append(row)
-    return table_of("rates", rows, ("attack", "kind", "rate", "good", "found"))
