@@ -112,15 +112,15 @@ def train(
                     out=workspace.restorer(name),
                     device=resolve_device(device),
                     validation=plan.validation,
-                    on_work=partial(_advance, advance, plan.training.n_steps),
+                    on_step=partial(_advance, advance),
                 )
             publish_facts(f"restorer-{name.replace('_', '-')}", cards[name], f"Restorer {name}")
     write_json(workspace.recipe, to_json(recipe))
     return cards
 
 
-def _advance(advance: Advance, n_steps: int, done: int, share: float, note: str) -> None:
-    advance(done, n_steps, note, share=share)
+def _advance(advance: Advance, done: int, n_steps: int, loss: float) -> None:
+    advance(done, n_steps, f"loss {loss:.4g}")
 
 
 @flow(name="evaluate", flow_run_name="{store}")

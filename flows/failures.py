@@ -47,7 +47,7 @@ def expected_line(error: Exception) -> str | None:
     if isinstance(error, StorageError):
         return shown(str(error))
     from recon_core.restore.fit import NonfiniteLossError
-    from tasks.campaign.watch import CampaignError
+    from tasks.campaign.state import CampaignError
     from tasks.dataset.curate import NothingToLearnError
 
     if isinstance(error, CampaignError | NothingToLearnError | NonfiniteLossError):

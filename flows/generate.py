@@ -13,10 +13,9 @@ from storage.pairs.dataset import Dataset, is_store
 from storage.sources.load import ImageSet, Split
 from tasks.artifacts import publish_campaign, publish_facts
 from tasks.campaign.generate import run_campaign
-from tasks.campaign.plan import VICTIMS, AnyPlan, Plan, open_store
-from tasks.campaign.state import read_quarantine, resume_if_stopped
+from tasks.campaign.plan import VICTIMS, Plan, open_store, victims_key
+from tasks.campaign.state import CampaignError, log_notice, read_quarantine, resume_if_stopped
 from tasks.campaign.status import runs_by_outcome
-from tasks.campaign.watch import CampaignError, log_notice
 from tasks.cluster.workers import Workers, dask_client, device_of
 from tasks.dataset.curate import exclude_near_duplicates
 from tasks.orchestration import flow, task
@@ -102,7 +101,7 @@ def _generate(
                         first = recipe.further_attacks[0].kind
                         folder = Path(workspace.pairs("heldout", first)) / VICTIMS
                     if not is_late or further is not None:
-                        victims = str(folder), plan.campaign.victims_key(plan.images)
+                        victims = str(folder), victims_key(plan.campaign.manifest(plan.images))
                 dataset = make_pairs(plan, dataset, workers, device, title, shared_victims=victims)
     except CampaignError:
         dataset.refresh()
@@ -161,7 +160,7 @@ def publish_store(dataset: Dataset, plan: Plan, name: str, store: Path) -> dict[
 
 @task(name="make pairs")
 def make_pairs(
-    plan: AnyPlan,
+    plan: Plan,
     dataset: Dataset,
     workers: Workers,
     device: str,

@@ -15,12 +15,11 @@ from flows.settings import adapter, changes, replace_setting, set_words, validat
 from storage.documents import read_document, understood
 from storage.files import write_json
 from storage.object_store import open_place
-from tasks.campaign.state import resume_if_stopped
-from tasks.campaign.watch import Pace, Watch, log_notice
+from tasks.campaign.state import log_notice, resume_if_stopped
 from tasks.cluster.workers import Workers, dask_client
 from tasks.orchestration import task
 from tasks.page.study_page import StudyPage
-from tasks.progress import Left, stage_progress
+from tasks.progress import stage_progress
 from tasks.study.executor import Outcome, Unit, run_units
 from tasks.study.products import SETTINGS, Cost, Folder
 
@@ -261,36 +260,17 @@ def make_products(
         log_notice(
             f"{title}: goes on, {n_products:,} products are kept, of some {plan.n_units:,} units"
         )
-    so_far = Outcome({}, {})
     with (
         stage_progress(title, "unit") as advance,
         dask_client(workers, threads=plan.study.threads) as client,
     ):
-
-        def report(
-            done: float,
-            total: float,
-            note: str = "",
-            *,
-            share: float | None = None,
-            left: Left | None = None,
-        ) -> None:
-            n_before = len(so_far.done) + len(so_far.failed)
-            known = n_before + total
-            if left is not None and known < plan.n_units:  # later rounds have more
-                left = replace(left, is_all=False)
-            advance(n_before + done, max(known, plan.n_units), note, share=share, left=left)
-
-        for units in rounds(plan):
-            place, notice = open_place(plan.root), log_notice
-            outcome = run_units(
-                units,
-                client,
-                threads=plan.study.threads,
-                watch=Watch(place, client, device=plan.device, pace=Pace(), on_notice=notice),
-                then=plan.more_units,
-                on_progress=report,
-                earlier=so_far,
-            )
-            so_far = Outcome(so_far.done | outcome.done, so_far.failed | outcome.failed)
-    return so_far
+        return run_units(
+            rounds(plan),
+            client,
+            place=open_place(plan.root),
+            device=plan.device,
+            threads=plan.study.threads,
+            then=plan.more_units,
+            on_progress=advance,
+            n_units=plan.n_units,
+        )

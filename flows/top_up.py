@@ -26,9 +26,8 @@ from storage.object_store import Place, open_place
 from storage.pairs.dataset import Dataset, is_store
 from storage.sources.load import Split
 from tasks.artifacts import publish_campaign, publish_facts, publish_progress
-from tasks.campaign.state import State, read_control, read_quarantine
+from tasks.campaign.state import CampaignError, State, log_notice, read_control, read_quarantine
 from tasks.campaign.status import last_phase_of, stored_sampling
-from tasks.campaign.watch import CampaignError, log_notice
 from tasks.cluster.workers import Workers, dask_client, device_of
 from tasks.devices import Device
 from tasks.orchestration import flow

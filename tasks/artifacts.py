@@ -18,18 +18,18 @@ from prefect.artifacts import (
 )
 
 from storage.pairs.dataset import Dataset
+from tasks.campaign.state import log_notice
 from tasks.campaign.status import campaign_status, coverage_picture
-from tasks.campaign.watch import log_notice
 from tasks.orchestration import recorded
 
 
 def publish_table(key: str, rows: list[dict[str, Any]], description: str) -> None:
-    """A table artifact; `key` is lower-case words joined by dashes."""
+    """Publish a table; `key` is lower-case words joined by dashes."""
     recorded(lambda: create_table_artifact(table=rows, key=key, description=description))
 
 
 def publish_facts(key: str, facts: Mapping[str, Any], description: str) -> None:
-    """A table artifact of names and values."""
+    """Publish names and values as a table."""
     rows = [
         {"what": name, "value": f"{value:,}" if type(value) is int else value}
         for name, value in facts.items()
@@ -38,19 +38,19 @@ def publish_facts(key: str, facts: Mapping[str, Any], description: str) -> None:
 
 
 def publish_picture(key: str, png: bytes, description: str) -> None:
-    """An image artifact that needs no file server: the PNG is in the artifact itself."""
+    """Publish a PNG inside the artifact itself, which needs no file server."""
     url = "data:image/png;base64," + base64.b64encode(png).decode()
     recorded(lambda: create_image_artifact(image_url=url, key=key, description=description))
 
 
 def publish_link(key: str, path: Path, description: str) -> None:
-    """A note of where on this machine a file is."""
+    """Publish where on this machine a file is."""
     text = f"`{path.absolute()}`"
     recorded(lambda: create_markdown_artifact(text, key=key, description=description))
 
 
 def publish_progress(key: str, description: str) -> Callable[[float], None]:
-    """A progress artifact; the value to call with the fraction that is done, cut to 0 to 1."""
+    """Publish a progress bar; the returned function sets it to a fraction, clipped to [0, 1]."""
     made = recorded(lambda: create_progress_artifact(0.0, key=key, description=description))
 
     def update(fraction: float) -> None:
@@ -64,8 +64,8 @@ def publish_progress(key: str, description: str) -> Callable[[float], None]:
 def publish_campaign(
     dataset: Dataset, split: str, *, title: str, n_runs_last_phase: int | None = None
 ) -> None:
-    """The phases of the campaign of `dataset` as a table, its coverage as a picture; nothing of a
-    store that is no campaign's. A picture that cannot be drawn is a notice in the log."""
+    """Publish the phases of the campaign of `dataset` as a table and its coverage as a picture;
+    nothing for a store of something else. A picture that cannot be drawn is a notice in the log."""
     status = campaign_status(dataset, n_runs_last_phase=n_runs_last_phase)
     if not status.phases:
         return

@@ -45,7 +45,7 @@ def cpu_name() -> str:
 
 
 def check_memory(n_bytes: float, what: str, fix: str) -> None:
-    """ValueError if `what` takes more memory than this machine has; `fix` says what to change."""
+    """Raise ValueError if `what` takes more memory than this machine has; ends with `fix`."""
     if n_bytes > machine_memory():
         raise ValueError(
             f"{what} would take {n_bytes / 1e9:,.0f} GB, and this machine has "
@@ -54,7 +54,7 @@ def check_memory(n_bytes: float, what: str, fix: str) -> None:
 
 
 def use_threads(threads: int | None) -> None:
-    """Sets torch's threads on a CPU, None: as they are. ValueError for fewer than one."""
+    """Set torch's threads on a CPU, unless None. ValueError for fewer than one."""
     if threads is None:
         return
     if threads < 1:

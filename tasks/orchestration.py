@@ -40,7 +40,7 @@ _gone = threading.Event()
 
 @dataclass
 class _Ending:
-    """How a recorded function ended, whatever Prefect made of it."""
+    """The end of a recorded function, whatever Prefect made of it."""
 
     value: Any = _UNSET
     raised: BaseException | None = None
@@ -124,7 +124,7 @@ def recorded(tell: Callable[[], T]) -> T | None:
 
 
 def _called(through_prefect: Callable[[], Any], alone: Callable[[], R]) -> R:
-    """The value of a function, called through Prefect if a server records it."""
+    """Call a function, through Prefect if a server records it."""
     if not is_recorded():
         return alone()
     ending = _Ending()
@@ -148,7 +148,7 @@ def _called(through_prefect: Callable[[], Any], alone: Callable[[], R]) -> R:
 
 
 def _noted(function: Callable[P, R]) -> Callable[P, R]:
-    """The function, which says how it ended to whoever called it through Prefect."""
+    """Wrap a function so that it notes how it ended for the caller behind Prefect."""
 
     @functools.wraps(function)
     def noted(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -179,7 +179,7 @@ def _noted(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _is_lost_server(error: BaseException | None) -> bool:
-    """Whether a connection's failure is at the root of it."""
+    """True if a connection's failure is at the root of an error."""
     while error is not None:
         if isinstance(error, httpx.TransportError):
             return True
@@ -188,7 +188,7 @@ def _is_lost_server(error: BaseException | None) -> bool:
 
 
 def _do_without_server() -> None:
-    """Says that the server is lost, once; what else of Prefect is here then gives up at once."""
+    """Report once that the server is lost, and let Prefect's clients give up at once."""
     if _gone.is_set():
         return
     _gone.set()

@@ -68,7 +68,7 @@ class _TextColumn(ProgressColumn):
 
 @contextmanager
 def stage_progress(title: str, unit: str, *, may_end_early: bool = False) -> Iterator[Advance]:
-    """A bar named `title` that counts `unit`s; the value to call with (done, total, note="").
+    """Show a bar named `title` that counts `unit`s; call the value with (done, total, note="").
 
     What is done at the first call was there before: it does not count towards the rate. With
     `may_end_early` the total is the most that there can be, and so is the time left.
@@ -130,7 +130,7 @@ class _Stage:
         self.lock = threading.Lock()
 
     def report(self, done: float, total: float, part: float, note: str, left: Left | None) -> str:
-        """The text of the report, which is also a line of the log if it is time for one."""
+        """Return the text of a report, and log it if it is time for a line."""
         with self.lock:
             now = time.monotonic()
             if self.first is None:
@@ -138,11 +138,20 @@ class _Stage:
             if part > self.part:
                 self.points.append((now, part))
             self.part, self.note = part, note
-            self.text = progress_text(
-                self.unit, done, total, now - self.started, before=self.first[0],
-                parts=(self.first[1], part), left=left or self._left(now, part),
-                at_most=self.may_end_early,
-            )  # fmt: skip
+            seconds, new = now - self.started, done - self.first[0]
+            left = left or self._left(now, part)
+            if left is None and part > self.first[1]:
+                left = Left(seconds / (part - self.first[1]) * (1 - part))
+            end = "? left" if left is None else str(left)
+            if self.may_end_early and left is not None and round(left.seconds):
+                end = f"at most {end}"
+            rate = ""
+            if new > 0 and seconds > 0:
+                rate = f"{seconds / new:.1f} s/{self.unit}"
+                if new >= seconds:
+                    rate = f"{new / seconds:.1f} {self.unit}s/s"
+            end = "finishing" if part >= 1.0 else end
+            self.text = f"{done:.0f} / {total:.0f} {self.unit}s  {rate}  {end}"
             if now - self.last_line >= LOG_EVERY_SECONDS:
                 self._line(note)
             return f"{self.text}  {note}"
@@ -176,40 +185,11 @@ class _Stage:
             self.console.print(line, soft_wrap=True, highlight=False)
 
     def _left(self, now: float, part: float) -> Left | None:
-        """The time left by the speed of the last ten minutes, without the time before anything was
-        done, in which workers start; None if that does not tell yet."""
+        """Estimate the time left by the speed of the last ten minutes, without the time before
+        anything was done, in which workers start; None while that is unknown."""
         while len(self.points) > 2 and now - self.points[0][0] > SPEED_SECONDS:
             self.points.popleft()
         if not self.points or part <= self.points[0][1]:
             return None
         since, at = self.points[0]
         return Left((now - since) / (part - at) * (1 - part))
-
-
-def progress_text(
-    unit: str,
-    done: float,
-    total: float,
-    seconds: float,
-    *,
-    before: float = 0.0,
-    parts: tuple[float, float] | None = None,
-    left: Left | None = None,
-    at_most: bool = False,
-) -> str:
-    """`12 / 40 runs  1.2 s/run  0:34 left`; `before` of them took none of the seconds. `parts`: the
-    shares of the work that were done before and are done now, if not by their number. `left`: the
-    time left, if not by the mean speed; `at_most` it may end before."""
-    new = done - before
-    first, now = parts or (before / total, done / total)
-    if left is None and now > first:
-        left = Left(seconds / (now - first) * (1 - now))
-    remaining = "? left" if left is None else str(left)
-    if at_most and left is not None and round(left.seconds):
-        remaining = f"at most {remaining}"
-    rate = ""
-    if new > 0 and seconds > 0:
-        fast = new >= seconds
-        rate = f"{new / seconds:.1f} {unit}s/s" if fast else f"{seconds / new:.1f} s/{unit}"
-    end = "finishing" if now >= 1.0 else remaining
-    return f"{done:.0f} / {total:.0f} {unit}s  {rate}  {end}"

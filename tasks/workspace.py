@@ -95,7 +95,7 @@ class Workspace:
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
-        """Adds the time spent inside to the stage's, also when it is interrupted."""
+        """Add the time spent inside to the stage's, also when it is interrupted."""
         _ = self.timings  # refused before the work, and not after it
         started = time.perf_counter()
         try:

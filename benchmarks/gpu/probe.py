@@ -79,7 +79,7 @@ def pace(device: str, size_name: str, data: str) -> dict[str, float]:
     size = {"paper": PAPER, "small": SMALL}[size_name]
     recipe = recipe_of(size, Schedule(n_parts=1, share=1.0), data)
     images = recipe.images("train")
-    specs = Plan(recipe.campaign("train"), images).part(0, []).specs
+    specs = Plan(recipe.campaign("train"), images).part(0).specs
     batch = torch.stack([torch.from_numpy(images.images[list(s.image_ids)]) for s in specs])
     experiment = recipe.experiment
     assert isinstance(experiment, KKT)

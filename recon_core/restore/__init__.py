@@ -17,13 +17,6 @@ PaperRestorer = EDM | BFDnCNN
 Restorer = PaperRestorer | RegressionUNet
 """Any restorer; `kind` is the tag that tells them apart."""
 
-RESTORERS: dict[str, type[Restorer]] = {
-    "edm": EDM,
-    "bf_dncnn": BFDnCNN,
-    "unet": RegressionUNet,
-}
-"""Each restorer's class by its `kind`."""
-
 PAPER_TRAININGS: dict[str, Training] = {
     "edm": Training(),
     "unet": Training(),
@@ -74,7 +67,6 @@ __all__ = [
     "CPU_TRAININGS",
     "EDM",
     "PAPER_TRAININGS",
-    "RESTORERS",
     "BFDnCNN",
     "Examples",
     "Fit",

@@ -14,38 +14,34 @@ the next one reads the receipts and goes on. An error of a part has one of four 
 
 from __future__ import annotations
 
-import errno
-import queue
 import time
 from collections.abc import Callable
-from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
 
-import dask.config
 import numpy as np
-import torch
-from distributed import Client, Future, KilledWorker
+from distributed import Client
 
-from storage.errors import CorruptPartError, StorageError, StoreFullError, UnsettledError
 from storage.object_store import LocalPlace
 from storage.pairs.dataset import Dataset
 from storage.pairs.receipts import Receipt
 from tasks.campaign.coordinator import MAX_KILLS, Coordinator, KnownCounts
-from tasks.campaign.part import PROGRESS_TOPIC, PartJob, batch_of, log_tail, run_part
-from tasks.campaign.plan import VICTIMS, AnyPlan, PlannedPart
-from tasks.campaign.state import quarantine_path, read_quarantine
+from tasks.campaign.part import PartJob, batch_of, log_tail, run_part
+from tasks.campaign.plan import VICTIMS, Plan, PlannedPart
+from tasks.campaign.state import (
+    CampaignError,
+    OnNotice,
+    Pace,
+    Watch,
+    log_notice,
+    quarantine_path,
+    read_quarantine,
+)
 from tasks.campaign.state import write_quarantine as give_up
-from tasks.campaign.watch import CampaignError, OnNotice, Pace, Watch, log_notice
+from tasks.cluster.jobs import Jobs, raise_if_full, reason_of, verdict
 
 WINDOW_PER_WORKER = 2
 """One that runs and one that waits; each holds its images in the memory of the scheduler."""
-
-FETCH_SECONDS = 30.0
-_GRAPH_WARNING = "distributed.admin.large-graph-warning-threshold"
-_OF_A_PART = (StorageError, RuntimeError, ValueError, MemoryError, ArithmeticError)
-"""Errors that one part may have and another not; others are mistakes in the program."""
 
 OnProgress = Callable[[float, int, str], None]
 """Called with the number of runs done (fractions of running ones included) and of all runs, and
@@ -53,7 +49,7 @@ with how many images are covered, in words. The first call tells what was there 
 
 
 def run_campaign(
-    plan: AnyPlan,
+    plan: Plan,
     dataset: Dataset,
     client: Client,
     *,
@@ -64,7 +60,7 @@ def run_campaign(
     pace: Pace | None = None,
     shared_victims: tuple[str, str] | None = None,
 ) -> Dataset:
-    """Make every part of the plan that has no receipt yet; the dataset.
+    """Make every part of the plan that has no receipt yet, and return the dataset.
 
     It is complete but for quarantined parts, of which a notice is given. `logs` is the folder of
     the workers' logs; by default `logs` in the store, where that is a folder. `shared_victims`: a
@@ -82,16 +78,9 @@ def run_campaign(
     if logs is not None:
         logs.mkdir(parents=True, exist_ok=True)
     pace = pace or Pace()
-    run = _Run(plan, dataset, client, device, on_progress, on_notice, logs, pace, shared_victims)
-    client.subscribe_topic(PROGRESS_TOPIC, run.on_event)
-    try:
-        # The images of a part are what makes its job large; that is meant.
-        with client.as_current(), dask.config.set({_GRAPH_WARNING: "1TB"}):
-            run.until_over()
-    finally:
-        client.unsubscribe_topic(PROGRESS_TOPIC)
-        for future in run.futures.values():
-            future.cancel(reason="the campaign ended")
+    with Jobs.on(client) as jobs:
+        run = _Run(plan, dataset, jobs, device, on_progress, on_notice, logs, pace, shared_victims)
+        run.until_over()
     dataset.refresh()
     return dataset
 
@@ -100,9 +89,9 @@ def run_campaign(
 class _Run:
     """One campaign in progress. Losing it costs only time: the parts are in the store."""
 
-    plan: AnyPlan
+    plan: Plan
     dataset: Dataset
-    client: Client
+    jobs: Jobs
     device: str
     on_progress: OnProgress
     on_notice: OnNotice
@@ -133,32 +122,26 @@ class _Run:
         if self.victims is None and key is not None and isinstance(dataset.place, LocalPlace):
             self.victims = (str(Path(dataset.root) / VICTIMS), key)
         self.planned: dict[int, PlannedPart] = {}
-        self.futures: dict[int, Future[Receipt]] = {}
         self.fractions: dict[int, float] = {}
-        self.happened: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
-        self.watch = Watch(dataset.place, self.client, self.device, self.pace, self.on_notice)
+        self.watch = Watch(dataset.place, self.jobs.client, self.device, self.pace, self.on_notice)
 
     def until_over(self) -> None:
         self._report()
         while not self.parts.is_over:
             n_done, n_parts = len(self.parts.done), self.plan.sampling.n_parts
             progress = f"{n_done} of {n_parts} parts are in the store"
-            self.watch.look(len(self.futures), progress)
+            self.watch.look(len(self.jobs.running), progress)
             more = not self.watch.is_paused and self._fill()
             self._collect(0.0 if more else self.pace.poll_s)
             self._report()
         self._conclude()
 
-    def on_event(self, event: Any) -> None:
-        """A worker's message; comes in the client's own thread."""
-        self.happened.put(("reported", event[1]))
-
     def _fill(self) -> bool:
-        """Starts parts until the window is full; True if there may be more to start at once."""
+        """Start parts until the window is full; return True if more may be started at once."""
         window = WINDOW_PER_WORKER * max(1, self.watch.n_workers)
         until = time.monotonic() + self.pace.poll_s
         # Parts that wait to be repeated are bounded, too: an outage does not go through them all.
-        while len(self.futures) < window:
+        while len(self.jobs.running) < window:
             fresh = self.parts.n_delayed < window
             part = self.parts.next_part(time.monotonic(), fresh=fresh)
             if part is None:
@@ -172,7 +155,7 @@ class _Run:
         planned = self.planned.get(part)
         if planned is None:
             round_index = self.plan.sampling.round_of_part(part)
-            planned = self.plan.part(part, self.known.receipts(round_index))
+            planned = self.plan.part(part, self.known.history(round_index))
         if part in self.stored:
             planned.check(self.dataset.receipt(part))
             self._is_done(part)
@@ -191,62 +174,27 @@ class _Run:
             victims=self.victims,
             train_first=self.train_first,
         )
-        future = self.client.submit(
-            run_part,
-            job,
-            pure=False,
-            key=f"part-{part}-{time.time_ns()}",
-            resources=self.watch.resources or None,
-        )
-        self.futures[part] = future
-        self._watch(part, future)
-
-    def _watch(self, part: int, future: Future[Receipt]) -> None:
-        future.add_done_callback(lambda future: self.happened.put(("ended", (part, future))))
+        self.jobs.start(part, run_part, job, resources=self.watch.resources)
 
     def _collect(self, wait_s: float) -> None:
-        """Takes in all that happened, waiting for something to happen if nothing has."""
+        """Handle all events so far, waiting for the first."""
         until_retry = self.parts.next_retry_s() - time.monotonic()
-        try:
-            what, about = self.happened.get(timeout=max(0.001, min(wait_s, until_retry)))
-            while True:
-                if what == "reported":
-                    self._take_report(about)
-                else:
-                    self._settle(*about)
-                what, about = self.happened.get_nowait()
-        except queue.Empty:
-            return
-
-    def _take_report(self, message: dict[str, Any]) -> None:
-        part = message["part"]
-        if part not in self.futures:  # a worker's last message may come after its receipt
-            return
-        self.fractions[part] = message["fraction"]
-        if "started_on" not in message:
-            return
-        self.parts.started(part, message["started_on"])
-        if len(self.parts.kills(part)) > MAX_KILLS:  # a scheduler that allows more deaths
-            self.futures.pop(part).cancel(reason="quarantined")
-            self._quarantine(part)
-
-    def _settle(self, part: int, future: Future[Receipt]) -> None:
-        """A future has ended: with a receipt, or with an error to be judged."""
-        if self.futures.get(part) is not future:
-            return
-        outcome = outcome_of(future)
-        if outcome is None:
-            self._watch(part, future)
-            return
-        del self.futures[part]
-        self.fractions.pop(part, None)
-        future.release()
-        if isinstance(outcome, Receipt):
-            self.planned[part].check(outcome)
-            self._take_in(outcome)
-            self._is_done(part)
-        else:
-            self._judge(part, outcome)
+        for part, what in self.jobs.happened(max(0.001, min(wait_s, until_retry))):
+            if isinstance(what, dict):
+                self.fractions[part] = what["fraction"]
+                if "started_on" in what:
+                    self.parts.started(part, what["started_on"])
+                    if len(self.parts.kills(part)) > MAX_KILLS:  # the scheduler allows more deaths
+                        self.jobs.running.pop(part).cancel(reason="quarantined")
+                        self._quarantine(part)
+                continue
+            self.fractions.pop(part, None)
+            if isinstance(what, Receipt):
+                self.planned[part].check(what)
+                self._take_in(what)
+                self._is_done(part)
+            else:
+                self._judge(part, what)
 
     def _take_in(self, receipt: Receipt) -> None:
         self.known.keep(receipt)
@@ -263,11 +211,7 @@ class _Run:
         now = time.monotonic()
         match verdict(error):
             case "end":
-                if isinstance(error, OSError):
-                    raise StoreFullError(
-                        f"no space left for part {part} ({error}); make room and run the same "
-                        "command again"
-                    ) from error
+                raise_if_full(f"part {part}", error)
                 raise error
             case "retry":
                 delay_s = self.parts.erred(part, reason, now)
@@ -330,39 +274,3 @@ class _Run:
             )
         if parts.quarantined:
             self.on_notice(f"{len(parts.done)} of {n_parts} parts are done, the rest quarantined")
-
-
-def verdict(error: BaseException) -> Literal["retry", "killed", "failed", "end"]:
-    """Consequence of an error for its part: see the top of this module."""
-    if isinstance(error, OSError):
-        return "end" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "retry"
-    if isinstance(error, KilledWorker):
-        return "killed"
-    if isinstance(error, CancelledError | UnsettledError) or type(error) is StorageError:
-        return "retry"
-    if isinstance(error, StoreFullError | CorruptPartError) or not isinstance(error, _OF_A_PART):
-        return "end"
-    return "failed"
-
-
-def reason_of(error: BaseException) -> str:
-    """The error in one line; with what to do, where a part is too large for its GPU."""
-    text = f"{type(error).__name__}: {error}"
-    if isinstance(error, torch.OutOfMemoryError):
-        return (
-            f"{text.splitlines()[0]} The runs of a part do not fit into the GPU's memory at once: "
-            "free it, or start a new store with a smaller --batch"
-        )
-    return text
-
-
-def outcome_of(future: Future[Receipt]) -> Receipt | BaseException | None:
-    """Result of an ended future; None if Dask runs it again, because its worker died with it."""
-    try:
-        if future.status == "error":
-            error: BaseException | None = future.exception(timeout=FETCH_SECONDS)
-            return error
-        receipt: Receipt = future.result(timeout=FETCH_SECONDS)
-    except (TimeoutError, CancelledError) as cancelled:
-        return cancelled if future.cancelled() else None
-    return receipt

@@ -10,7 +10,6 @@ from __future__ import annotations
 import faulthandler
 import multiprocessing
 import re
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -22,7 +21,7 @@ from typing import Any, TextIO
 import numpy as np
 import numpy.typing as npt
 import torch
-from distributed import Worker, get_worker
+from distributed import Worker
 from distributed.utils import sync
 
 from recon_core.types import STATS, Progress, RunResult, RunSpec
@@ -31,12 +30,11 @@ from storage.pairs.layout import OUTCOMES
 from storage.pairs.parts import write_part
 from storage.pairs.receipts import Provenance, Receipt, load_receipt, receipt_path
 from tasks.campaign.plan import PlannedPart, code_version, kept_victims
+from tasks.cluster.jobs import TOPIC, cpu_threads, device_name, own_device, reporting, this_worker
 
-PROGRESS_TOPIC = "palimpsest-part"
 HEARTBEAT_SECONDS = 30.0
 STUCK_SECONDS = 2 * HEARTBEAT_SECONDS
 """Without a line for so long the interpreter itself is stuck, and where is written to the log."""
-TELL_EVERY_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -71,8 +69,8 @@ def run_part(job: PartJob) -> Receipt:
     with PartLog.of(job, worker) as log:
         if worker is not None:
             # Until the scheduler knows: what is killed from here on is known to have been this.
-            begun = {"part": part, "fraction": 0.0, "started_on": f"{worker.name} {worker.address}"}
-            sync(worker.loop, worker.scheduler.log_event, topic=PROGRESS_TOPIC, msg=begun)
+            begun = {"job": part, "fraction": 0.0, "started_on": f"{worker.name} {worker.address}"}
+            sync(worker.loop, worker.scheduler.log_event, topic=TOPIC, msg=begun)
         with suppress(FileNotFoundError):
             stored = load_receipt(open_place(job.root), receipt_path(part))
             if stored.plan_hash == job.planned.plan_hash:  # of another, `write_part` has to judge
@@ -92,7 +90,7 @@ def run_part(job: PartJob) -> Receipt:
                 job.planned.specs,
                 images,
                 device=device,
-                progress=_progress(worker, part, log),
+                progress=log.progress,
                 victims=kept,
             )
         provenance = Provenance(
@@ -154,19 +152,14 @@ def batch_of(specs: Sequence[RunSpec], images: npt.NDArray[np.uint8]) -> npt.NDA
     return np.take(images, ids, axis=0)  # one pass: indexing run by run and stacking takes thrice
 
 
-def device_name(device: str) -> str:
-    """`cpu`, or the name of the GPU."""
-    return torch.cuda.get_device_name(device) if device.startswith("cuda") else device
-
-
 class PartLog:
     """The log of one attempt at a part: a line per stage and one every 30 seconds in between. In a
     worker's own process a crash, and an interpreter that is stuck, leave a traceback in it."""
 
-    def __init__(self, file: TextIO | None) -> None:
+    def __init__(self, file: TextIO | None, report: Progress) -> None:
         self._file = file
         self._alone = multiprocessing.parent_process() is not None
-        self._stage, self.fraction = "start", 0.0
+        self._stage, self._fraction, self._report = "start", 0.0, report
         self._ended = threading.Event()
         self._lock = threading.Lock()
 
@@ -179,7 +172,7 @@ class PartLog:
             file = None if path is None else path.open("a", buffering=1)
         except OSError:
             file = None  # another machine's folder, or a full one: no reason to fail a part
-        log = cls(file)
+        log = cls(file, reporting(job.planned.part))
         beat = threading.Thread(target=log._beat, name="part-log", daemon=True)
         if file is None:
             yield log
@@ -201,6 +194,11 @@ class PartLog:
                     faulthandler.cancel_dump_traceback_later()
                     faulthandler.disable()
 
+    def progress(self, fraction: float) -> None:
+        """Note the fraction of the stage that is done, and report it to the coordinator."""
+        self._fraction = fraction
+        self._report(fraction)
+
     def stage(self, name: str) -> None:
         self._stage = name
         self._line()
@@ -215,7 +213,7 @@ class PartLog:
         now = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
         try:
             with self._lock:
-                self._file.write(f"{now} {self._stage}  {self.fraction:.0%}  {memory_text()}\n")
+                self._file.write(f"{now} {self._stage}  {self._fraction:.0%}  {memory_text()}\n")
                 if self._alone:
                     faulthandler.dump_traceback_later(STUCK_SECONDS, file=self._file)
         except (OSError, ValueError):
@@ -231,7 +229,7 @@ def log_path(job: PartJob, worker: str) -> Path | None:
 
 
 def log_tail(folder: Path | None, part: int, *, chars: int = 4000) -> str:
-    """The ends of all workers' logs of a part, the latest last; says so if there is none."""
+    """Ends of all workers' logs of a part, the latest last; a sentence if there is none."""
     found = [] if folder is None else folder.glob(f"part-{part:06d}-*.log")
     paths = sorted(found, key=lambda path: path.stat().st_mtime)
     pieces = [f"== {path.name}\n{path.read_text(errors='replace')[-chars:]}" for path in paths]
@@ -239,7 +237,7 @@ def log_tail(folder: Path | None, part: int, *, chars: int = 4000) -> str:
 
 
 def memory_text() -> str:
-    """`412 MiB`, what this process holds now, and of a GPU what torch has of it."""
+    """Memory of this process, such as `412 MiB`, and what torch has of a GPU."""
     try:
         status = Path("/proc/self/status").read_text()
         text = f"{int(status.split('VmRSS:')[1].split()[0]) / 1024:.0f} MiB"
@@ -248,48 +246,3 @@ def memory_text() -> str:
     if torch.cuda.is_initialized():
         text += f", {torch.cuda.memory_reserved() / 2**20:.0f} MiB of the GPU"
     return text
-
-
-def own_device(device: str, worker: Worker | None) -> str:
-    """The GPU of this worker: one process per GPU, told apart by the local cluster's numbers.
-    dask-cuda shows each process all of them, its own first."""
-    is_told_apart = torch.cuda.device_count() > 1 and "dask_cuda" not in sys.modules
-    if device != "cuda" or not is_told_apart or worker is None:
-        return device
-    number = re.search(r"\d+$", str(worker.name))
-    index = int(number[0]) % torch.cuda.device_count() if number else 0
-    torch.cuda.set_device(index)
-    return f"cuda:{index}"
-
-
-@contextmanager
-def cpu_threads(n_threads: int) -> Iterator[None]:
-    """Exactly `n_threads` for torch's CPU kernels, on which the order of their sums depends."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(n_threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def this_worker() -> Worker | None:
-    try:
-        return get_worker()
-    except ValueError:
-        return None
-
-
-def _progress(worker: Worker | None, part: int, log: PartLog) -> Progress:
-    """Tells the log, and the coordinator at most twice a second; silent outside a worker."""
-    last_told = float("-inf")
-
-    def tell(fraction: float) -> None:
-        nonlocal last_told
-        log.fraction = fraction
-        now = time.monotonic()
-        if worker is not None and (now - last_told >= TELL_EVERY_SECONDS or fraction >= 1.0):
-            last_told = now
-            worker.log_event(PROGRESS_TOPIC, {"part": part, "fraction": fraction})
-
-    return tell

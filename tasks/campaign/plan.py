@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,7 @@ import torch
 import recon_core
 from recon_core.experiments import FAMILIES, KKT, Experiment
 from recon_core.sampling import History, Sampling, check_balance, plan_hash, plan_part
-from recon_core.strict import Strict
+from recon_core.strict import Count, Natural, Strict
 from recon_core.types import RunSpec
 from storage.checkpoints import load_checkpoint, save_checkpoint
 from storage.errors import CorruptPartError, StoreFullError
@@ -35,7 +35,6 @@ from storage.pairs.layout import Encoding
 from storage.pairs.receipts import Receipt
 from storage.sources.load import ImageSet
 from tasks import __version__
-from tasks.campaign.coordinator import Sum
 from tasks.devices import usable_cores
 
 
@@ -49,16 +48,12 @@ class Campaign(Strict):
 
     experiment: Experiment = field(default_factory=KKT)
     sampling: Sampling = field(default_factory=Sampling)
-    root_seed: int = 0
-    threads: int = 1
+    root_seed: Natural = 0
+    threads: Count = 1
     encoding: Encoding = "float16"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.root_seed < 0 or self.threads < 1:
-            raise ValueError(
-                f"root_seed={self.root_seed} must be 0 or more, threads={self.threads} 1 or more"
-            )
         check_balance(self.sampling.images_per_run, self.experiment.n_labels)
         self.experiment.check_sweep(self.sampling.attacks_per_victim)
         self.experiment.check_images(self.sampling.images_per_run)
@@ -81,11 +76,7 @@ class Campaign(Strict):
 
     def victims_fingerprint(self, images: ImageSet) -> str | None:
         """`victims_key` of a sweep; None if every victim is attacked once."""
-        return None if self.sampling.attacks_per_victim == 1 else self.victims_key(images)
-
-    def victims_key(self, images: ImageSet) -> str:
-        """`victims_key` of the store."""
-        return victims_key(self.manifest(images))
+        return None if self.sampling.attacks_per_victim == 1 else victims_key(self.manifest(images))
 
 
 def victims_key(manifest: Mapping[str, Any]) -> str:
@@ -103,7 +94,7 @@ AFTER_VICTIMS = ("attack", "keep", "confident_ssim", "confident_gap")
 
 
 def without_attack(experiment: dict[str, Any]) -> None:
-    """Removes the settings that come after the victims are trained."""
+    """Remove the settings that come after the victims are trained."""
     family = FAMILIES.get(experiment.get("family", ""))
     for name in (*AFTER_VICTIMS, *(family.experiment.after_victims if family else ())):
         experiment.pop(name, None)
@@ -119,7 +110,7 @@ class PlannedPart:
     experiment: Experiment
 
     def check(self, receipt: Receipt) -> None:
-        """Raises CorruptPartError if the receipt is not of these runs."""
+        """Raise CorruptPartError if the receipt is not of these runs."""
         if receipt.plan_hash != self.plan_hash:
             raise CorruptPartError(
                 f"part {self.part} was made from another plan ({receipt.plan_hash[:12]}, "
@@ -127,63 +118,40 @@ class PlannedPart:
             )
 
 
-class AnyPlan(Protocol):
-    """Parts of a campaign or study on a set of images, which `tasks.campaign.generate` runs.
-
-    `labels` has an entry per image of the source, -1 for one that no run may use.
-    """
-
-    @property
-    def campaign(self) -> Any: ...  # or a study, with threads, encoding, manifest and fingerprints
-
-    @property
-    def images(self) -> ImageSet: ...
-
-    @property
-    def labels(self) -> npt.NDArray[np.int64]: ...
-
-    @property
-    def sampling(self) -> Sampling: ...
-
-    def part(self, part: int, receipts: Iterable[Any]) -> PlannedPart: ...
-
-
 class Plan:
-    """The parts of a campaign on a set of images.
+    """The parts of a campaign, or of a study, on a set of images.
 
-    Raises ValueError if the images cannot fill the planned runs.
+    `labels` has an entry per image of the source, -1 for one that no run may use. Raises ValueError
+    if the images cannot fill the planned runs.
     """
+
+    campaign: Any  # or a study, with threads, encoding, manifest and fingerprints
+    images: ImageSet
+    labels: npt.NDArray[np.int64]
 
     def __init__(self, campaign: Campaign, images: ImageSet) -> None:
         self.campaign = campaign
         self.images = images
         self.labels, self.task = campaign.experiment.labels_of(images.labels, images.class_names)
-        self.part(0, [])  # too few images is said before anything is written
+        self.part(0)  # too few images is said before anything is written
 
-    @property
+    @functools.cached_property
     def sampling(self) -> Sampling:
-        return self.campaign.sampling
+        sampling: Sampling = self.campaign.sampling
+        return sampling
 
-    def part(self, part: int, receipts: Iterable[Receipt | Sum]) -> PlannedPart:
-        """The plan of one part, given the receipts of at least the rounds it may know."""
-        sampling, experiment = self.sampling, self.campaign.experiment
-        history, round_index = History.empty(len(self.labels)), sampling.round_of_part(part)
-        known = sampling.known_rounds(round_index) if sampling.needs_counts(round_index) else ()
-        for receipt in receipts if known else ():
-            if sampling.round_of_part(receipt.part) in known:
-                table = receipt.image_table()
-                history.n_runs[table.image_ids] += table.n_runs
-                history.n_back[table.image_ids] += table.n_back
-                history.n_pairs[table.image_ids] += table.n_pairs
+    def part(self, part: int, history: History | None = None) -> PlannedPart:
+        """The plan of one part, given the counts of exactly the rounds that it may know."""
         specs = plan_part(
-            sampling, part, labels=self.labels, history=history,
-            root_seed=self.campaign.root_seed, n_labels=experiment.n_labels,
+            self.sampling, part, labels=self.labels,
+            history=history or History.empty(len(self.labels)),
+            root_seed=self.campaign.root_seed, n_labels=self.campaign.experiment.n_labels,
         )  # fmt: skip
-        return PlannedPart(part, specs, plan_hash(specs), experiment)
+        return PlannedPart(part, specs, plan_hash(specs), self.campaign.experiment)
 
 
 def open_store(root: Location, campaign: Any, images: ImageSet) -> Dataset:
-    """The campaign's store at `root`, created if there is none; StoreMismatchError if another's."""
+    """Open the campaign's store at `root`, or create it; StoreMismatchError if it is another's."""
     return create_or_open(root, campaign.manifest(images), encoding=campaign.encoding)
 
 
@@ -233,7 +201,7 @@ class VictimFiles:
     key: str
 
     def get(self, victim: int) -> Mapping[str, torch.Tensor] | None:
-        """The tensors of a victim; None if it is not there, or not whole, or of another key."""
+        """Tensors of a victim; None if it is missing, damaged or of another key."""
         try:
             found = load_checkpoint(self.folder, f"victim_{victim:08d}")
         except (CorruptPartError, OSError):
@@ -243,7 +211,7 @@ class VictimFiles:
         return {name: torch.from_numpy(array.copy()) for name, array in found[0].items()}
 
     def put(self, victim: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Keeps a victim, if the folder can be written."""
+        """Store a victim, if the folder can be written."""
         arrays = {name: np.asarray(tensor.numpy()) for name, tensor in tensors.items()}
         with contextlib.suppress(StoreFullError, OSError):
             save_checkpoint(self.folder, f"victim_{victim:08d}", arrays, {"key": self.key})
@@ -256,15 +224,15 @@ def version_key(fingerprint: str, code: str, torch_version: str, device: str) ->
 
 @dataclass(frozen=True)
 class VictimsOfStore:
-    """The victims that a store's parts were made with, whatever made them; read only: trained again
-    by other code or on another device, one would be another. `receipts` by victim."""
+    """The victims that a store's parts were made with, whatever made them; read only, as other code
+    or another device would train other ones. `receipts` by victim."""
 
     folder: Path
     fingerprint: str
     receipts: Mapping[int, Receipt]
 
     def get(self, victim: int) -> Mapping[str, torch.Tensor] | None:
-        """The tensors of a victim; None if it is not kept."""
+        """Tensors of a victim; None if it is not stored."""
         made = self.receipts.get(victim)
         if made is None:
             return None
@@ -272,11 +240,11 @@ class VictimsOfStore:
         return VictimFiles(self.folder, key).get(victim)
 
     def put(self, victim: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Keeps nothing."""
+        """Store nothing."""
 
 
 def kept_victims(victims: tuple[str, str] | None, device: str) -> VictimFiles | None:
-    """Those of a (folder, fingerprint), of this code on this kind of device; None of None."""
+    """Stored victims of (folder, fingerprint), this code and this kind of device; None for None."""
     if victims is None:
         return None
     folder, fingerprint = victims

@@ -1,5 +1,5 @@
 """State of a campaign in its store, beside its parts: the wish to pause, and parts that were given
-up.
+up; and the look at it and at the workers that a campaign takes every few seconds.
 
 `control.json` is how `palimpsest campaign pause`, `resume` and `cancel` reach a coordinator on any
 machine. `quarantine/part-000012.json` is a part that ended its workers again and again, with the
@@ -8,18 +8,22 @@ end of their log.
 
 from __future__ import annotations
 
+import logging
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pydantic import TypeAdapter
 
 from storage.documents import parse_document, understood
-from storage.errors import DocumentError
+from storage.errors import DocumentError, StorageError
 from storage.files import json_bytes, reason_of
 from storage.object_store import Place
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 CONTROL_FILE = "control.json"
 QUARANTINE_FOLDER = "quarantine"
@@ -73,14 +77,14 @@ def read_control(place: Place) -> Control:
 
 
 def write_control(place: Place, state: State) -> Control:
-    """Asks the campaign to run, to pause or to stop; ValueError for anything else."""
+    """Ask the campaign to run, to pause or to stop; ValueError for anything else."""
     control = Control(state, round(time.time(), 3))
     place.replace(CONTROL_FILE, json_bytes(asdict(control)))
     return control
 
 
 def resume_if_stopped(place: Place) -> str | None:
-    """Sets a paused or cancelled campaign to running and says so in one sentence, else None."""
+    """Set a paused or cancelled campaign to running, and return a sentence on it; else None."""
     before = read_control(place)
     if before.state == "running":
         return None
@@ -90,7 +94,7 @@ def resume_if_stopped(place: Place) -> str | None:
 
 
 def read_quarantine(place: Place) -> list[Quarantined]:
-    """The parts that were given up, ascending; StorageError for files that say anything else."""
+    """Parts that were given up, ascending; StorageError for files of anything else."""
     found = []
     for name in place.children(QUARANTINE_FOLDER):
         if not _QUARANTINE_PATTERN.fullmatch(name):
@@ -111,7 +115,7 @@ def write_quarantine(
     log: str = "",
     workers: Sequence[str] = (),
 ) -> Quarantined:
-    """Gives up a part, keeping the end of its workers' `log`; replaces what was said before."""
+    """Give up a part, keeping the end of its workers' `log`; replaces an earlier note."""
     quarantined = Quarantined(
         part=part, reason=reason, attempts=attempts, log=log[-LOG_TAIL_CHARS:],
         workers=tuple(workers), since=round(time.time(), 3),
@@ -122,7 +126,7 @@ def write_quarantine(
 
 
 def clear_quarantine(place: Place, parts: Iterable[int]) -> None:
-    """Lets the next campaign try `parts` again."""
+    """Let the next campaign try `parts` again."""
     for part in parts:
         place.remove(quarantine_path(part))
 
@@ -156,3 +160,96 @@ def _read(place: Place, path: str, fix: str) -> dict[str, Any] | None:
         return None
     except OSError as error:
         raise DocumentError(f"{where} cannot be read ({reason_of(error)}); {fix}") from error
+
+
+OnNotice = Callable[[str], None]
+"""Called with a sentence about what the campaign waits for, repeats or gives up."""
+
+
+class CampaignError(Exception):
+    """Some parts could not be made, or the campaign was stopped; the others are in the store."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds between looks at the control file and at the workers, between reports of progress,
+    before each repetition of a part after a transient error, and without any worker at all."""
+
+    look_s: float = 5.0
+    poll_s: float = 0.5
+    retry_s: tuple[float, ...] = (5.0, 30.0, 120.0)
+    patience_s: float = 3600.0
+
+
+def log_notice(text: str) -> None:
+    """Write a line to the log, which is stderr by default."""
+    logging.getLogger("palimpsest").warning(text)
+
+
+class Watch:
+    """The state when last looked at: `is_paused`, `n_workers`, `resources` that a part needs."""
+
+    def __init__(
+        self, place: Place, client: Client, device: str, pace: Pace, on_notice: OnNotice
+    ) -> None:
+        self.place, self.client, self.device = place, client, device
+        self.pace, self.on_notice = pace, on_notice
+        self.is_paused = False
+        self.n_workers = 0
+        self.resources: dict[str, float] = {}
+        self._unread = ""
+        self._without_workers_since: float | None = None
+        self._next_look = float("-inf")
+
+    def look(self, n_running: int, standing: str) -> None:
+        """Look, if it is time to; `standing` is the progress in words.
+
+        Raises:
+            CampaignError: it was cancelled, lost its scheduler, or had no worker for too long.
+        """
+        if time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + self.pace.look_s
+        try:
+            state, unread = read_control(self.place).state, ""
+        except (StorageError, OSError) as error:  # then as before
+            state, unread = "paused" if self.is_paused else "running", str(error)
+            if unread != self._unread:
+                self.on_notice(f"whether to pause cannot be read now: {unread}")
+        self._unread = unread
+        if state == "cancelled":
+            raise CampaignError(
+                f"the campaign was cancelled; {standing}. `palimpsest campaign resume` and the "
+                "same command go on from there"
+            )
+        if self.is_paused and state == "running":
+            self.on_notice("the campaign goes on")
+        if state == "paused" and not self.is_paused:
+            self.on_notice(
+                f"paused: no new part is started, {n_running} are finished first; `palimpsest "
+                "campaign resume` goes on"
+            )
+        self.is_paused = state == "paused"
+        if self.client.status != "running":
+            raise CampaignError(
+                f"the connection to the scheduler is {self.client.status}; {standing}; run the "
+                "same command again"
+            )
+        workers = self.client.scheduler_info()["workers"]
+        has_gpus = any("GPU" in worker.get("resources", {}) for worker in workers.values())
+        self.resources = {"GPU": 1} if has_gpus and self.device.startswith("cuda") else {}
+        self.n_workers = len(self.client.nthreads())
+        if self.n_workers:
+            if self._without_workers_since is not None:
+                self.on_notice(f"workers are there: {self.n_workers}")
+            self._without_workers_since = None
+            return
+        now, patience = time.monotonic(), f"{self.pace.patience_s:.0f} s"
+        if self._without_workers_since is None:
+            self._without_workers_since = now
+            self.on_notice(f"no worker is there; waiting up to {patience} for one")
+        if now - self._without_workers_since >= self.pace.patience_s:
+            raise CampaignError(
+                f"no worker was there for {patience}; {standing}; start workers and run the same "
+                "command again"
+            )

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import TypeAdapter
 
 from recon_core.balance import gini
@@ -87,7 +86,7 @@ class CoverageCurve:
 
 @dataclass(frozen=True, kw_only=True)
 class CampaignStatus:
-    """Progress of a campaign. Numbers that nothing tells yet are None.
+    """Progress of a campaign. Unknown numbers are None.
 
     `n_failed`: runs that are neither ok nor given up by a sweep. `runs_per_hour` is of the hour
     before the newest receipt, `remaining_s` what is left at that rate.
@@ -134,7 +133,7 @@ def campaign_status(
     receipts = dataset.receipts
     now = time.time() if now is None else now
     if n_runs_last_phase is None:
-        n_runs_last_phase = _last_phase(dataset.manifest.get("campaign", {}).get("sampling"))
+        n_runs_last_phase = last_phase_of(dataset.manifest.get("campaign"), "train")
     sampling = stored_sampling(dataset.manifest, n_runs_last_phase)
     planned = sampling if n_runs_last_phase is not None else None
     n_planned = None if planned is None else max(planned.n_runs, dataset.n_runs)
@@ -147,6 +146,14 @@ def campaign_status(
     times = {part: files[path] for part, path in paths.items() if path in files}
     rate = runs_per_hour(receipts, times)
     left = None if n_planned is None else n_planned - dataset.n_runs
+    devices = []
+    for device in sorted({receipt.device for receipt in receipts}):
+        there = [receipt for receipt in receipts if receipt.device == device]
+        hours = sum(receipt.seconds for receipt in there) / HOUR_SECONDS
+        n_pairs = sum(receipt.n_pairs for receipt in there)
+        pace = round(n_pairs / hours, 1) if hours else None
+        n_runs = sum(receipt.n_runs for receipt in there)
+        devices.append(DeviceStatus(device, n_runs, n_pairs, round(hours, 4), pace))
     return CampaignStatus(
         location=dataset.root,
         control=read_control(dataset.place),
@@ -163,16 +170,16 @@ def campaign_status(
         n_trained=len(counts),
         n_covered=int((counts > 0).sum()),
         gini=round(gini(counts[counts > 0].astype(float)), 4),
-        devices=_devices(receipts),
+        devices=tuple(devices),
         runs_per_hour=rate,
         remaining_s=None if left is None or not rate else left / rate * HOUR_SECONDS,
         last_part_age_s=max(0.0, now - max(times.values())) if times else None,
-        phases=() if sampling is None else _phases(sampling, receipts, planned is not None),
+        phases=_phases(dataset, sampling, is_planned=planned is not None) if sampling else (),
     )
 
 
 def runs_by_outcome(receipts: Iterable[Receipt]) -> dict[str, int]:
-    """Numbers of runs."""
+    """Numbers of runs by outcome."""
     counts: Counter[str] = Counter()
     for receipt in receipts:
         counts.update(receipt.outcomes)
@@ -205,15 +212,10 @@ def find_recipe(store: str) -> dict[str, Any] | None:
     return None
 
 
-def last_phase_of(recipe: Mapping[str, Any] | None, split: str) -> int | None:
-    """Number of runs that the recipe plans in the last phase of the campaign of `split`."""
-    if recipe is None:
-        return None
-    return _last_phase(recipe.get(_SAMPLING_OF_SPLIT[split]))
-
-
-def _last_phase(sampling: Mapping[str, Any] | None) -> int | None:
-    n_runs: int | None = ((sampling or {}).get("phases") or [{}])[-1].get("n_runs")
+def last_phase_of(settings: Mapping[str, Any] | None, split: str) -> int | None:
+    """Number of runs in the last phase of the campaign of `split` by a recipe or a manifest."""
+    sampling = (settings or {}).get(_SAMPLING_OF_SPLIT[split]) or {}
+    n_runs: int | None = (sampling.get("phases") or [{}])[-1].get("n_runs")
     return n_runs
 
 
@@ -242,13 +244,17 @@ def coverage_curve(
 ) -> CoverageCurve:
     """Coverage and balance against runs, parts in order, at about `n_points` evenly spread parts
     and at the part indices in `also`."""
-    counts = _untrained(receipts)
+    ids = (receipt.image_table().image_ids for receipt in receipts)
+    n_images = max((int(some[-1]) + 1 for some in ids if len(some)), default=0)
+    counts = np.full(n_images, -1, np.int64)  # of a trained image 0 or more
     spread = np.linspace(0, len(receipts) - 1, min(n_points, len(receipts))).round().astype(int)
     chosen = {*spread.tolist(), *(k for k in also if 0 <= k < len(receipts))}
     rows: list[tuple[int, int, int, float, float]] = []
     n_runs = n_confident = runs_before = confident_before = 0
     for k, receipt in enumerate(receipts):
-        n_confident += _add(counts, receipt)
+        table = receipt.image_table()
+        counts[table.image_ids] = np.maximum(counts[table.image_ids], 0) + table.n_pairs
+        n_confident += int(table.n_pairs.sum())
         n_runs += receipt.n_runs
         if k not in chosen:
             continue
@@ -260,57 +266,29 @@ def coverage_curve(
     return CoverageCurve(*(zip(*rows, strict=True) if rows else ((),) * 5))
 
 
-def _untrained(receipts: Sequence[Receipt]) -> npt.NDArray[np.int64]:
-    """Numbers of confident pairs of all images, -1 for an image that was never trained on."""
-    ids = (receipt.image_table().image_ids for receipt in receipts)
-    return np.full(max((int(i[-1]) + 1 for i in ids if len(i)), default=0), -1, np.int64)
-
-
-def _add(counts: npt.NDArray[np.int64], receipt: Receipt) -> int:
-    """Adds the confident pairs of a part, and returns their number."""
-    table = receipt.image_table()
-    counts[table.image_ids] = np.maximum(counts[table.image_ids], 0) + table.n_pairs
-    return int(table.n_pairs.sum())
-
-
-def _devices(receipts: Sequence[Receipt]) -> tuple[DeviceStatus, ...]:
-    rows = []
-    for device in sorted({receipt.device for receipt in receipts}):
-        there = [receipt for receipt in receipts if receipt.device == device]
-        hours = sum(receipt.seconds for receipt in there) / HOUR_SECONDS
-        n_runs, n_pairs = sum(r.n_runs for r in there), sum(r.n_pairs for r in there)
-        rate = round(n_pairs / hours, 1) if hours else None
-        rows.append(DeviceStatus(device, n_runs, n_pairs, round(hours, 4), rate))
-    return tuple(rows)
-
-
-def _phases(
-    sampling: Sampling, receipts: Sequence[Receipt], is_planned: bool
-) -> tuple[PhaseStatus, ...]:
-    """Of each phase of the plan; parts beyond it belong to the last, which may have been longer."""
+def _phases(dataset: Dataset, sampling: Sampling, *, is_planned: bool) -> tuple[PhaseStatus, ...]:
+    """Status of each phase; parts beyond the plan belong to the last, which may have grown."""
     ends = np.cumsum([phase.n_runs for phase in sampling.phases]) // sampling.runs_per_part
-    before = _untrained(receipts)
-    rows = []
-    for k, phase in enumerate(sampling.phases):
-        is_last = k == len(sampling.phases) - 1
-        first = int(ends[k - 1]) if k else 0
-        mine = [r for r in receipts if first <= r.part and (is_last or r.part < ends[k])]
-        within, after = np.full_like(before, -1), before.copy()
-        for receipt in mine:
-            _add(within, receipt)
-            _add(after, receipt)
+    first, before = 0, np.zeros(0, np.int64)
+    rows: list[PhaseStatus] = []
+    for phase, end in zip(sampling.phases, ends.tolist(), strict=True):
+        is_last = len(rows) == len(ends) - 1
+        parts = (receipt.part for receipt in dataset.receipts)
+        mine = dataset.subset(p for p in parts if first <= p and (is_last or p < end))
+        ids, counts = mine.image_counts()
+        covered = ids[counts > 0]
         rows.append(
             PhaseStatus(
                 sampler=phase.sampler,
-                n_runs=sum(receipt.n_runs for receipt in mine),
+                n_runs=mine.n_runs,
                 n_planned=phase.n_runs if is_planned or not is_last else None,
-                n_pairs=sum(receipt.n_pairs for receipt in mine),
-                n_confident=int(within[within > 0].sum()),
-                n_covered=int((within > 0).sum()),
-                n_new=int((after > 0).sum() - (before > 0).sum()),
+                n_pairs=mine.n_pairs,
+                n_confident=int(counts.sum()),
+                n_covered=len(covered),
+                n_new=len(np.setdiff1d(covered, before)),
             )
         )
-        before = after
+        first, before = end, np.union1d(before, covered)
     return tuple(rows)
 
 

@@ -50,7 +50,7 @@ class KeepJobs(Adaptive):
         self._with_worker: set[str] = set()
 
     async def adapt(self) -> None:
-        """Forgets dead jobs; Dask then submits what is missing."""
+        """Forget dead jobs; Dask then submits what is missing."""
         here = self.observed
         self._with_worker.update(job.job_id for name, job in self.jobs.items() if name in here)
         now = time.monotonic()
@@ -109,7 +109,7 @@ async def dask_setup(worker: Worker) -> None:
 
 
 async def end_after_part(worker: Worker) -> None:
-    """Takes no new part, waits for the one that runs to be done and fetched, and ends."""
+    """Take no new part, wait until the running one is done and fetched, and end."""
     address = worker.address
     # Parts that wait here are started elsewhere once the scheduler has let this worker go. It does
     # not while it finds no other place for a receipt that has not been fetched.
@@ -127,7 +127,7 @@ async def end_after_part(worker: Worker) -> None:
 
 
 def check_script(script: str) -> None:
-    """Asks Slurm whether it would take a job, without submitting it; ValueError with Slurm's own
+    """Ask Slurm whether it would take a job, without submitting it; ValueError with Slurm's own
     words if not, or if there is none here."""
     with tempfile.NamedTemporaryFile("w", suffix=".sh") as file:
         file.write(script)

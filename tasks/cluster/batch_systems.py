@@ -143,17 +143,6 @@ def read_yaml(path: str, fix: str) -> Any:
         raise ValueError(f"{path} is not YAML ({text}); write `key: value` lines") from error
 
 
-def cuda_arguments(n_workers: int) -> dict[str, Any]:
-    """For `LocalCUDACluster`: one process per GPU, on loopback."""
-    return {
-        "n_workers": n_workers or None,
-        "threads_per_worker": 1,
-        "host": "127.0.0.1",
-        "dashboard_address": "127.0.0.1:0",
-        "resources": {"GPU": 1},
-    }
-
-
 def slurm_arguments(
     site: SlurmSite, *, threads: int, environment: Mapping[str, int | str]
 ) -> dict[str, Any]:

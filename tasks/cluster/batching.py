@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import reduce
 from math import gcd
 
 import torch
@@ -53,25 +52,14 @@ def batched(
         )
     c, h, w = shape
     each = bytes_per_run(campaign.experiment, sampling.images_per_run, (c, h, w))
-    return replace(sampling, runs_per_part=fitting(sampling, each, free_bytes()))
-
-
-def fitting(sampling: Sampling, bytes_each: int, free: int) -> int:
-    """The largest number of runs that fit into `free` bytes, up to `MOST`, and divide all phases.
-
-    Raises ValueError if not even one fits.
-    """
-    fits = int(SHARE * free / bytes_each)
+    free = min(torch.cuda.mem_get_info(i)[0] for i in range(torch.cuda.device_count()))
+    fits = int(SHARE * free / each)
     if fits < 1:
         raise ValueError(
-            f"a run needs about {bytes_each / 2**30:.1f} GiB and {SHARE:.0%} of the free "
+            f"a run needs about {each / 2**30:.1f} GiB and {SHARE:.0%} of the free "
             f"{free / 2**30:.1f} GiB is less; free the GPU, or use fewer images_per_run, "
             "candidates or saved iterations"
         )
-    common = reduce(gcd, (phase.n_runs for phase in sampling.phases))
-    return max(n for n in range(1, min(fits, MOST) + 1) if common % n == 0)
-
-
-def free_bytes() -> int:
-    """Memory of the GPU of this machine that has least."""
-    return min(torch.cuda.mem_get_info(i)[0] for i in range(torch.cuda.device_count()))
+    common = gcd(*(phase.n_runs for phase in sampling.phases))
+    most = max(n for n in range(1, min(fits, MOST) + 1) if common % n == 0)
+    return replace(sampling, runs_per_part=most)

@@ -45,7 +45,7 @@ def waiting_settings(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def keep_freed_memory() -> dict[str, int]:
-    """Sets `KEPT_MEMORY` in this process; returns what has been set, which may be nothing.
+    """Set `KEPT_MEMORY` in this process; return what was set, which may be nothing.
 
     Variables that are in the environment already stay as they are.
     """

@@ -29,7 +29,6 @@ from tasks.cluster.batch_systems import (
     SILENT_S,
     KubernetesSite,
     SlurmSite,
-    cuda_arguments,
     imported,
     kubernetes_arguments,
     read_site,
@@ -113,7 +112,7 @@ def site_of(workers: Workers) -> SlurmSite | KubernetesSite:
 
 
 def check_workers(workers: Workers) -> None:
-    """Raises ValueError for what `dask_client` would refuse, before it starts anything."""
+    """Raise ValueError for what `dask_client` would refuse, before it starts anything."""
     device_of(workers)
     packages = {"cuda": "dask_cuda", "slurm": "dask_jobqueue", "kubernetes": "dask_kubernetes"}
     if workers.kind in packages:
@@ -123,7 +122,7 @@ def check_workers(workers: Workers) -> None:
 
 
 def _require_answer(address: str) -> None:
-    """Raises ValueError if no scheduler that knows us answers at an address, which Dask's client
+    """Raise ValueError if no scheduler that knows us answers at an address, which Dask's client
     would try again for half a minute, and of a mute one for ever."""
     security = _credentials.get(address) or Security()
 
@@ -145,7 +144,7 @@ def _require_answer(address: str) -> None:
 
 @contextmanager
 def dask_client(workers: Workers, *, threads: int) -> Iterator[Client]:
-    """A client of `workers`, each with `threads` CPU threads; what was started here ends with it.
+    """Yield a client of `workers`, each with `threads` CPU threads; what is started ends with it.
 
     Raises:
         ValueError: a package is missing, a site's settings are wrong, or no scheduler answers at
@@ -188,12 +187,15 @@ def worker_environment(threads: int) -> dict[str, int | str]:
 
 
 def start_cluster(workers: Workers, threads: int, environment: dict[str, int | str]) -> Any:
-    """The cluster, its workers on their way; a context manager that ends them."""
+    """Start the cluster, a context manager that ends its workers."""
     # Encrypted, and closed to whoever lacks the certificate, which is in memory only.
-    private = {"protocol": "tls", "security": Security.temporary()}
+    private: dict[str, Any] = {"protocol": "tls", "security": Security.temporary()}
+    private |= {"threads_per_worker": 1, "host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
     if workers.kind == "cuda":
-        arguments = cuda_arguments(workers.n_workers)
-        return imported("dask_cuda").LocalCUDACluster(**arguments, **private)
+        n_workers = workers.n_workers or None
+        resources = {"GPU": 1}
+        dask_cuda = imported("dask_cuda")
+        return dask_cuda.LocalCUDACluster(n_workers=n_workers, resources=resources, **private)
     if workers.kind in ("slurm", "kubernetes"):
         site = site_of(workers)
         if isinstance(site, KubernetesSite):
@@ -220,10 +222,7 @@ def start_cluster(workers: Workers, threads: int, environment: dict[str, int | s
         n_workers = torch.cuda.device_count()
     return LocalCluster(
         n_workers=n_workers,
-        threads_per_worker=1,
         processes=True,
-        host="127.0.0.1",
-        dashboard_address="127.0.0.1:0",
         silence_logs=logging.CRITICAL,
         **private,
     )

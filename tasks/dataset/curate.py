@@ -29,7 +29,7 @@ class NothingToLearnError(Exception):
 
 
 def curate_pairs(curation: Curation, workspace: Workspace) -> dict[str, Any]:
-    """The balance of the train store's pairs over its images, written to `curation.json`.
+    """Balance the train store's pairs over its images, and write `curation.json`.
 
     The confident pairs of every image are counted and weighed, so that no image dominates. A file
     that was made with the same settings from the same pairs is not made again. Raises

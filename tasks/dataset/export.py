@@ -54,7 +54,7 @@ def export_pairs(
     fresh: bool = False,
     on_part: OnPart = lambda _done, _n: None,
 ) -> ExportReport:
-    """Writes the selected pairs to `folder`, whole or not at all; the same input, the same bytes.
+    """Write the selected pairs to `folder`, whole or not at all; the same input, the same bytes.
 
     An earlier export there is replaced if `fresh`.
 

@@ -148,7 +148,7 @@ class PairExamples(IterableDataset[Batch]):
         return self._at.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Goes to the start of `epoch`; changes nothing if that is the present one."""
+        """Go to the start of `epoch`; change nothing if that is the present one."""
         if epoch != self._at.epoch:
             self._at = _Position(epoch=epoch, n_before=self.n_given)
 
@@ -157,7 +157,7 @@ class PairExamples(IterableDataset[Batch]):
         return {"settings": self._settings, **asdict(self._at)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues where `state` was taken; StoreMismatchError for that of another dataset, or of
+        """Continue where `state` was taken; StoreMismatchError for that of another dataset, or of
         other settings."""
         check_settings(state["settings"], self._settings, "these examples have")
         self._at = _Position(**{key: state[key] for key in asdict(self._at)})
@@ -189,10 +189,17 @@ class PairExamples(IterableDataset[Batch]):
 
     def _one_epoch(self, at: _Position, share: tuple[int, int]) -> Steps:
         """The batches from `at` to the end of its epoch, each with the position after it."""
-        curation, size = self._curation, self._batch_size
+        curation, size, z = self._curation, self._batch_size, self._z
+
+        def repeats(part: int, columns: Arrays) -> npt.NDArray[np.int64]:
+            assert curation is not None
+            times = curated_repeats(columns, z, curation=curation, part=part, epoch=at.epoch)
+            times[np.isin(columns["image_id"], self._left_out)] = 0
+            return times
+
         stream = PairStream(
             self._dataset,
-            repeats=_Repeats(curation, self._z, self._left_out, at.epoch) if curation else None,
+            repeats=repeats if curation else None,
             seed=self._seed,
             epoch=at.epoch,
             share=share,
@@ -282,24 +289,6 @@ class _Position:
 Steps = Generator[tuple[_Position, Batch], None, None]
 
 
-@dataclass(frozen=True, eq=False)
-class _Repeats:
-    """`curated_repeats` of one epoch, in a form that goes to another process."""
-
-    curation: Curation
-    z: npt.NDArray[np.int64]
-    left_out: npt.NDArray[np.int64]
-    epoch: int
-
-    def __call__(self, part: int, columns: Arrays) -> npt.NDArray[np.int64]:
-        times = curated_repeats(
-            columns, self.z, curation=self.curation, part=part, epoch=self.epoch
-        )
-        if len(self.left_out):
-            times[np.isin(columns["image_id"], self.left_out)] = 0
-        return times
-
-
 def _made_up(
     curation: Curation, images: Tensor, *, n_images: int, seed: int, purpose: str
 ) -> Callable[[int], Examples]:
@@ -370,7 +359,7 @@ def _one_ahead(steps: Steps) -> Steps:
 
 
 def _alone() -> None:
-    """Keeps torch's loops in this thread: OpenMP's others, which wait for each other by spinning,
+    """Keep torch's loops in this thread: OpenMP's others, which wait for each other by spinning,
     would take the cores from the network's step. OpenMP's limit is per thread; torch applies that
     of the process to a thread when it is first asked there."""
     torch.get_num_threads()

@@ -23,7 +23,7 @@ from storage.pairs.dataset import Dataset
 from storage.pairs.layout import OUTCOMES
 from storage.sources.load import ImageSet
 from tasks.attack_file.comparison import with_floats
-from tasks.campaign.watch import log_notice
+from tasks.campaign.state import log_notice
 from tasks.page.files import read_record
 
 if TYPE_CHECKING:

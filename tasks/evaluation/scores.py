@@ -34,8 +34,8 @@ from recon_core.types import Progress, RunSpec, no_progress, seeded_generator
 from storage.object_store import LocalPlace
 from storage.pairs.dataset import Dataset
 from storage.sources.load import ImageSet
-from tasks.campaign.part import cpu_threads
 from tasks.campaign.plan import VICTIMS, VictimsOfStore, victims_key
+from tasks.cluster.jobs import cpu_threads
 from tasks.dataset.pair_stream import in_rgb
 from tasks.evaluation.record import ORIGIN, SCORES, Arrays, rounded
 from tasks.evaluation.settings import ORACLE, PROJECTED, WITHOUT_SPAN, Evaluation, check_span

@@ -104,7 +104,7 @@ def check_decoys(plan: Plan) -> None:
     sampling = plan.sampling
     if any(sampling.needs_counts(k) for k in range(sampling.n_rounds)):
         return
-    specs = [spec for part in range(sampling.n_parts) for spec in plan.part(part, []).specs]
+    specs = [spec for part in range(sampling.n_parts) for spec in plan.part(part).specs]
     pool = _decoy_pool(plan.images, np.unique([i for spec in specs for i in spec.image_ids]))
     _check_pool(0, sampling.images_per_run, len(pool), plan.images)
 

@@ -4,9 +4,7 @@ they stay in [0, 1] around the mean image of their run. All give 8-bit pictures 
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -264,20 +262,6 @@ def _picture(name: str, pixels: npt.NDArray[np.uint8], facts: dict[str, Any]) ->
     rgb = pixels.repeat(3 // len(pixels), axis=0)
     found = Found(pixels.shape[1], pixels.shape[2], COLOUR if len(pixels) == 3 else GREY)
     return InputPicture(name, rgb, facts, found)
-
-
-def content_of(inputs: Inputs, check: Callable[[InputPicture], None]) -> tuple[str, Reading]:
-    """SHA-256 over the names, facts and pixels of all inputs, each of which is read and checked,
-    and what was read. Raises what reading and `check` raise: nothing is begun that cannot be
-    finished."""
-    digest, reading = hashlib.sha256(), inputs.new_reading()
-    for picture in inputs:
-        check(picture)
-        head = [picture.name, picture.facts, picture.pixels.shape]
-        digest.update(json.dumps(head, sort_keys=True).encode())
-        digest.update(picture.pixels.data)
-        reading.count(picture.found)
-    return digest.hexdigest(), reading
 
 
 def resized(pixels: npt.NDArray[np.uint8], height: int, width: int) -> npt.NDArray[np.uint8]:

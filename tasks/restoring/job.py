@@ -16,13 +16,14 @@ Pictures whose files were removed are restored again.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import io
 import itertools
 import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -37,19 +38,13 @@ from torch import Tensor
 
 from recon_core.strict import Count, Natural, Strict
 from storage.documents import read_document, understood
-from storage.errors import (
-    DocumentError,
-    SourceError,
-    StorageError,
-    StoreMismatchError,
-    shown,
-)
+from storage.errors import SourceError, StorageError, StoreMismatchError, listed, shown
 from storage.files import TEMPORARY_PREFIX, full_device_explained, write_file, write_json
 from storage.pairs.dataset import manifest_differences
 from storage.sources.pictures import Reading
 from tasks.page.formats import tail
 from tasks.page.pictures import Strip, Tile, eight_bits, strips_sheet
-from tasks.restoring.inputs import InputPicture, Inputs, content_of, size_text
+from tasks.restoring.inputs import InputPicture, Inputs, size_text
 from tasks.restoring.restore import (
     BATCH_SIZE,
     N_SAMPLES,
@@ -62,7 +57,6 @@ SCHEMA, VERSION = "palimpsest-restored", 1
 FINISHED, UNFINISHED, SHEET = "restored.json", "restoring.json", "contact-sheet.png"
 ENTRIES = frozenset({"mean", "disagreement", "samples", SHEET, FINISHED, UNFINISHED})
 """All that a restoration puts into its folder."""
-N_DIFFERENCES_SHOWN = 3
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -101,7 +95,7 @@ def restore_pictures(
     on_picture: OnPicture = lambda _done, _n: None,
     save_seconds: float = SAVE_SECONDS,
 ) -> dict[str, Any]:
-    """Restores every input into the folder `out` and returns what restored.json then holds.
+    """Restore every input into the folder `out` and return what restored.json then holds.
 
     What is finished there with the same settings is returned, what was begun is continued. If
     `fresh`, an earlier restoration there is deleted first, once all inputs have been read.
@@ -121,7 +115,8 @@ def restore_pictures(
         finished = read_record(out / FINISHED, settings)
         begun = finished or read_record(out / UNFINISHED, settings) or {"pictures": []}
         with understood(out, "use another --out, or --fresh to replace it"):
-            job.take_up(begun["pictures"])
+            found = {picture["name"]: picture for picture in begun["pictures"]}
+            job.done = {n: p for n, p in found.items() if all(f.is_file() for f in job.files_of(p))}
         if finished is not None and len(job.done) == len(names) and (out / SHEET).is_file():
             (out / UNFINISHED).unlink(missing_ok=True)
             return finished
@@ -149,7 +144,7 @@ def check_restoration(
 
 
 def check_free(out: Path, source: str, *, fresh: bool) -> None:
-    """ValueError, with the fix, if restorations of what is at `source` cannot be put into `out`."""
+    """Raise ValueError, with the fix, if `out` cannot hold restorations of what is at `source`."""
     here, there = out.resolve(), Path(source).resolve()
     if there in here.parents:
         raise ValueError(
@@ -176,7 +171,7 @@ def check_free(out: Path, source: str, *, fresh: bool) -> None:
 
 
 def clear(out: Path) -> None:
-    """Removes an earlier restoration; its records last, so that it is known as one until then."""
+    """Remove an earlier restoration; its records last, so that it is known as one until then."""
     for name in sorted(ENTRIES, key=lambda name: name in (FINISHED, UNFINISHED)):
         path = out / name
         if path.is_dir() and not path.is_symlink():
@@ -198,26 +193,20 @@ def read_record(path: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
         there = dict(record["settings"])
         if record.get("schema") != SCHEMA:
             raise ValueError(f"schema is {record.get('schema')!r}, not {SCHEMA!r}")
-    except DocumentError as error:
-        raise StoreMismatchError(str(error)) from error
     except (ValueError, KeyError, TypeError) as error:
         raise StoreMismatchError(f"{path} is not a restoration's ({error}); {fix}") from error
     versions = [{"version": record.get("version")} | there, {"version": VERSION} | settings]
-    differences = manifest_differences(*versions)
-    if differences:
-        shown = "; ".join(differences[:N_DIFFERENCES_SHOWN])
-        more = len(differences) - N_DIFFERENCES_SHOWN
+    if differences := manifest_differences(*versions):
         raise StoreMismatchError(
-            f"{path.parent} was restored with other settings: {shown}"
-            + (f" and {more} more" if more > 0 else "")
-            + f"; {fix}"
+            f"{path.parent} was restored with other settings: "
+            f"{listed(differences, 3, between='; ')}; {fix}"
         )
     return record
 
 
 @contextmanager
 def locked(out: Path) -> Iterator[None]:
-    """`out`, made if needed, for this process alone."""
+    """Make `out` if needed, and lock it for this process."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(out, os.O_RDONLY | os.O_DIRECTORY)
@@ -251,18 +240,18 @@ class _Job:
     done: dict[str, dict[str, Any]] = field(default_factory=dict)
     shown: dict[str, tuple[Pixels, ...]] = field(default_factory=dict)
 
-    def take_up(self, pictures: Sequence[dict[str, Any]]) -> None:
-        """Count as done those pictures of a record whose files are there."""
-        for picture in pictures:
-            name = picture["name"]
-            files = [self._path("mean", name), self._path("disagreement", name)]
-            if self.config.keep_samples:
-                files += [self._path("samples", f"{name}-{k}") for k in range(picture["n_samples"])]
-            if all(file.is_file() for file in files):
-                self.done[name] = picture
+    def files_of(self, picture: Mapping[str, Any]) -> list[Path]:
+        """Files of a finished picture of a record."""
+        name = picture["name"]
+        samples = range(picture["n_samples"] if self.config.keep_samples else 0)
+        return [
+            self._path("mean", name),
+            self._path("disagreement", name),
+            *(self._path("samples", f"{name}-{k}") for k in samples),
+        ]
 
     def run(self, on_picture: OnPicture, save_seconds: float) -> None:
-        """Restores what is not done, saving every `save_seconds` and whatever ends it."""
+        """Restore what is not done, saving every `save_seconds` and whatever ends it."""
         write_json(self.out / UNFINISHED, self.record())
         (self.out / FINISHED).unlink(missing_ok=True)
         on_picture(len(self.done), len(self.inputs))
@@ -378,11 +367,10 @@ def _settings(
     restorer: OpenRestorer, inputs: Inputs, config: Restoration
 ) -> tuple[dict[str, Any], list[str], Reading]:
     """Everything that the restored pictures depend on, as JSON has it; the inputs' names, and what
-    was read of them."""
+    was read of them. All are read and checked: nothing is begun that cannot be finished."""
     names: list[str] = []
-
-    def check(picture: InputPicture) -> None:
-        names.append(picture.name)
+    digest, reading = hashlib.sha256(), inputs.new_reading()
+    for picture in inputs:
         height, width = picture.pixels.shape[1:]
         wrong = restorer.why_not(height, width)
         if wrong is not None:
@@ -391,18 +379,22 @@ def _settings(
             if "file" not in picture.facts:
                 fix = "use a restorer that was trained on pictures of this size"
             raise SourceError(f"{picture.facts.get('file', picture.name)} {wrong}; {fix}")
-
-    fingerprint, reading = content_of(inputs, check)
+        names.append(picture.name)
+        head = [picture.name, picture.facts, picture.pixels.shape]
+        digest.update(json.dumps(head, sort_keys=True).encode())
+        digest.update(picture.pixels.data)
+        reading.count(picture.found)
+    about = {"n_pictures": len(inputs), "fingerprint": digest.hexdigest()}
     settings = {
         "model": {name: getattr(restorer, name) for name in ("name", "fingerprint", "settings")},
-        "input": inputs.description | {"n_pictures": len(inputs), "fingerprint": fingerprint},
+        "input": inputs.description | about,
         **{name: getattr(config, name) for name in ("n_samples", "seed", "keep_samples")},
     }
     return json.loads(json.dumps(settings)), names, reading
 
 
 def _tile(pixels: Pixels, text: str) -> Tile:
-    """A picture (c, h, w) in a square of at most TILE, areas averaged, and its words."""
+    """A picture (c, h, w) in a square of at most TILE, areas averaged, with its caption."""
     picture = Image.fromarray(np.ascontiguousarray(pixels.transpose(1, 2, 0).squeeze()))
     picture.thumbnail((TILE, TILE), Image.Resampling.BOX)
     square = ImageOps.pad(picture, (max(picture.size),) * 2, color="white")
@@ -410,7 +402,7 @@ def _tile(pixels: Pixels, text: str) -> Tile:
 
 
 def _write(path: Path, pixels: Pixels) -> None:
-    """A PNG of (3, h, w) in colour or (h, w) in grey."""
+    """Write a PNG of (3, h, w) in colour or (h, w) in grey."""
     rows = np.ascontiguousarray(pixels.transpose(1, 2, 0) if pixels.ndim == 3 else pixels)
     content = io.BytesIO()
     Image.fromarray(rows).save(content, "png")

@@ -65,7 +65,7 @@ Floats = TypeVar("Floats", npt.NDArray[Any], Tensor)
 
 
 class Restores(Protocol):
-    """The method that makes a restorer, learned or not."""
+    """The method of every restorer, learned or not."""
 
     def restore(
         self,
@@ -163,7 +163,7 @@ class OpenRestorer:
         seed: int = 0,
         batch_size: int = BATCH_SIZE,
     ) -> tuple[Floats, Floats]:
-        """(mean, disagreement): what the pictures are restored to, and how sure that is.
+        """Restore pictures: (mean, disagreement) of their samples.
 
         `pictures`: floats (n, 3, h, w) in [0, 1], RGB, as numpy array or tensor on any device. The
         answers are of the same sort, float32, where the pictures are: `mean` (n, 3, h, w) in [0, 1]
@@ -284,8 +284,8 @@ def open_restorer(
     onnx_range: OnnxRange = "0..1",
     span: OpenSpan | None = None,
 ) -> OpenRestorer:
-    """The restorer that `weights` names: a folder that `palimpsest train` wrote (or the model.json
-    in it), an ONNX file (`*.onnx`, whose pictures are in `onnx_range`), or one of the baselines
+    """Open the restorer that `weights` names: a folder that `palimpsest train` wrote (or its
+    model.json), an ONNX file (`*.onnx`, with pictures in `onnx_range`), or one of the baselines
     `nlm`, `tv`, `wavelet`, which run on the CPU wherever `device` is. With `span` every answer
     lies in the span of a victim's first layer, of EDM every step on the way to it, too, if
     `span.at_every_step`.
@@ -367,7 +367,7 @@ def open_restorer(
 
 
 def open_span(of: Span, pictures: Inputs) -> OpenSpan:
-    """The span of a network whose training images `pictures` are to show.
+    """Find the span of a network whose training images `pictures` are to show.
 
     Raises WeightsError or SourceError for files that cannot be read, NoSpanError where nothing
     stands out of the start's noise, ValueError for a network without a dense first layer or of

@@ -78,7 +78,7 @@ def train_inpainter(
     on_step: OnStep = ignore,
     checkpoint_seconds: float = 60.0,
 ) -> Denoiser:
-    """The denoiser D(x; sigma) of the model in `out`; trains it only as far as it is not there yet,
+    """Train the model in `out` as far as it is not there yet, and return its denoiser D(x; sigma),
     so that it is bit for bit what it would have been without interruption (on one device, with one
     number of CPU threads).
 

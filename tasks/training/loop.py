@@ -10,7 +10,6 @@ takes `batch_size / ranks` of its own share of the pairs a step; rank 0 validate
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import os
@@ -27,31 +26,27 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from jaxtyping import Float32
-from PIL import Image
+from pydantic import TypeAdapter
 from torch import Tensor, nn
 
-from recon_core.restore import Fit, NonfiniteLossError, Restorer, Training
+from recon_core.restore import EDM, Fit, NonfiniteLossError, Restorer, Training
 from recon_core.restore.examples import Examples
 from recon_core.restore.fit import Ranks
 from storage.checkpoints import load_checkpoint, save_checkpoint
 from storage.errors import CorruptPartError
 from storage.files import write_file
 from tasks.campaign.plan import code_version
-from tasks.campaign.watch import log_notice
+from tasks.campaign.state import log_notice
+from tasks.devices import cpu_name
 from tasks.interruption import Interruption
-from tasks.training.validation import (
-    HeldOut,
-    Validation,
-    fitted_strength,
-    for_validation,
-    score,
-)
+from tasks.page.pictures import eight_bits, png_bytes
+from tasks.training.validation import HeldOut, Validation, fitted_strength, score
 
 LATEST, BEST, MODEL = "latest", "best", "model"
 LOG, PICTURE = "log.jsonl", "validation.png"
 CHECKPOINT_SHARE = 0.05  # at most this part of the time is spent on writing checkpoints
 CURVE_POINTS = 200
-LONGEST_LOG_WINDOW = 100
+LONGEST_WINDOW = 100
 N_SHOWN, GAP, SCALE = 16, 2, 2
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -59,14 +54,8 @@ OnStep = Callable[[int, int, float], None]
 """Called after each step with (steps done, steps in all, loss)."""
 
 
-OnWork = Callable[[int, float, str], None]
-"""Called with the steps done, the share of all work (validations too) in [0, 1], and a note."""
-FORWARD_PER_STEP = 3
-"""Evaluations of the network that an update takes as long as: forward once, backward twice."""
-
-
-def ignore(*_progress: object) -> None:
-    """An `OnStep` or `OnWork` that nobody listens to."""
+def ignore(_done: int, _n_steps: int, _loss: float) -> None:
+    """An `OnStep` that nobody listens to."""
 
 
 class Feed(Protocol):
@@ -84,64 +73,25 @@ class Feed(Protocol):
 
 
 @dataclass
-class Curve:
-    """A value, averaged over every `window` steps, as [steps done, mean]."""
-
-    window: int
-    points: list[tuple[int, float]] = field(default_factory=list)
-    waiting: list[float] = field(default_factory=list)
-
-    def add(self, step: int, value: float) -> bool:
-        """True if this step completes a window."""
-        self.waiting.append(value)
-        if len(self.waiting) < self.window:
-            return False
-        self.points.append((step, sum(self.waiting) / self.window))
-        self.waiting = []
-        return True
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self.points = [(int(step), float(value)) for step, value in state["points"]]
-        self.waiting = [float(value) for value in state["waiting"]]
-
-
-@dataclass
 class Record:
-    """The loss for the card and for the log, validations as (steps done, SSIM), seconds."""
+    """Mean losses of windows as (steps done, loss), losses of the window that is not full yet,
+    validations as (steps done, SSIM), and seconds."""
 
-    curve: Curve
-    log: Curve
+    losses: list[tuple[int, float]] = field(default_factory=list)
+    waiting: list[float] = field(default_factory=list)
     validations: list[tuple[int, float]] = field(default_factory=list)
     seconds: float = 0.0
-
-    @classmethod
-    def of(cls, n_steps: int) -> Record:
-        """An empty record of a training of `n_steps` steps."""
-        window = max(1, n_steps // CURVE_POINTS)
-        return cls(Curve(window), Curve(min(window, LONGEST_LOG_WINDOW)))
 
     @property
     def best(self) -> tuple[int, float] | None:
         """The validation with the highest SSIM, the first of equals."""
         return max(self.validations, key=lambda found: found[1], default=None)
 
-    def state_dict(self) -> dict[str, Any]:
-        state = asdict(self)
-        state["log"]["points"] = []  # they are in the log's file
-        return state
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.curve.restore(state["curve"])
-        self.log.restore(state["log"])
-        self.validations = [(int(step), float(ssim)) for step, ssim in state["validations"]]
-        self.seconds = float(state["seconds"])
-
 
 class TrainingLog:
-    """Writes what a training in `out` that has done `step` steps says from there on."""
+    """The log of a training in `out`, continued after `step` steps."""
 
     def __init__(self, out: Path, *, step: int) -> None:
-        self._out = out
         out.mkdir(parents=True, exist_ok=True)
         lines = (out / LOG).read_bytes().splitlines(keepends=True) if (out / LOG).is_file() else []
         # the log is not synced: a kill leaves half a line at its end, a power failure maybe zeros
@@ -152,38 +102,22 @@ class TrainingLog:
             (out / PICTURE).unlink(missing_ok=True)
 
     def scalars(self, step: int, **values: float) -> None:
-        """Values after `step` steps; those of a validation begin with "validation_"."""
+        """Write values after `step` steps; those of a validation begin with "validation_"."""
         line = json.dumps({"step": step, **values}, allow_nan=False)
         self._file.write(line.encode() + b"\n")
         self._file.flush()
-
-    def pictures(
-        self,
-        inputs: Float32[Tensor, "n c h w"],
-        restored: Float32[Tensor, "n c h w"],
-        targets: Float32[Tensor, "n c h w"],
-    ) -> None:
-        """A grid of the first pairs, in [0, 1]: input, restored and target, one over the other."""
-        picture = grid(torch.stack([inputs[:N_SHOWN], restored[:N_SHOWN], targets[:N_SHOWN]]))
-        content = io.BytesIO()
-        Image.fromarray(picture).save(content, format="PNG")
-        write_file(self._out / PICTURE, content.getvalue())
 
     def close(self) -> None:
         self._file.close()
 
 
-def grid(pictures: Float32[Tensor, "rows n c h w"]) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """The pictures in rows and columns on white, uint8 (height, width, 3), each pixel a square."""
-    values = (pictures * 255).round().clamp(0, 255).byte().cpu().numpy()
-    n_rows, n_columns, n_channels, height, width = values.shape
-    values = np.broadcast_to(values, (n_rows, n_columns, max(3, n_channels), height, width))
-    values = values.repeat(SCALE, axis=3).repeat(SCALE, axis=4)
+def grid(pictures: Float32[Tensor, "rows n c h w"]) -> npt.NDArray[np.uint8]:
+    """The pictures in rows and columns on white, (c, height, width), each pixel a square."""
+    values = eight_bits(pictures).repeat(SCALE, axis=3).repeat(SCALE, axis=4)
     edges = ((0, 0), (0, 0), (0, 0), (GAP, GAP), (GAP, GAP))
-    padded = np.pad(values, edges, constant_values=255)
-    rows_columns = padded.transpose(0, 3, 1, 4, 2)
-    tall, wide = n_rows * padded.shape[3], n_columns * padded.shape[4]
-    return np.ascontiguousarray(rows_columns.reshape(tall, wide, 3))
+    tiles = np.pad(values, edges, constant_values=255)
+    n_rows, n_columns, n_channels, height, width = tiles.shape
+    return tiles.transpose(2, 0, 3, 1, 4).reshape(n_channels, n_rows * height, n_columns * width)
 
 
 def _step_of(line: bytes) -> float:
@@ -215,16 +149,15 @@ class Trainer:
         self.group, self.held_out = group or Ranks(), held_out
         self.validation = validation or Validation()
         self.fit = Fit(restorer, training, device=device, ranks=self.group)
-        self.record = Record.of(training.n_steps)
+        self.record = Record()
         # Other processes would wait for ever for one that saves while they do not.
         self.interruption = Interruption(holds=self.group.size == 1)
-        self.on_work: OnWork = ignore
         self._restored: tuple[int, Tensor] | None = None
         self._resume()
         self.started = time.monotonic() - self.record.seconds
 
     def _resume(self) -> None:
-        """Puts everything where the checkpoint in `out` was, if it is of this training."""
+        """Restore the checkpoint in `out`, if it is of this training."""
         found = load_latest(self.out, self.fingerprint)
         self.group.gather(None)  # nobody reads after it what is removed
         if found is None:
@@ -235,7 +168,7 @@ class Trainer:
         self.fit.load_state_dict({name: torch.from_numpy(array) for name, array in state.items()})
         feeds = meta["feeds"]
         self.feed.load_state_dict(feeds[min(self.group.rank, len(feeds) - 1)])
-        self.record.load_state_dict(meta["record"])
+        self.record = TypeAdapter(Record).validate_python(meta["record"])
         if self.writes:
             log_notice(
                 f"{self.out.name} goes on after step {self.fit.step:,} of {self.training.n_steps:,}"
@@ -249,7 +182,8 @@ class Trainer:
     def run(
         self, on_step: OnStep, checkpoint_seconds: float, log: TrainingLog | None = None
     ) -> None:
-        """Trains to the end, validating and saving on the way; rank 0 has a log, if any has."""
+        """Train to the end, validating and saving on the way; rank 0 has a log, if any has."""
+        window = max(1, min(self.training.n_steps // CURVE_POINTS, LONGEST_WINDOW))
         n_images, waited, worked = 0, 0.0, 0.0  # since the last line of the log
         last_saved, saving = time.monotonic(), 0.0
         batches = iter(self.feed)
@@ -261,15 +195,16 @@ class Trainer:
             loss = self.fit.update(Examples(**batch))
             n_images += self.training.batch_size
             waited, worked = waited + began - asked, worked + time.monotonic() - began
-            self.record.curve.add(self.fit.step, loss)
-            if self.record.log.add(self.fit.step, loss) and log is not None:
-                step, mean = self.record.log.points.pop()
-                took = max(waited + worked, 1e-9)
-                pace = {"images_per_s": n_images / took, "wait_share": waited / took}
-                log.scalars(step, loss=mean, lr=lr, **pace)
+            self.record.waiting.append(loss)
+            if len(self.record.waiting) == window:
+                mean, self.record.waiting = sum(self.record.waiting) / window, []
+                self.record.losses.append((self.fit.step, mean))
+                if log is not None:
+                    took = max(waited + worked, 1e-9)
+                    pace = {"images_per_s": n_images / took, "wait_share": waited / took}
+                    log.scalars(self.fit.step, loss=mean, lr=lr, **pace)
                 n_images, waited, worked = 0, 0.0, 0.0
             on_step(self.fit.step, self.training.n_steps, loss)
-            self._report(self.fit.step - 1)
             improved = False
             if self.validation.due(self.fit.step, self.training.n_steps):
                 self._require_finite(loss)
@@ -290,18 +225,15 @@ class Trainer:
             self.interruption.deliver()
 
     def validate(self, log: TrainingLog) -> bool:
-        """Scores the averaged weights on the held-out pairs, and keeps them if they are best."""
+        """Score the averaged weights on the held-out pairs; True if they are best, and kept."""
         assert self.held_out is not None
-        ssim, restored = score(
-            for_validation(self.restorer, self.validation), self.fit.ema, self.held_out,
-            device=self.device, n_samples=self.validation.n_samples,
-            progress=lambda fraction: self._report(self.fit.step - 1, fraction, "validation"),
-        )  # fmt: skip
+        ssim, restored = self._scored(self.fit.ema, self.restorer)
         step, before = self.fit.step, self.held_out.ssim_inputs
         self._restored = (step, restored)
         self.record.validations.append((step, ssim))
         log.scalars(step, validation_ssim=ssim, validation_ssim_inputs=before)
-        log.pictures(self.held_out.inputs, restored, self.held_out.targets)
+        shown = [x[:N_SHOWN] for x in (self.held_out.inputs, restored, self.held_out.targets)]
+        write_file(self.out / PICTURE, png_bytes(grid(torch.stack(shown))))
         improved = self.record.best == (step, ssim)
         if improved:
             meta = {"fingerprint": self.fingerprint, "step": step, "ssim": ssim}
@@ -309,7 +241,7 @@ class Trainer:
         return improved
 
     def save(self) -> None:
-        """Replaces `latest` by where all processes are."""
+        """Replace `latest` by the present state of all processes."""
         feeds = self.group.gather(self.feed.state_dict())
         self.record.seconds = time.monotonic() - self.started
         if self.writes:
@@ -317,14 +249,14 @@ class Trainer:
                 "fingerprint": self.fingerprint,
                 "step": self.fit.step,
                 "feeds": feeds,
-                "record": self.record.state_dict(),
+                "record": asdict(self.record),
             }
             save_checkpoint(self.out, LATEST, arrays(self.fit.state_dict()), meta)
 
     def finish(
         self, facts: Mapping[str, Any], page: Callable[[Mapping[str, Any]], None] | None = None
     ) -> dict[str, Any]:
-        """Writes the model and its card, `facts` and what all trainings say, and returns the card.
+        """Write the model and its card, which has `facts` and the training's, and return the card.
         `page` is given the card before the model is there."""
         n_images = sum(self.group.gather(self.feed.n_given))
         if not self.writes:
@@ -368,7 +300,7 @@ class Trainer:
             "device": device.type,
             "device_name": torch.cuda.get_device_name(device)
             if device.type == "cuda"
-            else platform.processor() or platform.machine(),
+            else cpu_name(),
             "threads": torch.get_num_threads(),
             "ranks": self.group.size,
             "torch": torch.__version__,
@@ -378,7 +310,7 @@ class Trainer:
                 "torch": torch.__version__,
                 "numpy": np.__version__,
             },
-            "loss_curve": self.record.curve.points,
+            "loss_curve": self.record.losses,
         }
         if page is not None:
             page(card)
@@ -396,28 +328,22 @@ class Trainer:
         else:
             net = self.restorer.build(seed=0)
             net.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
-            _ssim, restored = score(
-                replace(for_validation(self.restorer, self.validation), strength=1.0),
-                net.to(self.device), self.held_out,
-                device=self.device, n_samples=self.validation.n_samples,
-                progress=lambda fraction: self._report(self.fit.step, fraction, "strength"),
-            )  # fmt: skip
+            whole = replace(self.restorer, strength=1.0)
+            _ssim, restored = self._scored(net.to(self.device), whole)
         strength, curve = fitted_strength(restored, self.held_out)
         return replace(self.restorer, strength=strength), curve
 
-    def _report(self, validated_to: int, fraction: float = 0.0, note: str = "") -> None:
-        """Reports the progress in evaluations of the network: those of the steps, of the
-        validations due up to step `validated_to`, and of this fraction of another."""
-        n_steps, of_step = self.training.n_steps, FORWARD_PER_STEP * self.training.batch_size
-        done, total = float(self.fit.step * of_step), n_steps * of_step
-        if self.held_out is not None:
-            one = self.validation.evaluations(self.restorer, len(self.held_out.inputs))
-            done += (self.validation.n_due(validated_to, n_steps) + fraction) * one
-            total += self.validation.n_due(n_steps, n_steps) * one
-        self.on_work(self.fit.step, min(1.0, done / total), note)
+    def _scored(self, net: nn.Module, restorer: Restorer) -> tuple[float, Tensor]:
+        """SSIM and restorations of the held-out pairs, with the validation's sampler steps."""
+        assert self.held_out is not None
+        n_steps = self.validation.n_sampler_steps
+        if isinstance(restorer, EDM) and n_steps is not None:
+            restorer = replace(restorer, n_steps=n_steps)
+        n_samples = self.validation.n_samples
+        return score(restorer, net, self.held_out, device=self.device, n_samples=n_samples)
 
     def _require_finite(self, loss: float) -> None:
-        """A loss can be finite and the step after it not: such weights are not kept."""
+        """Raise NonfiniteLossError for weights that are not finite, whatever the loss."""
         if not self.fit.finite:
             step = self.fit.step - 1
             raise NonfiniteLossError(
@@ -433,7 +359,7 @@ def load_latest(out: Path, fingerprint: str) -> tuple[Arrays, dict[str, Any]] | 
 
 
 def remove(out: Path, *names: str) -> None:
-    """Removes checkpoints, first what names the weights."""
+    """Remove checkpoints, first the file that names the weights."""
     for name in names:
         for file in (out / f"{name}.json", *out.glob(f"{name}-*.safetensors")):
             file.unlink(missing_ok=True)
@@ -490,13 +416,13 @@ class Accelerated(Ranks):
         return self.sum(float(flag and self.rank == 0)) > 0
 
     def close(self) -> None:
-        """Ends the connections; a process that ends with them open may end with an error."""
+        """End the connections; a process that leaves them open may end with an error."""
         self.gather(None)  # nobody leaves while another waits for it
         self._accelerator.end_training()
 
 
 def leave() -> NoReturn:
-    """Ends this process at once, all of its work being done and written.
+    """End this process at once, all of its work being done and written.
 
     With torch 2.13 a rank sometimes aborts in the destructors of its libraries ("terminate called
     without an active exception"), and torchrun would call a finished training failed.

@@ -14,19 +14,20 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 from torch import nn
 
 from recon_core.balance import Curation
 from recon_core.matching import CLIPPED
-from recon_core.restore import RESTORERS, NonfiniteLossError, Restorer, Training
+from recon_core.restore import NonfiniteLossError, Restorer, Training
 from recon_core.restore.fit import Ranks
 from storage.checkpoints import load_checkpoint
+from storage.documents import understood
 from storage.errors import StorageError
 from storage.files import text_bytes, write_file
 from storage.pairs.dataset import Dataset
@@ -35,7 +36,6 @@ from tasks.training.loop import (
     LATEST,
     MODEL,
     OnStep,
-    OnWork,
     Trainer,
     TrainingLog,
     ignore,
@@ -44,6 +44,7 @@ from tasks.training.loop import (
 from tasks.training.validation import Validation, held_out_parts, read_held_out
 
 SCHEMA, VERSION = "palimpsest-restorer", 1
+RESTORER: TypeAdapter[Restorer] = TypeAdapter(Annotated[Restorer, Field(discriminator="kind")])
 
 PAGE = "MODEL_CARD.md"
 TITLES = {"edm": "EDM diffusion restorer", "bf_dncnn": "BF-DnCNN", "unet": "U-Net regression"}
@@ -62,10 +63,9 @@ def train_restorer(
     validation: Validation | None = None,
     group: Ranks | None = None,
     on_step: OnStep = ignore,
-    on_work: OnWork = ignore,
     checkpoint_seconds: float = 20.0,
 ) -> dict[str, Any]:
-    """The card of the model that is then in `out`; trains it only as far as it is not there yet.
+    """Train the model in `out` as far as it is not there yet, and return its card.
 
     `images_for_noise` are the training images of the source, uint8 (n, 3, h, w). A checkpoint is
     written every `checkpoint_seconds`, less often where writing takes long, and when SIGTERM or
@@ -118,7 +118,6 @@ def train_restorer(
         "n_pairs": dataset.n_pairs,
         "n_pairs_used": seen.n_pairs,
     }
-    trainer.on_work = on_work
     with trainer.interruption:
         log = TrainingLog(out, step=trainer.fit.step) if trainer.writes else None
         try:
@@ -143,7 +142,7 @@ def train_restorer(
 
 
 def load_restorer(path: Path, device: str) -> tuple[Restorer, nn.Module]:
-    """The restorer and its network, ready to restore, from a folder `train_restorer` wrote to, or
+    """Load a restorer and its network, ready to restore, from a folder of `train_restorer`, or
     the `model.json` in it. Raises StorageError if there is no finished model, one of a newer
     version, or one whose settings are not a restorer's or do not fit its weights."""
     folder = model_folder(path)
@@ -156,37 +155,17 @@ def load_restorer(path: Path, device: str) -> tuple[Restorer, nn.Module]:
             f"{folder}/model.json is {card.get('schema')} version {card.get('version')}, this "
             f"program reads {SCHEMA} version {VERSION}; train again or update the program"
         )
-    where, settings = f"{folder}/{MODEL}.json", card.get("restorer")
-    kind = settings.get("kind") if isinstance(settings, dict) else None
-    if not isinstance(kind, str) or kind not in RESTORERS:
-        raise StorageError(
-            f"{where} describes no restorer: {settings!r} with kind={kind!r}; known are "
-            f"{', '.join(RESTORERS)}; {WHOLE_MODEL}"
-        )
-    try:
-        restorer: Restorer = TypeAdapter(RESTORERS[kind]).validate_python(settings)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(map(str, first["loc"]))
-        value = f"{name}={first['input']!r}: " if name else ""
-        raise StorageError(
-            f"{where} is of no {kind} of this program: {value}{first['msg']}; {WHOLE_MODEL}"
-        ) from error
-    try:
-        net = restorer.build(seed=0)
-    except (ValueError, TypeError, RuntimeError) as error:  # torch's own, of sizes beyond 64 bits
-        why = str(error).splitlines()[0]
-        raise StorageError(f"{where} describes no network: {why}; {WHOLE_MODEL}") from error
-    wanted = {name: tuple(value.shape) for name, value in net.state_dict().items()}
-    given = {name: array.shape for name, array in tensors.items()}
-    for name in sorted(wanted | given):
-        if given.get(name) != wanted.get(name):
-            raise StorageError(
-                f"the weights that {where} names do not fit its restorer: {name} is "
-                f"{given.get(name, 'absent')} there and {wanted.get(name, 'absent')} by the "
-                f"settings {asdict(restorer)}; {WHOLE_MODEL}"
-            )
-    net.load_state_dict({name: torch.from_numpy(array) for name, array in tensors.items()})
+    with understood(f"{folder}/{MODEL}.json", WHOLE_MODEL):
+        try:
+            restorer = RESTORER.validate_python(card["restorer"])
+            net = restorer.build(seed=0)
+            net.load_state_dict({name: torch.from_numpy(a) for name, a in tensors.items()})
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = ".".join(map(str, first["loc"]))
+            raise ValueError(f"{name}: {first['msg']}, not {first['input']!r}") from error
+        except RuntimeError as error:  # other weights, or torch's own, of sizes beyond 64 bits
+            raise ValueError(str(error)) from error
     return restorer, net.to(device).eval().requires_grad_(False)
 
 
@@ -236,7 +215,7 @@ def training_fingerprint(
 
 
 def model_page(card: Mapping[str, Any]) -> str:
-    """The card as Markdown."""
+    """Write the card as Markdown."""
     training, dataset, found = card["training"], card["dataset"], card["validation"]
     kind = TITLES.get(card["restorer"]["kind"], card["restorer"]["kind"])
     is_averaged = training["ema_halflife_images"] > 0 and training["ema_ramp"] > 0

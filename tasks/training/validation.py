@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -21,11 +21,10 @@ from torch import Tensor, nn
 
 from recon_core.balance import Curation
 from recon_core.metrics import ssim_pairs
-from recon_core.restore import EDM, Restorer
+from recon_core.restore import Restorer
 from recon_core.restore.examples import make_examples, to_pictures
 from recon_core.strict import Count, Natural, Strict, Within
 from recon_core.summary import t_interval
-from recon_core.types import Progress, no_progress
 from storage.errors import StorageError
 from storage.pairs.dataset import Dataset
 from storage.pairs.stream import PairStream
@@ -70,19 +69,6 @@ class Validation(Strict):
         """True if the weights after `step` steps are validated."""
         return self.every > 0 and (step % self.every == 0 or step == n_steps)
 
-    def n_due(self, step: int, n_steps: int) -> int:
-        """Number of validations that are due from the first step to this one."""
-        if not self.every or step < 1:
-            return 0
-        return step // self.every + (step == n_steps and step % self.every > 0)
-
-    def evaluations(self, restorer: Restorer, n_pairs: int) -> int:
-        """Evaluations of the network on one picture that a validation takes."""
-        if not isinstance(restorer, EDM):
-            return n_pairs  # one answer, however many are asked for
-        n_steps = self.n_sampler_steps or restorer.n_steps
-        return n_pairs * self.n_samples * (2 * n_steps - 1)  # of Heun's method
-
 
 @dataclass(frozen=True, eq=False)
 class HeldOut:
@@ -110,7 +96,7 @@ def held_out_parts(dataset: Dataset, n_parts: int) -> tuple[int, ...]:
 
 
 def read_held_out(dataset: Dataset, validation: Validation, curation: Curation) -> HeldOut:
-    """The pairs that are scored; to fit a strength, of a fifth of the images that have any, without
+    """Read the pairs to score; to fit a strength, those of a fifth of the images, without
     which the training then goes. Raises StorageError if the held-out parts have none."""
     parts = held_out_parts(dataset, validation.n_parts)
     held_out = dataset.subset(parts)
@@ -158,14 +144,13 @@ def score(
     *,
     device: str,
     n_samples: int = 1,
-    progress: Progress = no_progress,
 ) -> tuple[float, Float32[Tensor, "n c h w"]]:
     """(SSIM averaged over the held-out pairs, their restorations in [0, 1]): of each pair the mean
     of `n_samples`, always from the same noise. Pixels that are not numbers count as black.
     """
     seeds = torch.arange(len(held_out.inputs))
     inputs = held_out.inputs.to(device)
-    samples = restorer.restore(net, inputs, n_samples=n_samples, seeds=seeds, progress=progress)
+    samples = restorer.restore(net, inputs, n_samples=n_samples, seeds=seeds)
     restored = samples.mean(dim=0).cpu().nan_to_num(nan=0.0).clamp(0, 1)
     return float(ssim_pairs(restored, held_out.targets).mean()), restored
 
@@ -173,7 +158,7 @@ def score(
 def fitted_strength(
     restored: Float32[Tensor, "n c h w"], held_out: HeldOut
 ) -> tuple[float, list[tuple[float, float]]]:
-    """(strength with which restorations help the held-out pairs, [(strength, mean SSIM)]).
+    """Return (strength with which restorations help the held-out pairs, [(strength, mean SSIM)]).
 
     Of eleven strengths the one with the highest mean; 0 unless the interval of the mean gain, over
     images, is above 0. `restored` are the answers with strength 1.
@@ -187,13 +172,6 @@ def fitted_strength(
     gains = np.bincount(image, table[best] - table[0]) / np.bincount(image)
     helps = len(gains) > 1 and t_interval(gains.tolist())[0] > 0
     return (STRENGTHS[best] if helps else 0.0), curve
-
-
-def for_validation(restorer: Restorer, validation: Validation) -> Restorer:
-    """The restorer with the validation's number of sampler steps."""
-    if isinstance(restorer, EDM) and validation.n_sampler_steps is not None:
-        return replace(restorer, n_steps=validation.n_sampler_steps)
-    return restorer
 
 
 def _rank(number: int, kind: str = "part") -> str:

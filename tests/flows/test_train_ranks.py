@@ -16,7 +16,7 @@ from storage.files import write_json
 from tasks.training.train import load_restorer
 from tasks.training.validation import Validation
 from tests.storage import stores
-from tests.tasks.training.logs import read_log
+from tests.tasks.training.test_train import read_log
 
 PLAN = RestorerPlan(
     restorer=BFDnCNN(depth=2, n_channels=2),

@@ -4,6 +4,7 @@ import io
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -11,7 +12,7 @@ from rich.console import Console
 from tasks import progress
 from tasks.evaluation import record
 from tasks.evaluation.record import Work
-from tasks.progress import progress_text, stage_progress
+from tasks.progress import stage_progress
 from tasks.workspace import Workspace
 
 
@@ -34,23 +35,6 @@ def test_nothing_is_written_where_there_is_no_workspace(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
-@pytest.mark.parametrize(
-    ("numbers", "options", "text"),
-    [
-        ((4, 40, 20), {}, "4 / 40 runs  5.0 s/run  3:00 left"),
-        ((20, 40, 10), {}, "20 / 40 runs  2.0 runs/s  0:10 left"),
-        ((0, 40, 3), {}, "0 / 40 runs    ? left"),
-        ((24, 40, 20), {"before": 20}, "24 / 40 runs  5.0 s/run  1:20 left"),
-        ((20, 40, 3), {"before": 20}, "20 / 40 runs    ? left"),
-        ((1, 400, 60), {"parts": (0.0, 0.5)}, "1 / 400 runs  60.0 s/run  1:00 left"),
-        ((9, 400, 60), {"before": 5, "parts": (0.4, 0.5)}, "9 / 400 runs  15.0 s/run  5:00 left"),
-    ],
-)
-def test_progress_has_count_rate_and_the_time_left_of_the_work(numbers, options, text) -> None:
-    """What was there before counts for no rate, and shares of the work go before counts."""
-    assert progress_text("run", *numbers, **options) == text
-
-
 class Clock:
     """Time that passes as it is told."""
 
@@ -66,6 +50,29 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(progress, "time", clock)
     return clock
+
+
+@pytest.mark.parametrize(
+    ("first", "seconds", "last", "text"),
+    [
+        ((0, 40), 20, (4, 40), "4 / 40 runs  5.0 s/run  3:00 left"),
+        ((0, 40), 10, (20, 40), "20 / 40 runs  2.0 runs/s  0:10 left"),
+        ((0, 40), 30, (0, 40), "0 / 40 runs    ? left"),
+        ((20, 40), 20, (24, 40), "24 / 40 runs  5.0 s/run  1:20 left"),
+        ((20, 40), 30, (20, 40), "20 / 40 runs    ? left"),
+        ((0, 400, 0.0), 60, (1, 400, 0.5), "1 / 400 runs  60.0 s/run  1:00 left"),
+        ((5, 400, 0.4), 60, (9, 400, 0.5), "9 / 400 runs  15.0 s/run  5:00 left"),
+    ],
+)
+def test_progress_has_count_rate_and_the_time_left_of_the_work(
+    first: Any, seconds: float, last: Any, text: str, clock: Clock, capsys: Any
+) -> None:
+    """What was there before counts for no rate, and shares of the work go before counts."""
+    with stage_progress("Generate", "run") as advance:
+        for now, (done, total, *share) in ((0.0, first), (seconds, last)):
+            clock.now = now
+            advance(done, total, share=share[0] if share else None)
+    assert capsys.readouterr().err.splitlines()[-1] == f"Generate  {text}"
 
 
 def test_the_time_left_does_not_count_the_start_of_workers(clock: Clock, capsys) -> None:

@@ -20,8 +20,7 @@ from storage.files import write_file, write_json
 from storage.pairs.dataset import Dataset
 from storage.sources.load import load_images
 from tasks.campaign.plan import VICTIMS, VictimsOfStore, open_store
-from tasks.campaign.state import resume_if_stopped
-from tasks.campaign.watch import log_notice
+from tasks.campaign.state import log_notice, resume_if_stopped
 from tasks.cluster.workers import Workers, dask_client, device_of
 from tasks.devices import resolve_device
 from tasks.evaluation.pictures import KeptPictures
@@ -34,6 +33,7 @@ from tasks.families.weights.study.settings import Cell, Study, StudyPlan, costs_
 from tasks.orchestration import task
 from tasks.page.study_page import StudyPage
 from tasks.progress import stage_progress
+from tasks.study.executor import Unit, run_units
 from tasks.study.products import SETTINGS, Cost, npz_of
 from tasks.workspace import Workspace
 
@@ -190,12 +190,18 @@ class GridStudy(StudyKind[Study, StudyPlan]):
 
 @task(name="train victims")
 def train_first(plan: StudyPlan, dataset: Dataset, workers: Workers, device: str) -> None:
-    """Every victim that is still to be attacked, on Dask workers that live as long as this task."""
+    """Every victim that is still to be attacked, on Dask workers that live as long as this task. A
+    part trains again one that failed here."""
+    jobs, threads = records.jobs_of(plan, dataset, device), plan.study.threads
+    units = [Unit(f"victim {job.numbers[0]}", records.train_victim, job) for job in jobs]
     with (
         stage_progress("Train the victims", "victim") as advance,
-        dask_client(workers, threads=plan.study.threads) as client,
+        dask_client(workers, threads=threads) as client,
     ):
-        records.train_victims(plan, dataset, client, device=device, on_progress=advance)
+        run_units(
+            [units], client, place=dataset.place, device=device, threads=threads,
+            on_progress=advance,
+        )  # fmt: skip
 
 
 @task(name="ask victims")

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from recon_core.augment import mirrored_labels
 from recon_core.precision import float32_arithmetic
-from recon_core.restore import RESTORERS
 from recon_core.restore.edm import EDM
 from recon_core.restore.examples import Examples
 from recon_core.restore.fit import Fit, InBF16, NonfiniteLossError, Ranks, Training
@@ -57,7 +56,7 @@ class Parabola:
 
 
 @pytest.mark.parametrize("changed", [{}, {"precision": "bf16", "accumulate": 3}], ids=str)
-@pytest.mark.parametrize("kind", sorted(RESTORERS))
+@pytest.mark.parametrize("kind", sorted(SMALL_RESTORERS))
 def test_a_stopped_fit_continues_bit_for_bit(
     kind: str, changed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,7 +78,7 @@ def test_a_stopped_fit_continues_bit_for_bit(
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
-@pytest.mark.parametrize("kind", sorted(RESTORERS))
+@pytest.mark.parametrize("kind", sorted(SMALL_RESTORERS))
 def test_training_lowers_the_loss(kind: str) -> None:
     restorer = SMALL_RESTORERS[kind]
     fit = Fit(restorer, replace(SHORT, n_steps=40, lr=1e-2), device="cpu")

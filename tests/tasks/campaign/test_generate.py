@@ -9,7 +9,9 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -32,14 +34,20 @@ from storage.errors import (
 from storage.pairs.dataset import Dataset
 from storage.pairs.parts import write_part
 from storage.pairs.receipts import Receipt
-from storage.sources.load import ImageSet
 from tasks.campaign import part as worker_side
-from tasks.campaign.generate import reason_of, run_campaign, verdict
+from tasks.campaign.generate import run_campaign
 from tasks.campaign.part import PartJob, PartLog, batch_of, log_tail, run_part
 from tasks.campaign.plan import Campaign, Plan, open_store
-from tasks.campaign.state import clear_quarantine, read_quarantine, write_control, write_quarantine
-from tasks.campaign.watch import CampaignError, Pace
+from tasks.campaign.state import (
+    CampaignError,
+    Pace,
+    clear_quarantine,
+    read_quarantine,
+    write_control,
+    write_quarantine,
+)
 from tasks.cluster import workers as cluster_workers
+from tasks.cluster.jobs import reason_of, verdict
 from tasks.cluster.workers import Workers, dask_client
 from tests.tasks.troubled_runs import MIXED, UNIFORM, begun, no_op, small_images, troubled
 
@@ -64,11 +72,6 @@ CAMPAIGN = Campaign(
 
 
 @pytest.fixture(scope="module")
-def images() -> ImageSet:
-    return small_images(16)
-
-
-@pytest.fixture(scope="module")
 def in_process() -> Iterator[Client]:
     """A Dask cluster of one thread in this process, so that tests can make its work fail."""
     with (
@@ -88,26 +91,29 @@ def ignore(_done: float, _total: int, _note: str) -> None:
     """Progress that nobody watches."""
 
 
-def run(
-    dataset: Dataset, campaign: Campaign, client: Client, *, on_progress=ignore, **options
-) -> Dataset:
-    plan = Plan(campaign, small_images())
-    return run_campaign(plan, dataset, client, device="cpu", on_progress=on_progress, **options)
+def run(root: Path, campaign: Campaign, client: Client, **options: Any) -> Dataset:
+    """The store at `root` with what it lacked."""
+    images = small_images(16 if campaign is CAMPAIGN else 8)
+    dataset = open_store(root, campaign, images)
+    options = {"on_progress": ignore} | options
+    return run_campaign(Plan(campaign, images), dataset, client, device="cpu", **options)
 
 
-def generate(root: Path, images: ImageSet, n_workers: int) -> Dataset:
-    plan = Plan(CAMPAIGN, images)
-    dataset = open_store(root, CAMPAIGN, images)
+def on_workers(root: Path, campaign: Campaign, n_workers: int, **options: Any) -> Dataset:
     with dask_client(Workers(n_workers=n_workers, device="cpu"), threads=1) as client:
-        return run_campaign(plan, dataset, client, device="cpu", on_progress=ignore)
+        return run(root, campaign, client, **options)
+
+
+def stored(root: Path) -> list[int]:
+    return [receipt.part for receipt in Dataset(root).receipts]
 
 
 @pytest.mark.usefixtures("threads_or_processes")
 def test_the_dataset_is_the_same_with_one_worker_with_two_and_in_two_attempts(
-    images: ImageSet, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
-    one = generate(tmp_path / "one", images, 1)
-    two = generate(tmp_path / "two", images, 2)
+    one = on_workers(tmp_path / "one", CAMPAIGN, 1)
+    two = on_workers(tmp_path / "two", CAMPAIGN, 2)
     assert one.n_runs == two.n_runs == 8
     assert one.content_hash == two.content_hash
     assert one.verify().ok
@@ -115,65 +121,45 @@ def test_the_dataset_is_the_same_with_one_worker_with_two_and_in_two_attempts(
     for part in (1, 3):
         (tmp_path / "two" / "receipts" / f"part-{part:06d}.json").unlink()
     kept = {r.part: r.group for r in Dataset(tmp_path / "two").receipts}
-    resumed = generate(tmp_path / "two", images, 2)
+    resumed = on_workers(tmp_path / "two", CAMPAIGN, 2)
     assert resumed.content_hash == one.content_hash
     assert {r.part: r.group for r in resumed.receipts if r.part in kept} == kept
 
 
-def test_a_full_device_stops_the_campaign_at_once_and_the_store_verifies(
-    images: ImageSet, tmp_path: Path, in_process: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written = []
-
-    def first_only(root: Path, part: int, columns, *, provenance) -> Receipt:
-        if written:
-            raise StoreFullError(f"no space left for part {part}")
-        written.append(part)
+@pytest.mark.parametrize(
+    ("bad", "error", "raised", "match", "left"),
+    [
+        (1, StoreFullError("no space left"), StoreFullError, "no space left for part 1", [0]),
+        (0, OSError(errno.ENOSPC, "No space left on device"), StoreFullError,
+         r"part 0.*make room.*same command", []),
+        # Part 1 does not depend on part 0; parts 2 and 3 are planned from its receipt.
+        (0, RuntimeError("out of memory"), CampaignError,
+         r"1 of 4 parts .*part 0.*out of memory.*same command", [1]),
+    ],
+)  # fmt: skip
+def test_a_full_device_ends_a_campaign_and_another_error_its_part(
+    tmp_path: Path, in_process: Client, monkeypatch: pytest.MonkeyPatch,
+    bad: int, error: Exception, raised: type[Exception], match: str, left: list[int],
+) -> None:  # fmt: skip
+    def faulty(root: str, part: int, columns: Any, *, provenance: Any) -> Receipt:
+        if part == bad:
+            raise error
         return write_part(root, part, columns, provenance=provenance)
 
-    monkeypatch.setattr("tasks.campaign.part.write_part", first_only)
-    dataset = open_store(tmp_path / "s", CAMPAIGN, images)
-    plan = Plan(CAMPAIGN, images)
-    with pytest.raises(StoreFullError, match="no space left for part 1"):
-        run_campaign(plan, dataset, in_process, device="cpu", on_progress=ignore)
-    stored = Dataset(tmp_path / "s")
-    assert stored.verify().ok
-    assert [r.part for r in stored.receipts] == [0]
+    monkeypatch.setattr("tasks.campaign.part.write_part", faulty)
+    with pytest.raises(raised, match=match):
+        run(tmp_path, CAMPAIGN, in_process)
+    assert stored(tmp_path) == left
+    assert Dataset(tmp_path).verify().ok
 
 
-def test_failed_parts_are_named_after_the_others_were_made(
-    images: ImageSet, tmp_path: Path, in_process: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def not_part_zero(root: Path, part: int, columns, *, provenance) -> Receipt:
-        if part == 0:
-            raise RuntimeError("out of memory")
-        return write_part(root, part, columns, provenance=provenance)
-
-    monkeypatch.setattr("tasks.campaign.part.write_part", not_part_zero)
-    dataset = open_store(tmp_path / "s", CAMPAIGN, images)
-    plan = Plan(CAMPAIGN, images)
-    with pytest.raises(CampaignError, match=r"1 of 4 parts .*part 0.*out of memory.*same command"):
-        run_campaign(plan, dataset, in_process, device="cpu", on_progress=ignore)
-    # Part 1 does not depend on part 0; parts 2 and 3 are planned from its receipt.
-    assert [r.part for r in Dataset(tmp_path / "s").receipts] == [1]
-
-
-def test_progress_ends_at_the_number_of_runs(
-    images: ImageSet, tmp_path: Path, in_process: Client
-) -> None:
+def test_progress_ends_at_the_number_of_runs(tmp_path: Path, in_process: Client) -> None:
     reports: list[tuple[float, int, str]] = []
-    dataset = open_store(tmp_path / "s", CAMPAIGN, images)
-    run_campaign(
-        Plan(CAMPAIGN, images),
-        dataset,
-        in_process,
-        device="cpu",
-        on_progress=lambda *report: reports.append(report),
-    )
+    dataset = run(tmp_path, CAMPAIGN, in_process, on_progress=lambda *now: reports.append(now))
     n_covered = int((dataset.image_counts()[1] > 0).sum())
-    assert 0 < n_covered < len(images.labels)
-    assert reports[0] == (0, 8, f"0 of {len(images.labels)} images covered")
-    assert reports[-1] == (8, 8, f"{n_covered} of {len(images.labels)} images covered")
+    assert 0 < n_covered < 40
+    assert reports[0] == (0, 8, "0 of 40 images covered")
+    assert reports[-1] == (8, 8, f"{n_covered} of 40 images covered")
     assert [done for done, _, _ in reports] == sorted(done for done, _, _ in reports)
 
 
@@ -181,33 +167,21 @@ def test_progress_ends_at_the_number_of_runs(
 def test_a_part_that_ends_three_workers_is_quarantined_and_the_others_are_made(
     tmp_path: Path,
 ) -> None:
-    images, notices = small_images(), []
+    root, notices = tmp_path / "s", list[str]()
     campaign = troubled(UNIFORM, tmp_path / "counts", deadly=(4,))  # of part 2
-    dataset = open_store(tmp_path / "s", campaign, images)
-
-    def again() -> Dataset:
-        with dask_client(Workers(n_workers=2, device="cpu"), threads=1) as client:
-            return run_campaign(
-                Plan(campaign, images),
-                dataset,
-                client,
-                device="cpu",
-                on_progress=ignore,
-                on_notice=notices.append,
-            )
-
-    assert [r.part for r in again().receipts] == [0, 1, 3, 4, 5]
+    on_workers(root, campaign, 2, on_notice=notices.append)
+    assert stored(root) == [0, 1, 3, 4, 5]
     assert begun(tmp_path / "counts", 4) == 3
-    (quarantined,) = read_quarantine(dataset.place)
+    (quarantined,) = read_quarantine(Dataset(root).place)
     assert (quarantined.part, quarantined.attempts) == (2, 3)
     assert len(quarantined.workers) == 3
     assert quarantined.log.count(" start  0%") == 3
     assert quarantined.log.count(" attack  0%") == 3
     assert any("part 2 is quarantined" in notice for notice in notices)
-    assert dataset.verify().ok
+    assert Dataset(root).verify().ok
     # The next invocation leaves it out; once cleared, it is tried again.
     notices.clear()
-    assert len(again().receipts) == 5
+    assert len(on_workers(root, campaign, 2, on_notice=notices.append).receipts) == 5
     assert begun(tmp_path / "counts", 4) == 3
     assert any("left out: 1 quarantined parts (2)" in notice for notice in notices)
 
@@ -215,112 +189,100 @@ def test_a_part_that_ends_three_workers_is_quarantined_and_the_others_are_made(
 def test_a_quarantined_part_blocks_the_rounds_that_may_know_it(
     tmp_path: Path, in_process: Client
 ) -> None:
-    images, campaign = small_images(), no_op(MIXED)
-    dataset = open_store(tmp_path / "s", campaign, images)
-    write_quarantine(dataset.place, 1, reason="it killed", attempts=3)
+    campaign = no_op(MIXED)
+    place = open_store(tmp_path / "s", campaign, small_images()).place
+    write_quarantine(place, 1, reason="it killed", attempts=3)
     with pytest.raises(CampaignError, match=r"3 of 6 parts cannot .* without part 1,.*clear"):
-        run(dataset, campaign, in_process)
-    assert [r.part for r in Dataset(tmp_path / "s").receipts] == [0, 2]
-    clear_quarantine(dataset.place, [1])
-    finished = run(Dataset(tmp_path / "s"), campaign, in_process)
-    whole = run(open_store(tmp_path / "whole", campaign, images), campaign, in_process)
-    assert finished.content_hash == whole.content_hash
+        run(tmp_path / "s", campaign, in_process)
+    assert stored(tmp_path / "s") == [0, 2]
+    clear_quarantine(place, [1])
+    finished = run(tmp_path / "s", campaign, in_process)
+    assert finished.content_hash == run(tmp_path / "whole", campaign, in_process).content_hash
 
 
 def test_transient_errors_are_tried_again_and_counted(tmp_path: Path, in_process: Client) -> None:
-    campaign = troubled(UNIFORM, tmp_path / "counts", flaky=(0,), n_failures=3)
-    notices: list[str] = []
-    dataset = open_store(tmp_path / "s", campaign, small_images())
-    run(dataset, campaign, in_process, on_notice=notices.append, pace=Pace(retry_s=(0, 0, 0)))
-    assert len(dataset.receipts) == 6
-    assert [begun(tmp_path / "counts", run) for run in (0, 2)] == [4, 1]
+    counts, notices = tmp_path / "counts", list[str]()
+    campaign = troubled(UNIFORM, counts, flaky=(0,), n_failures=3)
+    pace = Pace(retry_s=(0, 0, 0))
+    logs = tmp_path / "logs"
+    run(tmp_path / "s", campaign, in_process, on_notice=notices.append, pace=pace, logs=logs)
+    assert stored(tmp_path / "s") == [*range(6)]
+    assert [begun(counts, run) for run in (0, 2)] == [4, 1]
     assert sum("tried again" in notice for notice in notices) == 3
+    assert log_tail(logs, 0).count("ended by UnsettledError: no answer from the bucket") == 3
+    assert "no log" in log_tail(logs, 77)
+    # What is in the store is not computed again.
+    (tmp_path / "s" / "receipts" / "part-000003.json").unlink()
+    run(tmp_path / "s", campaign, in_process)
+    assert [begun(counts, run) for run in range(0, 12, 2)] == [4, 1, 1, 2, 1, 1]
 
 
 def test_a_transient_error_that_stays_fails_its_part_alone(
     tmp_path: Path, in_process: Client
 ) -> None:
     campaign = troubled(UNIFORM, tmp_path / "counts", flaky=(0,), n_failures=9)
-    dataset = open_store(tmp_path / "s", campaign, small_images())
     with pytest.raises(CampaignError, match=r"1 of 6 parts .*no answer.*\(tried 3 times\)"):
-        run(dataset, campaign, in_process, pace=Pace(retry_s=(0, 0)))
-    assert [r.part for r in Dataset(tmp_path / "s").receipts] == [1, 2, 3, 4, 5]
+        run(tmp_path / "s", campaign, in_process, pace=Pace(retry_s=(0, 0)))
+    assert stored(tmp_path / "s") == [1, 2, 3, 4, 5]
+
+
+QUICK = Pace(look_s=0.0, poll_s=0.01)
 
 
 def test_a_paused_campaign_starts_nothing_and_goes_on_when_it_is_resumed(
     tmp_path: Path, in_process: Client
 ) -> None:
-    campaign, notices = no_op(UNIFORM), []
-    dataset = open_store(tmp_path / "s", campaign, small_images())
-    stored_while_paused = set()
+    notices, n_stored = list[str](), list[int]()
+    place = open_store(tmp_path, no_op(UNIFORM), small_images()).place
 
     def progress(done: float, _total: int, _note: str) -> None:
         if done >= 4 and not notices:
-            write_control(dataset.place, "paused")
+            write_control(place, "paused")
 
     def notice(text: str) -> None:
         notices.append(text)
         if text.startswith("paused"):
-            stored_while_paused.add(len(Dataset(tmp_path / "s").receipts))
-            write_control(dataset.place, "running")
+            n_stored.append(len(stored(tmp_path)))
+            write_control(place, "running")
 
-    run(
-        dataset,
-        campaign,
-        in_process,
-        on_progress=progress,
-        on_notice=notice,
-        pace=Pace(look_s=0.0, poll_s=0.01),
-    )
-    assert len(dataset.receipts) == 6
-    assert max(stored_while_paused) < 6
+    how = {"on_progress": progress, "on_notice": notice, "pace": QUICK}
+    run(tmp_path, no_op(UNIFORM), in_process, **how)
+    assert stored(tmp_path) == [*range(6)]
+    assert max(n_stored) < 6
     assert notices[-1] == "the campaign goes on"
 
 
 def test_a_cancelled_campaign_says_how_to_go_on_and_loses_nothing(
     tmp_path: Path, in_process: Client
 ) -> None:
-    images, campaign = small_images(), no_op(UNIFORM)
-    dataset = open_store(tmp_path / "s", campaign, images)
+    place = open_store(tmp_path / "s", no_op(UNIFORM), small_images()).place
 
     def progress(done: float, _total: int, _note: str) -> None:
         if done >= 4:
-            write_control(dataset.place, "cancelled")
+            write_control(place, "cancelled")
 
     with pytest.raises(CampaignError, match=r"cancelled; \d of 6 parts .*campaign resume.*same"):
-        run(dataset, campaign, in_process, on_progress=progress, pace=Pace(look_s=0, poll_s=0.01))
-    write_control(dataset.place, "running")
-    resumed = run(Dataset(tmp_path / "s"), campaign, in_process)
-    whole = run(open_store(tmp_path / "whole", campaign, images), campaign, in_process)
+        run(tmp_path / "s", no_op(UNIFORM), in_process, on_progress=progress, pace=QUICK)
+    write_control(place, "running")
+    resumed = run(tmp_path / "s", no_op(UNIFORM), in_process)
+    whole = run(tmp_path / "whole", no_op(UNIFORM), in_process)
     assert resumed.content_hash == whole.content_hash
 
 
-def test_what_is_in_the_store_is_not_computed_again(tmp_path: Path, in_process: Client) -> None:
-    campaign = troubled(UNIFORM, tmp_path / "counts")
-    dataset = open_store(tmp_path / "s", campaign, small_images())
-    run(dataset, campaign, in_process)
-    (tmp_path / "s" / "receipts" / "part-000003.json").unlink()
-    run(Dataset(tmp_path / "s"), campaign, in_process)
-    assert [begun(tmp_path / "counts", run) for run in range(0, 12, 2)] == [1, 1, 1, 2, 1, 1]
+def part_job(campaign: Campaign, root: Path) -> PartJob:
+    """The first part."""
+    images = small_images()
+    planned = Plan(campaign, images).part(0)
+    batch = batch_of(planned.specs, images.images)
+    return PartJob(str(root / "s"), planned, batch, "f", "s", "cpu", 1, logs=str(root))
 
 
 def test_a_part_that_was_published_before_its_worker_died_is_not_computed_again(
     tmp_path: Path,
 ) -> None:
-    images = small_images()
     campaign = troubled(UNIFORM, tmp_path / "counts")
-    dataset = open_store(tmp_path / "s", campaign, images)
-    planned = Plan(campaign, images).part(0, [])
-    job = PartJob(
-        root=dataset.root,
-        planned=planned,
-        images=batch_of(planned.specs, images.images),
-        fingerprint="f",
-        source_hash="s",
-        device="cpu",
-        threads=1,
-        logs=str(tmp_path),
-    )
+    open_store(tmp_path / "s", campaign, small_images())
+    job = part_job(campaign, tmp_path)
     assert run_part(job) == run_part(job)
     assert begun(tmp_path / "counts", 0) == 1
     log = (tmp_path / "part-000000-here.log").read_text()
@@ -329,15 +291,6 @@ def test_a_part_that_was_published_before_its_worker_died_is_not_computed_again(
     ]  # fmt: skip
     assert "100%" in log
     assert "MiB" in log
-
-
-def test_the_log_of_a_part_ends_with_its_error(tmp_path: Path, in_process: Client) -> None:
-    campaign = troubled(UNIFORM, tmp_path / "counts", flaky=(0,), n_failures=1)
-    dataset = open_store(tmp_path / "s", campaign, small_images())
-    run(dataset, campaign, in_process, pace=Pace(retry_s=(0,)), logs=tmp_path / "logs")
-    tail = log_tail(tmp_path / "logs", 0)
-    assert "ended by UnsettledError: no answer from the bucket" in tail
-    assert "no log" in log_tail(tmp_path / "logs", 77)
 
 
 def hold_the_interpreter(job: PartJob) -> None:
@@ -354,9 +307,7 @@ def hold_the_interpreter(job: PartJob) -> None:
 
 
 def test_an_interpreter_that_is_stuck_leaves_its_stack_in_the_log(tmp_path: Path) -> None:
-    images = small_images()
-    planned = Plan(no_op(UNIFORM), images).part(0, [])
-    job = PartJob("", planned, images.images, "f", "s", "cpu", 1, logs=str(tmp_path))
+    job = part_job(no_op(UNIFORM), tmp_path)
     process = multiprocessing.get_context("spawn").Process(target=hold_the_interpreter, args=(job,))
     process.start()
     process.join()
@@ -393,13 +344,12 @@ def freeze_once(there: str) -> int:
 
 
 def test_without_workers_the_campaign_waits_for_the_time_that_it_says(tmp_path: Path) -> None:
-    campaign, notices = no_op(UNIFORM), []
-    dataset = open_store(tmp_path / "s", campaign, small_images())
-    pace = Pace(look_s=0.0, poll_s=0.01, patience_s=0.2)
+    notices: list[str] = []
+    pace = replace(QUICK, patience_s=0.2)
     cluster = LocalCluster(n_workers=0, processes=False, dashboard_address="127.0.0.1:0")
     with cluster, Client(cluster, set_as_default=False) as client:  # noqa: SIM117
         with pytest.raises(CampaignError, match=r"no worker was there for 0 s; 0 of 6 parts"):
-            run(dataset, campaign, client, on_notice=notices.append, pace=pace)
+            run(tmp_path, no_op(UNIFORM), client, on_notice=notices.append, pace=pace)
     assert any("no worker is there" in notice for notice in notices)
 
 
@@ -425,18 +375,6 @@ def test_without_workers_the_campaign_waits_for_the_time_that_it_says(tmp_path: 
 )
 def test_what_an_error_means(error: BaseException, expected: str) -> None:
     assert verdict(error) == expected
-
-
-def test_a_full_device_that_only_the_system_names_ends_the_campaign_with_the_fix(
-    tmp_path: Path, in_process: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_args, **_options) -> Receipt:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("tasks.campaign.part.write_part", full)
-    dataset = open_store(tmp_path / "s", no_op(UNIFORM), small_images())
-    with pytest.raises(StoreFullError, match=r"part \d.*make room.*same command"):
-        run(dataset, no_op(UNIFORM), in_process)
 
 
 def test_a_part_that_does_not_fit_the_gpu_says_what_to_do() -> None:

@@ -18,19 +18,18 @@ import torch
 from distributed.comm.core import connect
 from distributed.security import Security
 
-from tasks.campaign.part import own_device
 from tasks.cluster import workers as workers_module
 from tasks.cluster.batch_jobs import VARIABLE, KeepJobs
 from tasks.cluster.batch_systems import (
     KubernetesSite,
     SlurmSite,
-    cuda_arguments,
     imported,
     kubernetes_arguments,
     read_site,
     slurm_arguments,
     slurm_seconds,
 )
+from tasks.cluster.jobs import own_device
 from tasks.cluster.workers import (
     Workers,
     dask_client,
@@ -72,7 +71,7 @@ def site_file(tmp_path: Path) -> str:
 class Recorded:
     """A cluster that only keeps what it was told."""
 
-    def __init__(self, **arguments: object) -> None:
+    def __init__(self, **arguments: Any) -> None:
         self.arguments = arguments
         self.adapted: dict[str, object] = {}
         self.closed = False
@@ -85,6 +84,20 @@ class Recorded:
 
     def close(self) -> None:
         self.closed = True
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Recorded]:
+    """The clusters that Dask's packages are asked for."""
+    clusters: list[Recorded] = []
+
+    def started(**arguments: object) -> Recorded:
+        clusters.append(Recorded(**arguments))
+        return clusters[-1]
+
+    module = SimpleNamespace(SLURMCluster=started, LocalCUDACluster=started)
+    monkeypatch.setattr(workers_module, "imported", lambda _name: module)
+    return clusters
 
 
 def test_cuda_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,14 +183,14 @@ def test_a_site_file_that_is_no_page_of_text_is_refused(tmp_path: Path) -> None:
     with long.open("wb") as file:
         file.truncate(2**40)
     deep.write_text("[" * 100_000)
-    for path, said in ((pipe, "regular file"), (long, "bytes, more than"), (deep, "is not YAML")):
+    for path, said in (
+        (pipe, "regular file"),
+        (long, "bytes, more than"),
+        (deep, "is not YAML"),
+        (tmp_path / "none.yaml", r"none\.yaml: No such file"),
+    ):
         with pytest.raises(ValueError, match=said):
             read_site(SlurmSite, str(path))
-
-
-def test_a_missing_site_file_and_a_missing_key_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"none\.yaml: No such file"):
-        read_site(SlurmSite, str(tmp_path / "none.yaml"))
     with pytest.raises(ValueError, match="image: Field required"):
         read_site(KubernetesSite, None)
 
@@ -192,13 +205,11 @@ def test_a_package_that_is_not_installed_is_named_as_pip_knows_it(
 
 @pytest.mark.usefixtures("slurm_accepts")
 def test_slurm_is_told_of_one_process_a_job_with_its_gpu_and_environment(
-    site_file: str, monkeypatch: pytest.MonkeyPatch
+    site_file: str, recorded: list[Recorded]
 ) -> None:
-    monkeypatch.setattr(
-        workers_module, "imported", lambda _name: SimpleNamespace(SLURMCluster=Recorded)
-    )
     workers = Workers(cluster=f"slurm:{site_file}", n_workers=3)
     cluster = start_cluster(workers, 2, worker_environment(2))
+    assert recorded == [cluster]
     assert cluster.adapted.pop("Adaptive") is KeepJobs
     hint = "; see slurm-JOB.out here; the scheduler listens on loopback: other machines need the "
     hint += "site's `interface`"
@@ -232,20 +243,12 @@ def test_a_worker_ends_a_tenth_before_the_walltime_unless_the_site_says_otherwis
 
 
 def test_a_job_that_slurm_refuses_is_an_error_and_leaves_no_cluster(
-    slurm_accepts: Path, monkeypatch: pytest.MonkeyPatch
+    slurm_accepts: Path, recorded: list[Recorded]
 ) -> None:
     slurm_accepts.write_text("#!/bin/sh\necho invalid account >&2\nexit 1\n")
-    clusters: list[Recorded] = []
-
-    def started(**arguments: object) -> Recorded:
-        clusters.append(Recorded(**arguments))
-        return clusters[-1]
-
-    module = SimpleNamespace(SLURMCluster=started)
-    monkeypatch.setattr(workers_module, "imported", lambda _name: module)
     with pytest.raises(ValueError, match=r"refuses the job \(invalid account\)"):
         start_cluster(Workers(cluster="slurm", n_workers=1), 1, {})
-    assert clusters[0].closed
+    assert recorded[0].closed
 
 
 def test_a_pod_of_kubernetes_has_one_process_and_one_gpu_the_scheduler_none() -> None:
@@ -276,16 +279,14 @@ def test_a_pod_of_kubernetes_has_one_process_and_one_gpu_the_scheduler_none() ->
     assert {"name": "OMP_NUM_THREADS", "value": "2"} in worker["env"]
 
 
-def test_cuda_is_told_of_one_process_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        workers_module, "imported", lambda _name: SimpleNamespace(LocalCUDACluster=Recorded)
-    )
-    cluster = start_cluster(Workers(cluster="cuda"), 1, {})
-    assert cluster.arguments.items() >= cuda_arguments(0).items()
-    assert cluster.arguments["protocol"] == "tls"
-    assert cluster.arguments["security"].require_encryption
-    assert cluster.arguments["resources"] == {"GPU": 1}
-    assert cluster.arguments["n_workers"] is None
+def test_cuda_is_told_of_one_process_a_gpu(recorded: list[Recorded]) -> None:
+    start_cluster(Workers(cluster="cuda"), 1, {})
+    told = recorded[0].arguments
+    assert told.pop("security").require_encryption
+    assert told == {
+        **{"n_workers": None, "threads_per_worker": 1, "resources": {"GPU": 1}},
+        **{"protocol": "tls", "host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"},
+    }
 
 
 def test_the_job_script_that_dask_jobqueue_writes(site_file: str) -> None:

@@ -116,26 +116,20 @@ def test_a_missing_iteration_is_left_white(tmp_path: Path):
     assert ((picture == 255).all(), score) == (True, "")
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"n": 0}, "--n 0"),
-        ({"seed": -1}, "--seed -1"),
-        ({"image_id": 99}, "--image-id 99 is no image that a run trained on"),
-    ],
-)
-def test_what_cannot_be_shown_is_said(tmp_path: Path, changes: dict[str, int], said: str):
-    with pytest.raises(ValueError, match=said):
-        pair_sheet(attacked(tmp_path), **changes)  # type: ignore[arg-type]
-
-
-def test_a_store_without_confident_pairs_has_nothing_to_show(tmp_path: Path):
-    create_or_open(tmp_path, MANIFEST)
+def test_what_cannot_be_shown_is_said(tmp_path: Path):
+    dataset = attacked(tmp_path / "some")
+    create_or_open(tmp_path / "poor", MANIFEST)
     given = columns()
     given["pairs/confident"][:] = False
-    write_part(tmp_path, 0, given, provenance=provenance())
-    with pytest.raises(ValueError, match="no confident pair to show"):
-        pair_sheet(Dataset(tmp_path))
-    image = int(given["targets/image_id"][0])
-    with pytest.raises(ValueError, match=f"--image-id {image} has no confident pair"):
-        pair_sheet(Dataset(tmp_path), image_id=image)
+    write_part(tmp_path / "poor", 0, given, provenance=provenance())
+    poor, image = Dataset(tmp_path / "poor"), int(given["targets/image_id"][0])
+    cases: tuple[tuple[Dataset, dict[str, int], str], ...] = (
+        (dataset, {"n": 0}, "--n 0"),
+        (dataset, {"seed": -1}, "--seed -1"),
+        (dataset, {"image_id": 99}, "--image-id 99 is no image that a run trained on"),
+        (poor, {}, "no confident pair to show"),
+        (poor, {"image_id": image}, f"--image-id {image} has no confident pair"),
+    )
+    for store, changes, said in cases:
+        with pytest.raises(ValueError, match=said):
+            pair_sheet(store, **changes)  # type: ignore[arg-type]

@@ -60,9 +60,9 @@ def _store(
     campaign = Campaign(experiment=experiment, sampling=sampling, root_seed=5)
     plan = Plan(campaign, images)
     open_store(root, campaign, images)
-    victims = (str(root / VICTIMS), campaign.victims_key(images)) if kept else None
+    victims = (str(root / VICTIMS), victims_key(campaign.manifest(images))) if kept else None
     for part in range(sampling.n_parts):
-        planned = plan.part(part, [])
+        planned = plan.part(part)
         run_part(
             PartJob(
                 root=str(root),

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from recon_core.restore.generic import GENERIC_RESTORERS
 from storage.errors import StorageError
-from tasks.restoring.inputs import open_inputs
+from tasks.restoring.inputs import Inputs, open_inputs
 from tasks.restoring.restore import Span, open_restorer, open_span, picture_seeds, summarised
 from tests.recon_core.drawing import generator
 from tests.recon_core.tiles import photograph_tiles
@@ -114,15 +114,16 @@ def test_a_seed_is_of_the_content_in_8_bits() -> None:
     assert not torch.equal(picture_seeds(pictures.flip(1)), seeds)
 
 
-@pytest.mark.parametrize("name", ["bf_dncnn", *GENERIC_RESTORERS])
+@pytest.mark.parametrize(
+    "name", ["bf_dncnn", *(pytest.param(name, marks=needs_wavelets) for name in GENERIC_RESTORERS)]
+)
 def test_one_answer_has_no_disagreement(tmp_path: Path, name: str) -> None:
-    if name != "bf_dncnn" and importlib.util.find_spec("pywt") is None:
-        pytest.skip("PyWavelets is not installed; pip install PyWavelets")
     what = trained(tmp_path / "bf", TINY_BF_DNCNN) if name == "bf_dncnn" else name
-    opened = open_restorer(what, device="cpu")
-    mean, disagreement = opened(floats(2), n_samples=6)
+    opened, pictures = open_restorer(what, device="cpu"), floats(2, size=48)[..., :33, :]
+    mean, disagreement = opened(pictures, n_samples=6)
+    assert mean.shape == (2, 3, 33, 48)
     assert not disagreement.any()
-    assert np.abs(mean - floats(2)).max() > 0.01
+    assert np.abs(mean - pictures).max() > 0.01
     assert opened.name == name
     assert not opened.generative
 
@@ -169,55 +170,44 @@ def test_a_convolutional_restorer_takes_any_size(tmp_path: Path, height: int, wi
     np.testing.assert_allclose(mean, expected[..., :height, :width], **CLOSE)
 
 
-@needs_wavelets
-@pytest.mark.parametrize("name", list(GENERIC_RESTORERS))
-def test_a_baseline_takes_any_size(name: str) -> None:
-    pictures = floats(2, size=48)[..., :33, :]
-    mean, _ = open_restorer(name)(pictures)
-    assert mean.shape == (2, 3, 33, 48)
-    assert np.abs(mean - pictures).max() > 0.01
-
-
 def test_rounding_beyond_the_range_is_clipped() -> None:
     pictures = np.full((1, 3, SIZE, SIZE), np.float32(1) + np.finfo(np.float32).eps, np.float32)
     assert identity()(pictures)[0].max() == 1
 
 
-def test_a_network_that_diverged_is_said(tmp_path: Path) -> None:
+def test_what_cannot_restore_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = open_restorer(trained(tmp_path / "bf", TINY_BF_DNCNN), device="cpu")
     next(opened.net.parameters()).fill_(torch.nan)
     with pytest.raises(ValueError, match="bf_dncnn gave values that are not finite"):
         opened(floats(1))
-
-
-@pytest.mark.parametrize("bad", [{"n_samples": 0}, {"batch_size": 0}, {"seed": -1}])
-def test_counts_out_of_range_are_refused(bad: dict[str, int]) -> None:
-    name, value = next(iter(bad.items()))
-    with pytest.raises(ValueError, match=f"{name}={value}"):
-        identity()(floats(1), **bad)
-
-
-def test_weights_that_are_not_there_are_named_with_what_can_be_given(tmp_path: Path) -> None:
+    for name, value in (("n_samples", 0), ("batch_size", 0), ("seed", -1)):
+        with pytest.raises(ValueError, match=f"{name}={value}"):
+            identity()(floats(1), **{name: value})
     with pytest.raises(ValueError, match=r"edn is not there.*nlm, tv, wavelet"):
         open_restorer(tmp_path / "edn")
     (tmp_path / "empty").mkdir()
     with pytest.raises(StorageError, match="no finished restorer"):
         open_restorer(tmp_path / "empty", device="cpu")
-
-
-def test_a_baseline_without_its_package_says_how_to_get_it(monkeypatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(StorageError, match="pip install PyWavelets"):
         open_restorer("nlm")
 
 
-def test_answers_lie_in_the_span_of_the_weights(tmp_path: Path) -> None:
-    images = photograph_tiles(SIZE, shrink=4)[:6].numpy()
-    pictures = picture_folder(tmp_path / "in", images)
-    files = [tmp_path / "victim.safetensors", tmp_path / "start.safetensors"]
-    network_of(images, files[0], start=files[1])
-    span = Span(weights=files[0], initial=files[1], steps="last")
-    opened = open_span(span, open_inputs(pictures))
+@pytest.fixture
+def spanned(tmp_path: Path) -> tuple[Tensor, Inputs, Span]:
+    """Six pictures, and a network that learned them."""
+    images = photograph_tiles(SIZE, shrink=4)[:6]
+    inputs = open_inputs(picture_folder(tmp_path / "in", images.numpy()))
+    weights, start = tmp_path / "victim.safetensors", tmp_path / "start.safetensors"
+    network_of(images.numpy(), weights, start=start)
+    return images.float() / 255, inputs, Span(weights=weights, initial=start)
+
+
+def test_answers_lie_in_the_span_of_the_weights(
+    spanned: tuple[Tensor, Inputs, Span], tmp_path: Path
+) -> None:
+    given, inputs, of = spanned
+    opened = open_span(replace(of, steps="last"), inputs)
     assert opened.facts["directions"] == 5
     assert opened.facts["share_of_pictures"] == pytest.approx(1.0, abs=1e-4)
     assert len(opened.facts["initial"]) == 64
@@ -226,7 +216,6 @@ def test_answers_lie_in_the_span_of_the_weights(tmp_path: Path) -> None:
     assert bound.name == "edm, in the span"
     facts = opened.facts | {"steps": "last", "tolerance": 0.0}
     assert (bound.settings["span"], bound.fingerprint) == (facts, free.fingerprint)
-    given = torch.from_numpy(images).float() / 255
     seeds = picture_seeds(given)
     samples = [r.samples(given, seeds, n_samples=2) for r in (free, bound)]
     assert not torch.allclose(*samples, atol=0.01)
@@ -235,53 +224,40 @@ def test_answers_lie_in_the_span_of_the_weights(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("std", [None, (0.2, 0.25, 0.3)])
 def test_gradients_give_the_span_without_the_start(
-    tmp_path: Path, std: tuple[float, ...] | None
+    spanned: tuple[Tensor, Inputs, Span], tmp_path: Path, std: tuple[float, ...] | None
 ) -> None:
-    images = photograph_tiles(SIZE, shrink=4)[:6].numpy()
-    inputs = open_inputs(picture_folder(tmp_path / "in", images))
-    weights, start = tmp_path / "victim.safetensors", tmp_path / "start.safetensors"
-    network_of(images, weights, start=start)
-    begun, trained = load_file(start), load_file(weights)
+    _given, inputs, of = spanned
+    begun, trained = load_file(str(of.initial)), load_file(of.weights)
     moved = (trained["0.weight"] - begun["0.weight"]).unflatten(1, (3, SIZE, SIZE))
     moved = (moved / torch.tensor(std or (1.0,))[:, None, None]).flatten(1)
     save_file({"0.weight": moved}, tmp_path / "gradients.safetensors")
-    of = Span(weights=weights, gradients=(tmp_path / "gradients.safetensors",), std=std)
+    of = replace(of, initial=None, gradients=(tmp_path / "gradients.safetensors",), std=std)
     opened = open_span(of, inputs)
     assert (opened.facts["source"], opened.facts["directions"]) == ("gradients", 5)
     assert opened.facts["share_of_pictures"] == pytest.approx(1.0, abs=1e-4)
     assert open_span(replace(of, gradients=()), inputs).facts["source"] == "weights"
 
 
-def test_one_answer_and_the_span_take_turns(tmp_path: Path) -> None:
-    images = photograph_tiles(SIZE, shrink=4)[:6].numpy()
-    inputs = open_inputs(picture_folder(tmp_path / "in", images))
-    files = [tmp_path / "victim.safetensors", tmp_path / "start.safetensors"]
-    network_of(images, files[0], start=files[1])
-    given, span = torch.from_numpy(images).float() / 255, Span(weights=files[0], initial=files[1])
-    opened = open_span(replace(span, rounds=3), inputs)
+def test_one_answer_and_the_span_take_turns(
+    spanned: tuple[Tensor, Inputs, Span], tmp_path: Path
+) -> None:
+    given, inputs, of = spanned
+    opened = open_span(replace(of, rounds=3), inputs)
     folder = trained(tmp_path / "unet", TINY_UNET)
     bound, free = (open_restorer(folder, device="cpu", span=s) for s in (opened, None))
     assert bound.settings["span"] == opened.facts | {"rounds": 3}
     expected = given
     for _ in range(3):
         (expected,) = opened.allowed.nearest(free(expected.clamp(0, 1), n_samples=1)[0][None])
-    found, _none = bound(given)
-    torch.testing.assert_close(found, expected.clamp(0, 1))
-    with pytest.raises(ValueError, match="--span-rounds 3 is of a restorer with one answer"):
-        open_restorer(trained(tmp_path / "edm"), device="cpu", span=opened)
-    with pytest.raises(ValueError, match="rounds=0 must be"):
-        replace(span, rounds=0)
+    torch.testing.assert_close(bound(given)[0], expected.clamp(0, 1))
 
 
-def test_every_step_of_edm_is_kept_in_the_span(tmp_path: Path) -> None:
-    images = photograph_tiles(SIZE, shrink=4)[:6]
-    pictures = images.float() / 255
+def test_every_step_of_edm_is_kept_in_the_span(
+    spanned: tuple[Tensor, Inputs, Span], tmp_path: Path
+) -> None:
+    given, inputs, of = spanned
     edm = replace(TINY_EDM, target="residual", sigma_max=0.1)  # little is clipped
     folder = trained(tmp_path / "edm", edm)
-    source = picture_folder(tmp_path / "in", images.numpy())
-    weights, start = tmp_path / "victim.safetensors", tmp_path / "start.safetensors"
-    network_of(images.numpy(), weights, start=start)
-    span = Span(weights=weights, initial=start)
     settings: dict[str, dict[str, Any]] = {
         "every": {},
         "said": {"steps": "every"},
@@ -289,62 +265,60 @@ def test_every_step_of_edm_is_kept_in_the_span(tmp_path: Path) -> None:
         "near": {"tolerance": 0.05},
     }
     opened = {
-        name: open_restorer(
-            folder, device="cpu", span=open_span(replace(span, **how), open_inputs(source))
-        )
+        name: open_restorer(folder, device="cpu", span=open_span(replace(of, **how), inputs))
         for name, how in settings.items()
     }
-    seeds = picture_seeds(pictures)
-    made = {name: r.samples(pictures, seeds, n_samples=2) for name, r in opened.items()}
-    allowed = opened["last"].span
+    seeds = picture_seeds(given)
+    made = {name: r.samples(given, seeds, n_samples=2) for name, r in opened.items()}
+    allowed, constraint = opened["last"].span, opened["every"].constraint
     assert allowed is not None
+    assert constraint is not None
 
     def outside(samples: Tensor) -> float:
         return 1 - allowed.share(samples.flatten(0, 1))
 
-    constraint = opened["every"].constraint
-    assert constraint is not None
-    drawn = edm.restore(
-        opened["every"].net, pictures, n_samples=2, seeds=seeds, constraint=constraint
-    )
+    net = opened["every"].net
+    drawn = edm.restore(net, given, n_samples=2, seeds=seeds, constraint=constraint)
     assert outside(drawn) < 1e-6
     assert torch.equal(allowed.nearest(drawn), made["every"])
     assert torch.equal(made["said"], made["every"])
     assert (made["every"] - made["last"]).abs().mean() > 3e-4
     assert outside(made["every"]) < outside(made["near"])
-    noisy = load_file(weights)
-    noisy["0.weight"] += 0.1 * torch.randn(40, 3 * SIZE**2, generator=generator(4))
-    save_file(noisy, tmp_path / "noisy.safetensors")
-    unsure = replace(span, weights=tmp_path / "noisy.safetensors")
-    near = [open_span(replace(unsure, **h), open_inputs(source)) for h in settings.values()]
-    assert [some.at_every_step for some in near] == [False, True, False, True]
     facts = {name: r.settings["span"] for name, r in opened.items()}
     assert (facts["last"]["steps"], facts["last"]["tolerance"]) == ("last", 0.0)
     assert facts["every"] == facts["last"] | {"steps": "every"}
     assert facts["near"] == facts["last"] | {"steps": "every", "tolerance": 0.05}
+    # Where the span does not stand out of the noise, steps are kept in it on demand alone.
+    noisy = load_file(of.weights)
+    noisy["0.weight"] += 0.1 * torch.randn(40, 3 * SIZE**2, generator=generator(4))
+    save_file(noisy, tmp_path / "noisy.safetensors")
+    unsure = replace(of, weights=tmp_path / "noisy.safetensors")
+    near = [open_span(replace(unsure, **how), inputs) for how in settings.values()]
+    assert [some.at_every_step for some in near] == [False, True, False, True]
 
 
-def test_steps_are_kept_in_the_span_where_there_are_some(tmp_path: Path) -> None:
-    images = pixels(6)
-    inputs = open_inputs(picture_folder(tmp_path / "in", images))
-    network_of(images, tmp_path / "victim.safetensors")
-    of = Span(weights=tmp_path / "victim.safetensors")
-    trained(tmp_path / "bf", TINY_BF_DNCNN)
-    for how, option in ({"steps": "every"}, "steps every"), ({"tolerance": 0.1}, "tolerance"):
-        span = open_span(replace(of, **how), inputs)
-        with pytest.raises(ValueError, match=rf"--span-{option} is of .*EDM\), and --weights"):
-            open_restorer(tmp_path / "bf", device="cpu", span=span)
-    open_restorer(tmp_path / "bf", device="cpu", span=open_span(replace(of, steps="last"), inputs))
-    with pytest.raises(ValueError, match="--span-tolerance is of every step"):
-        replace(of, steps="last", tolerance=0.1)
-    with pytest.raises(ValueError, match=r"tolerance=1.0 is outside \[0, 1\)"):
-        replace(of, tolerance=1.0)
-
-
-def test_a_restorer_of_another_size_than_the_networks_images_is_refused(tmp_path: Path) -> None:
+def test_a_span_that_does_not_suit_the_restorer_is_refused(
+    spanned: tuple[Tensor, Inputs, Span], tmp_path: Path
+) -> None:
+    _given, inputs, of = spanned
+    bf, edm = trained(tmp_path / "bf", TINY_BF_DNCNN), trained(tmp_path / "edm")
     small = pixels(4, size=6)
-    network_of(small, tmp_path / "victim.safetensors")
-    inputs = open_inputs(picture_folder(tmp_path / "in", small))
-    opened = open_span(Span(weights=tmp_path / "victim.safetensors"), inputs)
-    with pytest.raises(ValueError, match="is 6 x 6, but edm works at 8 x 8; use another restorer"):
-        open_restorer(trained(tmp_path / "edm"), device="cpu", span=opened)
+    network_of(small, tmp_path / "small.safetensors")
+    other = Span(weights=tmp_path / "small.safetensors")
+    others = open_inputs(picture_folder(tmp_path / "small", small))
+    for folder, span, pictures, said in (
+        (bf, replace(of, steps="every"), inputs, r"--span-steps every is of .*EDM\)"),
+        (bf, replace(of, tolerance=0.1), inputs, r"--span-tolerance is of .*EDM\), and --weights"),
+        (edm, replace(of, rounds=3), inputs, "--span-rounds 3 is of a restorer with one answer"),
+        (edm, other, others, "is 6 x 6, but edm works at 8 x 8; use another restorer"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            open_restorer(folder, device="cpu", span=open_span(span, pictures))
+    open_restorer(bf, device="cpu", span=open_span(replace(of, steps="last"), inputs))
+    for bad, said in (
+        ({"rounds": 0}, "rounds=0"),
+        ({"tolerance": 1.0}, r"tolerance=1.0 is outside \[0, 1\)"),
+        ({"steps": "last", "tolerance": 0.1}, "--span-tolerance is of every step"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            replace(of, **bad)

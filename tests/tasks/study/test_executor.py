@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from recon_core.types import Progress
 from tasks.progress import Left
-from tasks.study.executor import Outcome, Unit, _Run
+from tasks.study.executor import Unit, _Run
 
 
 @dataclass(frozen=True)
@@ -26,11 +27,12 @@ def unit(name: str, attack: str) -> Unit:
 
 def test_the_time_left_is_by_what_units_of_the_same_kind_took() -> None:
     future: Any = None
-    run = _Run(future, 1, None, lambda *_: (), lambda *_a, **_k: None, Outcome({}, {}), n_workers=2)
+    watch: Any = SimpleNamespace(n_workers=2)
+    run = _Run(future, 1, watch, lambda *_: (), lambda *_a, **_k: None)
     run.took = {unit("0", "span").kind: [2.0, 4.0]}
     run.waiting = {name: unit(name, "span") for name in ("1", "2")}
     assert run._left() == Left(3.0)  # six seconds of work on two workers
-    run.running = {"3": (unit("3", "KKT"), future)}
+    run.running = {"3": unit("3", "KKT")}
     run.reported = {"3": (0.05, 1.0)}
     assert run._left() == Left(3.0, is_all=False)  # too early to say how long that takes
     run.reported = {"3": (0.25, 10.0)}

@@ -48,16 +48,11 @@ def kill_at(step: int) -> Any:
     return on_step
 
 
-def weights(out: Path) -> dict[str, npt.NDArray[Any]]:
+def model(out: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
+    """Weights and card."""
     found = load_checkpoint(out, "model")
     assert found is not None
-    return found[0]
-
-
-def card(out: Path) -> dict[str, Any]:
-    found = load_checkpoint(out, "model")
-    assert found is not None
-    return found[1]
+    return found
 
 
 def test_a_training_that_was_killed_ends_bit_for_bit_as_one_that_was_not(tmp_path: Path) -> None:
@@ -75,11 +70,11 @@ def test_a_training_that_was_killed_ends_bit_for_bit_as_one_that_was_not(tmp_pat
     )
     assert 1 < steps[0] <= 4  # checkpoints are written as often as their time allows
     assert steps[-1] == 6
-    ours, theirs = weights(killed), weights(whole)
+    (ours, card), (theirs, card_of_whole) = model(killed), model(whole)
     assert ours.keys() == theirs.keys()
     for name, values in theirs.items():
         assert np.array_equal(ours[name], values), name
-    assert card(killed)["loss_curve"] == card(whole)["loss_curve"]
+    assert card["loss_curve"] == card_of_whole["loss_curve"]
     assert [file.name for file in killed.iterdir() if "latest" in file.name] == []
 
 
@@ -144,12 +139,8 @@ def test_a_diverged_training_says_so_and_leaves_no_model(tmp_path: Path) -> None
 def test_bad_settings_and_images_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"restorer\.target='residual'"):
         Inpainter(restorer=EDM(target="residual"))
-    wrong: tuple[npt.NDArray[Any], ...] = (
-        ramps(2).astype(np.float32),
-        ramps(2)[:, :1],
-        ramps(2)[:, :, 1:],
-        ramps(0),
-    )
+    pictures = ramps(2)
+    wrong = (pictures.astype(np.float32), pictures[:, :1], pictures[:, :, 1:], pictures[:0])
     for images in wrong:
         with pytest.raises(ValueError, match=r"expected uint8 \(n, 3, 8, 8\)"):
             train_inpainter(TINY, images, out=tmp_path, device="cpu")

@@ -24,7 +24,7 @@ from tasks.training.loop import Accelerated
 from tasks.training.validation import held_out_parts
 from tests.storage import stores
 from tests.tasks.training import train_on_ranks as ranks
-from tests.tasks.training.logs import read_log
+from tests.tasks.training.test_train import read_log
 
 needs_accelerate = pytest.mark.skipif(
     importlib.util.find_spec("accelerate") is None, reason="needs the package accelerate"

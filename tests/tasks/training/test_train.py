@@ -11,25 +11,20 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from recon_core.balance import Curation
-from recon_core.restore import (
-    BFDnCNN,
-    NonfiniteLossError,
-    Training,
-)
+from recon_core.restore import BFDnCNN, NonfiniteLossError, Restorer, Training
 from storage.checkpoints import load_checkpoint
 from storage.errors import StorageError
 from storage.pairs.dataset import Dataset
 from tasks import interruption
-from tasks.training.train import (
-    load_restorer,
-    train_restorer,
-)
+from tasks.training.loop import LOG
+from tasks.training.train import load_restorer, train_restorer
 from tests.storage import stores
 from tests.tasks.restoring import restorers
 
@@ -109,27 +104,15 @@ def test_a_training_leaves_a_model_and_its_card(dataset: Dataset, tmp_path: Path
     stored = json.loads((tmp_path / "out" / "model.json").read_text())["meta"]
     assert stored == json.loads(json.dumps(card))
     assert not list((tmp_path / "out").glob("latest*"))
-
-
-def test_the_loaded_restorer_is_the_trained_one(dataset: Dataset, tmp_path: Path) -> None:
-    train(dataset, tmp_path / "out")
     restorer, net = load_restorer(tmp_path / "out", device="cpu")
     again, _ = load_restorer(tmp_path / "out" / "model.json", device="cpu")
     assert restorer == again == RESTORER
     assert not net.training
     saved = weights(tmp_path / "out")
     assert all(np.array_equal(value, saved[name]) for name, value in net.state_dict().items())
-    pictures = torch.rand(2, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(0))
-    restored = restorer.restore(net, pictures, n_samples=1, seeds=torch.arange(2))
-    assert restored.isfinite().all()
-
-
-def test_a_finished_training_is_not_repeated(dataset: Dataset, tmp_path: Path) -> None:
-    first = train(dataset, tmp_path / "out")
-    steps: list[int] = []
-    again = train(dataset, tmp_path / "out", on_step=lambda done, *_: steps.append(done))
+    steps.clear()  # a finished training is not repeated
+    assert train(dataset, tmp_path / "out", on_step=lambda *step: steps.append(step)) == stored
     assert not steps
-    assert again == json.loads(json.dumps(first))
 
 
 def test_other_settings_train_again(dataset: Dataset, tmp_path: Path) -> None:
@@ -144,9 +127,19 @@ def test_other_settings_train_again(dataset: Dataset, tmp_path: Path) -> None:
     for name, value in changes.items():
         fingerprints.add(train(dataset, tmp_path / "out", **{name: value})["fingerprint"])
     assert len(fingerprints) == 5
+    steps: list[int] = []  # nor is a checkpoint of others continued
+    stopped(train, dataset, tmp_path / "begun", after=5)
+    other = replace(TRAINING, seed=9)
+    train(dataset, tmp_path / "begun", training=other, on_step=lambda done, *_: steps.append(done))
+    assert steps[0] == 1
     stores.write(dataset.root, 3, size=SIZE)
     fingerprints.add(train(Dataset(dataset.root), tmp_path / "out")["fingerprint"])
     assert len(fingerprints) == 6
+
+
+def read_log(out: Path) -> list[dict[str, Any]]:
+    """The lines of the log in `out`, as they were written."""
+    return [json.loads(line) for line in (out / LOG).read_bytes().splitlines()]
 
 
 class Stopped(Exception):
@@ -229,30 +222,21 @@ def test_a_second_interruption_does_not_wait(
     assert not (tmp_path / "out" / "latest.json").exists()
 
 
-def test_a_signal_to_the_process_and_to_its_group_is_one_interruption(
-    dataset: Dataset, tmp_path: Path, interruptible: None
+@pytest.mark.parametrize(
+    ("at", "n_signals", "kept"),
+    [(3, 2, "latest"), (12, 1, "model")],
+    ids=["to the process and to its group", "in the last step"],
+)
+def test_an_interruption_comes_when_what_is_done_is_kept(
+    dataset: Dataset, tmp_path: Path, interruptible: None, at: int, n_signals: int, kept: str
 ) -> None:
-    def as_timeout_does(done: int, _n_steps: int, _loss: float) -> None:
-        if done == 3:
-            signal.raise_signal(signal.SIGTERM)
+    def interrupt(done: int, _n_steps: int, _loss: float) -> None:
+        for _ in range(n_signals if done == at else 0):
             signal.raise_signal(signal.SIGTERM)
 
     with pytest.raises(KeyboardInterrupt):
-        train(dataset, tmp_path / "out", on_step=as_timeout_does)
-    kept = load_checkpoint(tmp_path / "out", "latest")
-    assert kept is not None
-
-
-def test_an_interruption_of_the_last_step_comes_when_the_model_is_there(
-    dataset: Dataset, tmp_path: Path, interruptible: None
-) -> None:
-    def last(done: int, n_steps: int, _loss: float) -> None:
-        if done == n_steps:
-            signal.raise_signal(signal.SIGTERM)
-
-    with pytest.raises(KeyboardInterrupt):
-        train(dataset, tmp_path / "out", on_step=last)
-    assert load_checkpoint(tmp_path / "out", "model") is not None
+        train(dataset, tmp_path / "out", on_step=interrupt)
+    assert load_checkpoint(tmp_path / "out", kept) is not None
 
 
 KILLED = """
@@ -287,23 +271,10 @@ def test_a_killed_training_continues_bit_for_bit(dataset: Dataset, tmp_path: Pat
     assert same(tmp_path / "through", tmp_path / "out")
 
 
-def test_a_checkpoint_of_other_settings_is_not_continued(dataset: Dataset, tmp_path: Path) -> None:
-    stopped(train, dataset, tmp_path / "out", after=5)
-    steps: list[int] = []
-    other = replace(TRAINING, seed=9)
-    train(dataset, tmp_path / "out", training=other, on_step=lambda done, *_: steps.append(done))
-    assert steps[0] == 1
-
-
 def test_a_diverging_training_names_the_step(dataset: Dataset, tmp_path: Path) -> None:
     too_fast = replace(TRAINING, lr=1e30, warmup_images=0, n_steps=50)
     with pytest.raises(NonfiniteLossError, match=r"in step \d+ with learning rate 1e\+30"):
         train(dataset, tmp_path / "out", training=too_fast)
-
-
-def test_a_dataset_without_confident_pairs_is_refused(dataset: Dataset, tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="confident one from iteration 5000 on; lower"):
-        train(dataset, tmp_path / "out", curation=replace(CURATION, min_iteration=5000))
 
 
 def test_a_curation_that_draws_nothing_is_refused(
@@ -315,6 +286,8 @@ def test_a_curation_that_draws_nothing_is_refused(
     monkeypatch.setattr("tasks.dataset.pair_stream.curated_repeats", none_of_them)
     with pytest.raises(StorageError, match="n_subsets=3 and share=1 drew none"):
         train(dataset, tmp_path / "out")
+    with pytest.raises(StorageError, match="confident one from iteration 5000 on; lower"):
+        train(dataset, tmp_path / "out", curation=replace(CURATION, min_iteration=5000))
 
 
 def test_a_model_of_a_newer_version_is_refused(tmp_path: Path) -> None:
@@ -339,40 +312,29 @@ def edited(out: Path, **changes: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("restorer", "changes", "said"),
     [
-        ({"kind": "gan"}, r"kind='gan'; known are edm, bf_dncnn, unet"),
-        ({"kind": None}, r"kind=None; known are"),
-        ({"width": 7}, r"of no bf_dncnn of this program: width=7: .*train again"),
-        ({"depth": None}, r"do not fit"),
-        ({"depth": 1}, r"depth=1 is outside"),
-        ({"n_channels": 10**30}, r"describes no network: .*; .*train again$"),
-        ({"n_channels": 10**12}, r"describes no network: .*; .*train again$"),
-        ({"depth": "deep"}, r"depth='deep': Input should be a valid integer"),
-        (
-            {"depth": 5},
-            r"do not fit.* is absent there and \(4, 4, 3, 3\) by the settings .*'depth'",
-        ),
-        ({"n_channels": 5}, r"weight is \(4, 4, 3, 3\) there and \(5, 5, 3, 3\) by the"),
+        (RESTORER, {"kind": "gan"}, "'gan'.*'edm', 'bf_dncnn', 'unet'"),
+        (RESTORER, {"kind": None}, "discriminator 'kind'"),
+        (RESTORER, {"width": 7}, "width: Unexpected"),
+        (RESTORER, {"depth": None}, "loading state_dict"),
+        (RESTORER, {"depth": 1}, "depth=1 is outside"),
+        (RESTORER, {"n_channels": 10**30}, ""),
+        (RESTORER, {"n_channels": 10**12}, ""),
+        (RESTORER, {"depth": "deep"}, "depth: Input should be a valid integer"),
+        (RESTORER, {"depth": 5}, "loading state_dict"),
+        (RESTORER, {"n_channels": 5}, "size mismatch"),
+        (restorers.TINY_EDM, {"resolution": 9}, "resolution=9"),
     ],
 )
 def test_a_model_that_is_not_as_it_was_written_is_named(
-    tmp_path: Path, changes: dict[str, object], said: str
+    tmp_path: Path, restorer: Restorer, changes: dict[str, object], said: str
 ) -> None:
-    out = restorers.trained(tmp_path / "model", RESTORER)
+    out = restorers.trained(tmp_path / "model", restorer)
     edited(out, **changes)
-    with pytest.raises(StorageError, match=rf"{out}/model\.json.*{said}") as raised:
+    with pytest.raises(StorageError, match=rf"{out}/model\.json.*{said}.*train again") as raised:
         load_restorer(out, device="cpu")
     assert "\n" not in str(raised.value)
-
-
-def test_a_network_that_cannot_be_is_named(tmp_path: Path) -> None:
-    out = restorers.trained(tmp_path / "model")
-    edited(out, resolution=9)
-    with pytest.raises(
-        StorageError, match=r"model\.json describes no network: resolution=9 cannot"
-    ):
-        load_restorer(out, device="cpu")
 
 
 def test_only_the_model_itself_is_loaded(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Held-out pairs: which they are, that no training sees them, and what is kept of the scores."""
+"""Held-out pairs: which they are, that no training sees them, what is kept of the scores; and what
+a training writes to be watched."""
 
 from __future__ import annotations
 
@@ -6,11 +7,13 @@ import json
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from recon_core.balance import Curation
 from recon_core.metrics import ssim_pairs
@@ -22,13 +25,13 @@ from storage.pairs.parts import write_part
 from tasks.dataset.pair_stream import PairExamples
 from tasks.training import loop as train_loop
 from tasks.training import train as training
+from tasks.training.loop import TrainingLog, grid
 from tasks.training.train import load_restorer
 from tasks.training.validation import (
     HeldOut,
     Validation,
     _rank,
     fitted_strength,
-    for_validation,
     held_out_parts,
     read_held_out,
     score,
@@ -39,6 +42,7 @@ from tests.tasks.training.test_train import (
     RESTORER,
     TRAINING,
     one_thread,
+    read_log,
     same,
     stopped,
     train,
@@ -218,26 +222,6 @@ def test_the_strength_is_what_helps_beyond_chance(
     assert curve[-1][1] == pytest.approx(float(ssim_pairs(restored, held_out.targets).mean()))
 
 
-def test_the_share_that_is_done_counts_the_validations(dataset: Dataset, tmp_path: Path) -> None:
-    told: list[tuple[int, float, str]] = []
-    validated(dataset, tmp_path / "out", on_work=lambda *now: told.append(now))
-    shares = [share for _step, share, _note in told]
-    assert shares == sorted(shares)
-    assert (told[-1][0], told[-1][1:]) == (12, (1.0, "validation"))
-    trained = [share for step, share, note in told if step == 12 and not note]
-    n_pairs = len(read_held_out(dataset, EVERY_4, CURATION).targets)
-    one = EVERY_4.evaluations(RESTORER, n_pairs)
-    assert one == n_pairs
-    assert trained == [pytest.approx(1 - one / (3 * one + 3 * 12 * TRAINING.batch_size))]
-
-
-def test_a_validation_by_samples_takes_as_many_evaluations() -> None:
-    validation = Validation(every=5, n_samples=8, n_sampler_steps=10)
-    assert validation.evaluations(EDM(n_steps=18), 4) == 4 * 8 * 19
-    assert [validation.n_due(step, 12) for step in (-1, 0, 4, 5, 11, 12)] == [0, 0, 0, 1, 2, 3]
-    assert Validation().n_due(12, 12) == 0
-
-
 def test_a_fitted_restorer_has_not_seen_the_images_and_keeps_its_strength(
     dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -304,12 +288,15 @@ def test_what_the_weights_do_not_depend_on_trains_nothing_anew(
     assert len(found | {first["fingerprint"]}) == 4
 
 
-def test_fewer_sampler_steps_for_validation_only() -> None:
-    fast = for_validation(EDM(size="tiny"), replace(EVERY_4, n_sampler_steps=4))
-    assert isinstance(fast, EDM)
-    assert fast.n_steps == 4
-    assert for_validation(EDM(size="tiny"), EVERY_4) == EDM(size="tiny")
-    assert for_validation(RESTORER, replace(EVERY_4, n_sampler_steps=4)) == RESTORER
+def test_fewer_sampler_steps_for_validation_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    scored: list[Any] = []
+    monkeypatch.setattr(train_loop, "score", lambda restorer, *_, **__: scored.append(restorer))
+    edm = EDM(size="tiny")
+    trainer: Any = SimpleNamespace(held_out=True, device="cpu")
+    for n_steps, restorer in ((4, edm), (None, edm), (4, RESTORER)):
+        trainer.validation = replace(EVERY_4, n_sampler_steps=n_steps)
+        train_loop.Trainer._scored(trainer, torch.nn.Identity(), restorer)
+    assert scored == [replace(edm, n_steps=4), edm, RESTORER]
 
 
 def test_restorations_that_are_not_numbers_have_a_score(dataset: Dataset) -> None:
@@ -358,23 +345,71 @@ def test_a_training_that_diverges_at_once_says_that_nothing_is_kept(
         validated(dataset, tmp_path / "out", training=too_fast, checkpoint_seconds=1e9)
 
 
-def test_too_few_parts_are_refused(tmp_path: Path) -> None:
+def test_what_cannot_be_validated_is_refused(dataset: Dataset, tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"1 parts with pairs and validation\.n_parts=1 are"):
         validated(stores.store(tmp_path / "one", n_parts=1, size=SIDE), tmp_path / "out")
-
-
-def test_held_out_parts_without_confident_pairs_are_refused(dataset: Dataset) -> None:
     with pytest.raises(StorageError, match="have no confident pair from iteration 5000 on"):
         read_held_out(dataset, EVERY_4, Curation(min_iteration=5000))
+    for name, value in (("keep", "best"), ("strength", "fitted")):
+        with pytest.raises(ValueError, match=f"{name}='{value}' needs validations"):
+            Validation(**{name: value})
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"every": 0, "keep": "best"}, "keep='best' needs validations"),
-        ({"every": 0, "strength": "fitted"}, "strength='fitted' needs validations"),
-    ],
-)
-def test_impossible_validations_are_refused(changed: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        replace(EVERY_4, **changed)
+def clockless(out: Path) -> list[dict[str, float]]:
+    times = ("images_per_s", "wait_share")
+    return [{k: v for k, v in line.items() if k not in times} for line in read_log(out)]
+
+
+def test_the_log_has_every_step_and_validation(dataset: Dataset, tmp_path: Path) -> None:
+    losses: list[float] = []
+    card = validated(dataset, tmp_path, on_step=lambda _done, _n, loss: losses.append(loss))
+    lines = read_log(tmp_path)
+    steps = [line for line in lines if "loss" in line]
+    assert [line["step"] for line in steps] == list(range(1, 13))
+    assert [line["loss"] for line in steps] == losses
+    assert [line["lr"] for line in steps] == [TRAINING.learning_rate(step) for step in range(12)]
+    assert all(line["images_per_s"] > 0 and 0 <= line["wait_share"] <= 1 for line in steps)
+    scored = [(line["step"], line["validation_ssim"]) for line in lines if "loss" not in line]
+    assert scored == card["validation"]["ssim_curve"]
+    with Image.open(tmp_path / "validation.png") as picture:
+        assert picture.size == (6 * (2 * SIDE + 4), 3 * (2 * SIDE + 4))
+
+
+def test_a_resumed_log_is_the_log_of_one_training(dataset: Dataset, tmp_path: Path) -> None:
+    validated(dataset, tmp_path / "through")
+    stopped(validated, dataset, tmp_path / "out", after=6)
+    assert read_log(tmp_path / "out")[-1]["step"] > 6
+    with (tmp_path / "out" / "log.jsonl").open("ab") as log:
+        log.write(b'{"step": 8, "lo')  # a kill in the middle of a line
+    validated(dataset, tmp_path / "out")
+    assert clockless(tmp_path / "out") == clockless(tmp_path / "through")
+
+
+@pytest.mark.parametrize("damage", [b"\0" * 40 + b"\n", b"[]\n", b'{"loss": 1}\n', b"\xff\n"])
+def test_a_damaged_log_does_not_end_a_resumed_training(tmp_path: Path, damage: bytes) -> None:
+    lines = [b'{"step": %d, "loss": 1.0}\n' % step for step in (1, 2, 3)]
+    (tmp_path / "log.jsonl").write_bytes(lines[0] + damage + lines[1] + lines[2])
+    TrainingLog(tmp_path, step=2).close()
+    assert (tmp_path / "log.jsonl").read_bytes() == lines[0] + lines[1]
+
+
+def test_the_grid_has_a_row_per_kind_and_a_column_per_pair() -> None:
+    pictures = torch.zeros(3, 4, 3, 5, 6)
+    pictures[1, 2, 0] = 1.0  # the third pair, restored, is red
+    found = grid(pictures)
+    assert found.shape == (3, 3 * 14, 4 * 16)
+    assert (found[:, 0] == 255).all()
+    tile = found[:, 14 + 2 : 14 + 12, 2 * 16 + 2 : 2 * 16 + 14]
+    assert (tile[0] == 255).all()
+    assert not tile[1:].any()
+    assert not found[:, 2:12, 2:14].any()
+
+
+def test_a_log_goes_on_at_its_step(tmp_path: Path) -> None:
+    for step in (0, 2):
+        log = TrainingLog(tmp_path, step=step)
+        log.scalars(step + 1, loss=1.0)
+        log.scalars(step + 2, loss=2.0)
+        log.scalars(step + 3, loss=3.0)
+        log.close()
+    assert [line["step"] for line in read_log(tmp_path)] == [1, 2, 3, 4, 5]

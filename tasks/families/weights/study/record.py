@@ -17,19 +17,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from distributed import Client
 
 from recon_core.attacks.kkt.run import KnownVictim
 from recon_core.experiments import KKT, Experiment
 from recon_core.summary import detect, summarise
 from recon_core.types import Progress, RunSpec, Victims, no_progress, seeded_generator
 from storage.pairs.dataset import Dataset
-from tasks.campaign.part import device_name
 from tasks.campaign.plan import VICTIMS, kept_victims, sha256_of, without_attack
+from tasks.cluster.jobs import device_name
 from tasks.evaluation.record import rounded
 from tasks.families.weights.study.settings import Cell, Study, StudyPlan
-from tasks.progress import Advance
-from tasks.study.executor import Unit, run_units
 
 DIGITS = 6
 N_SHOWN = 10
@@ -97,15 +94,6 @@ def jobs_of(plan: StudyPlan, dataset: Dataset, device: str) -> list[VictimJob]:
         )
         jobs.append(job)
     return sorted(jobs, key=lambda job: -len(job.images))
-
-
-def train_victims(
-    plan: StudyPlan, dataset: Dataset, client: Client, *, device: str, on_progress: Advance
-) -> None:
-    """Train the missing victims on the workers. A part trains again one that failed here."""
-    jobs = jobs_of(plan, dataset, device)
-    units = [Unit(f"victim {job.numbers[0]}", train_victim, job) for job in jobs]
-    run_units(units, client, threads=plan.study.threads, on_progress=on_progress)
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ the a-th attacks on them. So cells are compared image by image.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -20,13 +20,12 @@ from torch import Tensor
 
 from recon_core.attacks.kkt.objective import KKTAttack
 from recon_core.experiments import KKT, Experiment, bytes_per_run
-from recon_core.sampling import Phase, Sampling, check_balance, plan_hash
+from recon_core.sampling import History, Phase, Sampling, check_balance, plan_hash
 from recon_core.strict import Count, Natural, Strict
 from recon_core.types import RunSpec
 from storage.pairs.layout import Encoding
-from storage.pairs.receipts import Receipt
 from storage.sources.load import ImageSet, Split
-from tasks.campaign.plan import PlannedPart, sha256_of, without_attack
+from tasks.campaign.plan import Plan, PlannedPart, sha256_of, without_attack
 from tasks.evaluation.settings import Evaluation
 from tasks.study.products import Cost, in_full, seconds_of
 
@@ -163,7 +162,7 @@ class Study(Strict):
         return sha256_of({**kept, "source": manifest["source"]})
 
 
-class StudyPlan:
+class StudyPlan(Plan):
     """The parts of a study on a set of images.
 
     Raises ValueError, naming the cell, if the images cannot fill its victims.
@@ -172,7 +171,7 @@ class StudyPlan:
     def __init__(self, study: Study, images: ImageSet) -> None:
         self.campaign = self.study = study
         self.images = images
-        self.labels: npt.NDArray[np.int64] = np.full(len(images), -1, np.int64)
+        self.labels = np.full(len(images), -1, np.int64)
         for cell in study.cells:
             try:
                 labels = self.labels_of(cell)
@@ -181,13 +180,9 @@ class StudyPlan:
                 raise ValueError(f"cell {cell.name!r}: {error}") from error
             self.labels = np.maximum(self.labels, np.minimum(labels, 0))
 
-    @cached_property
-    def sampling(self) -> Sampling:
-        return self.study.sampling
-
-    def part(self, part: int, receipts: Iterable[Receipt]) -> PlannedPart:
-        """Plan one part; it does not depend on `receipts`."""
-        del receipts
+    def part(self, part: int, history: History | None = None) -> PlannedPart:
+        """Plan one part; it does not depend on the `history`."""
+        del history
         first = part * self.study.runs_per_part
         specs = tuple(self.spec(run) for run in range(first, first + self.study.runs_per_part))
         return PlannedPart(

@@ -26,7 +26,7 @@ from recon_core.strict import Count, Natural, Positive, Strict, Within
 from recon_core.types import Progress, no_progress
 from storage.files import write_file
 from storage.sources.load import ImageSet, load_images
-from tasks.campaign.part import this_worker
+from tasks.cluster.jobs import this_worker
 from tasks.devices import cpu_name
 from tasks.families.weights.attack import WeightsJob, run_attacks
 from tasks.families.weights.preflight import best_source, prepare_weights, victim_of

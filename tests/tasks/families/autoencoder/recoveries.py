@@ -14,7 +14,7 @@ from recon_core.attacks.plug_and_play import Iteration, KnownMask, UnknownMask
 from recon_core.victims.autoencoder import FullyConnected
 from recon_core.victims.autoencoder_training import AutoencoderTraining
 from storage.sources.load import ImageSet, Split
-from tasks.campaign.part import cpu_threads
+from tasks.cluster.jobs import cpu_threads
 from tasks.families.autoencoder.study.plan import RecoveryPlan
 from tasks.families.autoencoder.study.settings import (
     Methods,

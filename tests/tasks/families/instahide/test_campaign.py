@@ -95,7 +95,7 @@ def test_pairs_are_of_private_images_and_targets_of_the_source(made: Dataset) ->
         np.testing.assert_array_equal(read["targets/image"], images.images[image_ids])
         private = [
             run * N_IMAGES + row
-            for run, spec in enumerate(plan.part(part, []).specs)
+            for run, spec in enumerate(plan.part(part).specs)
             for row in two_sets(spec, N_PUBLIC)[0].tolist()
         ]
         assert sorted(read["pairs/target_row"].tolist()) == private

@@ -25,11 +25,12 @@ from recon_core.victims.autoencoder import (
     single,
 )
 from storage.checkpoints import load_checkpoint
+from storage.object_store import open_place
 from storage.weights import METADATA
 from tasks.families.autoencoder.study.settings import RecoveryStudy
 from tasks.families.autoencoder.study.units import VictimFolder, function_of
 from tasks.progress import Left
-from tasks.study.executor import Outcome, Unit, run_units
+from tasks.study.executor import Unit, run_units
 from tasks.study.products import read_weights
 from tests.tasks.families.autoencoder.recoveries import planned, run_here, small_study, small_victim
 
@@ -176,6 +177,7 @@ def unit(folder: Path, name: str, trouble: str = "", needs: tuple[str, ...] = ()
 
 @pytest.mark.slow
 def test_a_unit_that_fails_loses_no_other(tmp_path: Path) -> None:
+    before = [unit(tmp_path, "made before"), unit(tmp_path, "failed before", "fails")]
     units = [
         *(unit(tmp_path, "bad", "fails"), unit(tmp_path, "mortal", "dies")),
         *(unit(tmp_path, "after bad", needs=("bad",)), unit(tmp_path, "good")),
@@ -201,16 +203,18 @@ def test_a_unit_that_fails_loses_no_other(tmp_path: Path) -> None:
         Client(cluster) as client,
     ):
         found = run_units(
-            units,
+            [before, units],
             client,
+            place=open_place(str(tmp_path)),
+            device="cpu",
             threads=1,
             then=then,
             on_progress=told,
-            earlier=Outcome({"made before": {}}, {"failed before": "for a reason"}),
         )
-    made = {"good", "after good", "more", "mortal", "after what was made before"}
+    made = {"made before", "good", "after good", "more", "mortal", "after what was made before"}
     assert set(found.done) == made
     assert found.failed == {
+        "failed before": "ValueError: failed before cannot be done",
         "bad": "ValueError: bad cannot be done",
         "after bad": "needs bad, which failed",
         "after what failed before": "needs failed before, which failed",
@@ -218,8 +222,8 @@ def test_a_unit_that_fails_loses_no_other(tmp_path: Path) -> None:
         "after that": "needs after nothing, which no unit makes before it",
     }
     assert (tmp_path / "mortal").read_text() == "xx"
-    assert seen[0] == (0, 9, Left(0.0, is_all=False))
-    assert seen[-1] == (5, 10, Left(0.0))
+    assert seen[0] == (0, 2, Left(0.0, is_all=False))
+    assert seen[-1] == (6, 12, Left(0.0))
 
 
 def long_study() -> RecoveryStudy:

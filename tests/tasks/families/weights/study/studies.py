@@ -95,7 +95,7 @@ def attacked(root: Path, plan: StudyPlan, *, parts: Any = None) -> Dataset:
     dataset = open_store(root, plan.study, plan.images)
     key = plan.study.victims_fingerprint(plan.images)
     for part in range(plan.sampling.n_parts) if parts is None else parts:
-        planned = plan.part(part, ())
+        planned = plan.part(part)
         job = PartJob(
             root=str(root),
             planned=planned,

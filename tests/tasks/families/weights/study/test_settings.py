@@ -38,7 +38,7 @@ def specs_of(plan: StudyPlan, cell: int, seed: int) -> list[Any]:
 
 
 def test_every_run_has_its_own_number_and_its_cells_experiment(plan: StudyPlan) -> None:
-    planned = [plan.part(part, ()) for part in range(plan.sampling.n_parts)]
+    planned = [plan.part(part) for part in range(plan.sampling.n_parts)]
     specs = [spec for part in planned for spec in part.specs]
     assert [spec.run for spec in specs] == list(range(5 * 2 * 2))
     assert [spec.victim for spec in specs] == [run // 2 for run in range(20)]
