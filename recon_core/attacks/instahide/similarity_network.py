@@ -27,6 +27,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
+from recon_core.attacks.instahide.coherence import ImageShape
 from recon_core.attacks.instahide.mixing import InstaHide, mixture
 from recon_core.restore.examples import Examples
 from recon_core.restore.fit import Fit, Training
@@ -75,7 +76,8 @@ class HiddenExamples(Examples):
 class SimilarityNetwork(Strict):
     """Settings. `width`, `deep_width`: channels of the U-Net. `n_private`: private images that a
     batch is mixed from. `n_calibration`: mixtures that the whitening is computed from. `scheme`:
-    how encodings are made."""
+    how encodings are made. `shape` of images (c, h, w), which `train` takes from those it is given.
+    """
 
     width: Count = 64
     deep_width: Count = 96
@@ -83,6 +85,7 @@ class SimilarityNetwork(Strict):
     n_calibration: Count = 1000
     scheme: InstaHide = field(default_factory=InstaHide)
     training: Training = SHORT
+    shape: ImageShape = (3, 32, 32)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -134,7 +137,7 @@ class SimilarityNetwork(Strict):
         """The averaged network after the training, on public `images` in [-1, 1]. Raises
         NonfiniteLossError if it diverges, ValueError for images that do not fit."""
         c, h, w = images.shape[1:]
-        fit = Fit(Shaped(self, (c, h, w)), self.training, device=device)
+        fit = Fit(replace(self, shape=(c, h, w)), self.training, device=device)
         draw = seeded_generator(self.training.seed, 0, "similarity calibration")
         signed = self.drawn(images, self.n_calibration, draw).target.to(device)
         for net in (fit.net, fit.ema):
@@ -148,18 +151,10 @@ class SimilarityNetwork(Strict):
         assert isinstance(fit.ema, Similarity)
         return fit.ema.eval()
 
-
-@dataclass(frozen=True)
-class Shaped:
-    """`SimilarityNetwork` for images of one shape: a `LossAndNetwork`."""
-
-    how: SimilarityNetwork
-    shape: tuple[int, int, int]
-
     def build(self, *, seed: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
-            return Similarity(self.shape, self.how.width, self.how.deep_width)
+            return Similarity(self.shape, self.width, self.deep_width)
 
     def loss(
         self,
@@ -172,8 +167,7 @@ class Shaped:
     ) -> Tensor:
         """Mean over all pairs of the batch. A rank's pairs are those among its own examples."""
         del generator, first
-        if not isinstance(batch, HiddenExamples):
-            raise TypeError(f"a {type(batch).__name__} has no private images; use HiddenExamples")
+        assert isinstance(batch, HiddenExamples)
         share = 1.0 if total is None else len(batch) / total
         logits, fields, target = net(batch.condition, batch.target)
         i, j = torch.triu_indices(len(batch), len(batch), 1, device=logits.device)
@@ -356,8 +350,6 @@ def whitening_filter(signed: Float[Tensor, "n c h w"]) -> Float32[Tensor, "c c k
     all frequencies and channels uncorrelated; without the mean, and with outputs of variance 1."""
     height, width = signed.shape[2:]
     n_channels, edge = signed.shape[1], FILTER // 2
-    if min(height, width) < FILTER:
-        raise ValueError(f"images of {height} x {width} pixels are smaller than the filter's 7 x 7")
     transform = torch.fft.fft2(signed.float() - signed.float().mean((0, 2, 3), keepdim=True))
     power = torch.einsum("nihw,njhw->hwij", transform, transform.conj()) / len(signed)
     power[0, 0] = power[1, 0] + power[0, 1]

@@ -14,7 +14,6 @@ from benchmarks.instahide.oracles import auc, oracle_similarity
 from recon_core.attacks.instahide.mixing import InstaHide
 from recon_core.attacks.instahide.similarity_network import (
     HiddenExamples,
-    Shaped,
     Similarity,
     SimilarityNetwork,
     load,
@@ -25,7 +24,6 @@ from recon_core.attacks.instahide.similarity_network import (
     whitening_filter,
     windows,
 )
-from recon_core.restore.examples import Examples
 from recon_core.restore.fit import Training
 from tests.recon_core.drawing import generator, refuses
 
@@ -175,13 +173,8 @@ def test_bad_settings_are_named(changes: dict[str, object], words: str) -> None:
 
 def test_images_that_do_not_fit_are_errors(trained: Similarity) -> None:
     refuses("too few", TINY.drawn, smooth_images(11, 0), 5, torch.Generator())
-    with pytest.raises(ValueError, match="multiples of 8"):
-        Shaped(TINY, (1, 12, 16)).build(seed=0)
+    refuses("multiples of 8", replace(TINY, shape=(1, 12, 16)).build, seed=0)
     refuses("10 pixels", trained.scores, torch.zeros(3, 10))
-    batch = held_out()
-    plain = Examples(condition=batch.condition, target=batch.target, augment=batch.augment)
-    with pytest.raises(TypeError, match="HiddenExamples"):
-        Shaped(TINY, SHAPE).loss(trained, plain, generator=torch.Generator())
 
 
 def pairs(m: int, n: int, seed: int = 0):
