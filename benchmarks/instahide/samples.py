@@ -258,7 +258,7 @@ def signs(run: Run) -> Iterator[Finding]:
     one pixel, by the number of encodings, of which there are two for every image, or ten."""
     small = (6, 8, 10) if run.quick else (6, 8, 10, 12, 14, 16, 18)
     large = (40, 60) if run.quick else (60, 120, 250, 500, FAR, 2000)
-    tried = {m: speed.signs(2 if run.quick else 5, m=m, d=4).reference_value or 0 for m in small}
+    tried = {m: speed.signs(2 if run.quick else 5, m=m, d=4).reference_value or 0.0 for m in small}
     ours = {m: seconds(m, m // 2) for m in small}
     ours_large = {m: seconds(m, m // 10) for m in large}
     _keep(run, "signs", {"all_signs": tried, "ours": ours, "ours_large": ours_large})

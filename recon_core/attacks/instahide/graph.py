@@ -129,7 +129,7 @@ def assign(shared: Integer[np.ndarray, "m m"]) -> list[Component]:
     """
     a = shared.astype(np.int8)
     np.fill_diagonal(a, 2)  # an encoding shares both its images with itself
-    member = connected(*np.nonzero(a == 2), len(a))  # whose pair of images each encoding has
+    member = connected(*np.nonzero(a == 2), n=len(a))  # whose pair of images each encoding has
     first = np.unique(member, return_index=True)[1]
     unlike = np.flatnonzero((a != a[first][member]).any(1))
     if len(unlike):
@@ -139,7 +139,7 @@ def assign(shared: Integer[np.ndarray, "m m"]) -> list[Component]:
             "share equally many with every other encoding"
         )
     simple: Bool[np.ndarray, "k k"] = a[np.ix_(first, first)] == 1
-    part = connected(*np.nonzero(simple), len(simple))
+    part = connected(*np.nonzero(simple), n=len(simple))
     components = []
     for k in range(int(part.max()) + 1):
         mine = np.flatnonzero(part == k)
@@ -204,7 +204,7 @@ def canonical(edges: Integer[np.ndarray, "m 2"]) -> Edges:
 
 
 def connected(
-    first: Integer[np.ndarray, " k"], second: Integer[np.ndarray, " k"], n: int
+    first: Integer[np.ndarray, " k"], second: Integer[np.ndarray, " k"], *, n: int
 ) -> Int64[np.ndarray, " n"]:
     """The connected component of each of n vertices, by the ends of k edges."""
     graph = coo_array((np.ones(len(first), np.int8), (first, second)), shape=(n, n))
@@ -258,7 +258,7 @@ def _seed(adjacent: Bool[np.ndarray, "k k"], n_near: Int64[np.ndarray, " k"]) ->
 
 def _two_coloured(apart: Bool[np.ndarray, "k k"], names: Int64[np.ndarray, " k"]) -> Parts | None:
     """The components of a bipartite graph, each with its two sides; None if it is not bipartite."""
-    part = connected(*np.nonzero(apart), len(apart))
+    part = connected(*np.nonzero(apart), n=len(apart))
     parts: Parts = []
     for k in range(int(part.max()) + 1):
         mine = np.flatnonzero(part == k)

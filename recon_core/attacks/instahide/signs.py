@@ -91,13 +91,13 @@ def determined(equations: Equations, *, with_public: bool) -> Determined:
         ambiguous = moves[:, coloops].any(1) & ~free
         known = ~(ambiguous | free)
         tied = edges[~coloops & known[edges].all(1)]
-        label, n_bits = connected(tied[:, 0], tied[:, 1], equations.n), int(coloops.sum())
+        label, n_bits = connected(tied[:, 0], tied[:, 1], n=equations.n), int(coloops.sum())
     else:
         # in the matroid, rows of a basis are connected with those whose combination has them
         _q, r, order = qr(w.T, mode="economic", pivoting=True)
         coefficients = np.linalg.solve(r[:rank, :rank], r[:rank, rank:])
         of_basis, of_others = np.nonzero(np.abs(coefficients) > TOL**0.5)
-        component = connected(order[of_basis], order[rank + of_others], len(w))
+        component = connected(order[of_basis], order[rank + of_others], n=len(w))
         label, n_bits = component[moves.argmax(1)], int(component.max(initial=-1)) + 1
         ambiguous = (moves & (component != label[:, None])).any(1) & ~free
         known = ~(ambiguous | free)

@@ -231,7 +231,8 @@ def attack_all(
     done = []
     n = len(prepared.methods)
     for k, name in enumerate(prepared.methods):
-        started, found, failure = time.perf_counter(), None, ""
+        started, failure = time.perf_counter(), ""
+        found: Recovered | None = None
         try:
             share = share_of(progress, k / n, (k + 1) / n)
             found = METHODS[name].run(job, prepared, device, share)

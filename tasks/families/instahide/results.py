@@ -26,6 +26,7 @@ from tasks.families.instahide.attack import (
     METHODS,
     SAME,
     Attacked,
+    Floats,
     InstaHideJob,
     PreparedChallenge,
 )
@@ -164,7 +165,10 @@ def method_record(attacked: Attacked, prepared: PreparedChallenge) -> dict[str, 
     found, ssim, error = attacked.found, attacked.ssim, attacked.error
     if found is None:
         return base | {"failure": attacked.failure}
-    means = {"ssim_mean": (np.nanmean, ssim), "error_median": (np.nanmedian, error)}
+    means: dict[str, tuple[Any, Floats | None]] = {
+        "ssim_mean": (np.nanmean, ssim),
+        "error_median": (np.nanmedian, error),
+    }
     return base | {
         "n_images": len(found.status),
         "by_status": dict(Counter(status.value for status in found.status)),
@@ -217,9 +221,9 @@ def ambiguity(found: Recovered, *, with_public: bool) -> dict[str, Any]:
         return {"n_equations": 0}
     what = determined(equations, with_public=with_public)
     seen = np.unique(equations.edges)
-    part = connected(first, second, n)[seen]
+    part = connected(first, second, n=n)[seen]
     # in the double cover an edge goes to the other side: an odd cycle ties the two of an image
-    double = connected(np.append(first, first + n), np.append(second + n, second), 2 * n)
+    double = connected(np.append(first, first + n), np.append(second + n, second), n=2 * n)
     parts = np.unique(part, return_counts=True)[1]
     return {
         "n_equations": len(first),
