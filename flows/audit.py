@@ -9,10 +9,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from flows.papers import gradient_descent
+from flows.papers import FAST_SEARCH
 from flows.settings import replace_setting, set_words, value_at
 from flows.study_kind import UnitStudy
-from recon_core.attacks.kkt.objective import KKTAttack
 from recon_core.victims.network import Conv
 from recon_core.victims.separability import MixCon
 from storage.files import text_bytes, write_file
@@ -130,7 +129,7 @@ def autoencoder_defences() -> tuple[Defence, ...]:
 
 def cpu() -> Audit:
     """Width 200, up to 100 images, 12 networks a cell."""
-    return Audit(preset="cpu", defences=defences(), kkt=search(800))
+    return Audit(preset="cpu", defences=defences(), kkt=replace(FAST_SEARCH, save_at=(800,)))
 
 
 def wide() -> Audit:
@@ -208,19 +207,6 @@ def given() -> Audit:
         defences=some,
         n_victims=1,
         left_out=("defences that need training: audit a recipe for those",),
-    )
-
-
-def search(n_iterations: int) -> KKTAttack:
-    """The KKT attack at rates at which a few hundred iterations suffice; condition and number of
-    candidates are the recipe's."""
-    return KKTAttack(
-        sigma=1e-2,
-        lam_min=0.1,
-        alpha=100.0,
-        optimiser=gradient_descent(0.6, 0.9),
-        lam_lr=0.3,
-        save_at=(n_iterations,),
     )
 
 

@@ -185,18 +185,14 @@ def recipe_of(dataset: Dataset, base: Mapping[str, Any]) -> Recipe:
             "generate command finish, then describe it"
         )
     sampling = {**campaign["sampling"], "phases": [*earlier, {**last, "n_runs": n_last}]}
-    tree = dict(base) | {
-        "pairs_at": None,
-        "encoding": dataset.encoding,
-        "threads": campaign["threads"],
-    }
+    own = {"pairs_at": None, "encoding": dataset.encoding, "threads": campaign["threads"]}
     experiment, seed = campaign["experiment"], campaign["root_seed"]
     if dataset.manifest["source"]["split"] == "train":
-        tree |= {"experiment": experiment, "sampling": sampling, "seed": seed}
+        own |= {"experiment": experiment, "sampling": sampling, "seed": seed}
     else:
-        tree |= {"heldout_experiment": experiment, "heldout": sampling}
-        tree |= {"seed": seed - HELDOUT_SEED_OFFSET}
-    return from_json(tree)
+        own |= {"heldout_experiment": experiment, "heldout": sampling}
+        own |= {"seed": seed - HELDOUT_SEED_OFFSET}
+    return from_json({**base, **own})
 
 
 MANIFEST_FIX = "write one with: palimpsest dataset manifest --store STORE --out manifest.json"

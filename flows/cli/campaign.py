@@ -109,47 +109,45 @@ def campaign_status(
             cli.out.print(str(Path(plot).absolute()), style="bold", markup=False, soft_wrap=True)
 
 
-@cli.command(campaign_app, "pause")
-def campaign_pause(stored: cli.Stored) -> None:
-    """Start no new parts; those that run are finished and kept.
-
-    Example: `palimpsest campaign pause --store runs/cifar`
-    """
-    split = f" --split {stored.split}" if stored.split != "train" else ""
-    _ask(
-        stored,
+CONTROLS: dict[str, tuple[State, str, str]] = {
+    "pause": (
         "paused",
+        "Start no new parts; those that run are finished and kept.",
         f"is paused: parts that run are finished, none is started ({NOTICED}); go on with: "
-        f"palimpsest campaign resume --store {stored.store}{split}",
-    )
-
-
-@cli.command(campaign_app, "resume")
-def campaign_resume(stored: cli.Stored) -> None:
-    """Let a paused or cancelled campaign go on.
-
-    Example: `palimpsest campaign resume --store runs/cifar`
-    """
-    _ask(
-        stored,
+        "palimpsest campaign resume --store ",
+    ),
+    "resume": (
         "running",
+        "Let a paused or cancelled campaign go on.",
         f"may run: a paused campaign goes on ({NOTICED}); if none is there any more, start it with "
         "its generate command",
-    )
-
-
-@cli.command(campaign_app, "cancel")
-def campaign_cancel(stored: cli.Stored) -> None:
-    """Stop at once; parts that are being computed are lost, everything stored is kept.
-
-    Example: `palimpsest campaign cancel --store runs/cifar`
-    """
-    _ask(
-        stored,
+    ),
+    "cancel": (
         "cancelled",
+        "Stop at once; parts that are being computed are lost, everything stored is kept.",
         "is cancelled: a running campaign stops within seconds and loses only the parts that it is "
         "computing; its generate command goes on from what is stored",
-    )
+    ),
+}
+"""By command: the state that a campaign is asked for, the command's help, what it reports."""
+
+
+def _add_control(name: str) -> None:
+    state, about, report = CONTROLS[name]
+
+    def control(stored: cli.Stored) -> None:
+        place = _place(stored)
+        write_control(place, state)
+        split = f" --split {stored.split}" if stored.split != "train" else ""
+        again = f"{stored.store}{split}" if name == "pause" else ""
+        cli.say(cli.out, f"{place} {report}{again}")
+
+    control.__doc__ = f"{about}\n\nExample: `palimpsest campaign {name} --store runs/cifar`"
+    cli.command(campaign_app, name)(control)
+
+
+for _name in CONTROLS:
+    _add_control(_name)
 
 
 @cli.command(campaign_app, "retry")
@@ -228,12 +226,6 @@ def _place(stored: cli.Stored) -> Place:
     place = open_place(stored.location)
     read_store_file(place)
     return place
-
-
-def _ask(stored: cli.Stored, state: State, said: str) -> None:
-    place = _place(stored)
-    write_control(place, state)
-    cli.say(cli.out, f"{place} {said}")
 
 
 def status_facts(status: CampaignStatus, *, is_quiet: bool) -> dict[str, Any]:

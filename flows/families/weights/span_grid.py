@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from flows.families.weights.grids import Size
-from flows.papers import MILLION, gradient_descent
+from flows.papers import FAST_SEARCH, MILLION, gradient_descent
 from recon_core.attacks.kkt.attacks import separation_operations
 from recon_core.attacks.kkt.objective import Condition, KKTAttack
 from recon_core.attacks.span.search import SpanAttack
@@ -173,15 +173,7 @@ def _experiment(scale: Scale, at: dict[str, Value], attack: str) -> KKT:
         "Adadelta": Optimiser(rule="adadelta", lr=rate),
         "Adam": Optimiser(rule="adam", lr=rate),
     }.get(rule, gradient_descent(rate))
-    kkt = KKTAttack(
-        condition=condition,
-        n_candidates=2 * n,
-        sigma=1e-2,
-        lam_min=0.1,
-        alpha=100.0,
-        optimiser=gradient_descent(0.6, 0.9),
-        lam_lr=0.3,
-    )
+    kkt = replace(FAST_SEARCH, condition=condition, n_candidates=2 * n)
     made = KKT(
         augment_p=0.0,
         n_classes=10 if loss == "ce" else 2,
