@@ -4,6 +4,7 @@ they are refused."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from PIL import Image
 
 from flows.cli.attack_file import ENTRIES
+from tasks.families.instahide.attack import METHODS
 from tests.tasks.families.instahide.challenges import RING, normal_challenge
 from tests.tasks.pages import FIRST_SCREEN, Page
 
@@ -138,10 +140,7 @@ ATTACK, ENCODE = ("attack", "instahide"), ("instahide", "encode")
         ([*ATTACK, "C", "--method", "magic"], "none of auto, both, all, exact"),
         ([*ATTACK, "C", "--k-pub", 3], "--k-pub needs --scheme"),
         ([*ATTACK, "C", "--scheme", "instahide", "--wa", 1], "--wa is of --scheme theory"),
-        (
-            [*ATTACK, "C", "--scheme", "theory", "--largest", 1],
-            "--largest is of --scheme",
-        ),
+        ([*ATTACK, "C", "--scheme", "theory", "--largest", 1], "--largest is of --scheme"),
         ([*ATTACK, "bad.npy"], "without pickle"),
         ([*ATTACK, "absent"], "is not there"),
         ([*ATTACK, "C/encodings.npy"], "give --scheme and --k-pub"),
@@ -167,10 +166,6 @@ def test_refusals_leave_nothing_behind(
 def test_nothing_from_any_method_is_a_failure(
     palimpsest, tmp_path: Path, challenge: Path, prefect_server, monkeypatch
 ) -> None:
-    from dataclasses import replace
-
-    from tasks.families.instahide.attack import METHODS
-
     def fails(*_words: object) -> None:
         raise ValueError("nothing there")
 

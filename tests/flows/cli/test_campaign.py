@@ -26,7 +26,6 @@ from tests.storage.stores import store
 from tests.tasks.campaign.test_state import campaign_store, set_times
 
 ONE_WORKER = Workers(n_workers=1, device="cpu")
-COMMANDS = ["status", "pause", "resume", "cancel", "retry"]
 
 
 @pytest.fixture(scope="module")
@@ -43,14 +42,6 @@ def manifest_of(job: Path, file: Path, **changes: Any) -> Path:
     manifest = describe(Dataset(job / "pairs"), find_recipe(str(job)), None)
     file.write_text(json.dumps(manifest | changes))
     return file
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_no_store_is_one_line_and_a_fix(palimpsest, tmp_path: Path, command: str) -> None:
-    complaint = palimpsest.refused("campaign", command, "--store", tmp_path / "nowhere", code=1)
-    assert complaint.startswith(f"error: {tmp_path / 'nowhere'} is not a store")
-    assert complaint.count("\n") == 1
-    assert not (tmp_path / "nowhere").exists()
 
 
 def test_status_tells_people_and_programs_the_same(palimpsest, job: Path, tmp_path: Path) -> None:

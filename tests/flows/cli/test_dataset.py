@@ -42,19 +42,18 @@ def orphan(root: Path, *, hours: float) -> Path:
 
 @pytest.mark.parametrize(
     "words",
-    [
-        ["info"],
-        ["verify"],
-        ["vacuum"],
-        ["export", "--format", "webdataset", "--out", "o"],
-        ["show"],
-    ],
-)
-def test_no_store_is_one_line_and_a_fix(palimpsest, tmp_path: Path, words: list[str]) -> None:
-    complaint = palimpsest.refused(*words, "--store", tmp_path / "nowhere", code=1)
+    ["info", "verify", "vacuum", "export --format webdataset --out o", "show", "status", "pause",
+     "resume", "cancel", "retry"],
+)  # fmt: skip
+def test_no_store_is_one_line_and_a_fix(palimpsest, tmp_path: Path, words: str) -> None:
+    command = palimpsest
+    if words in ("status", "pause", "resume", "cancel", "retry"):
+        command = type(palimpsest)(palimpsest.run, "campaign")
+    complaint = command.refused(*words.split(), "--store", tmp_path / "nowhere", code=1)
     assert complaint.startswith(f"error: {tmp_path / 'nowhere'} is not a store")
     assert "generate one first" in complaint
     assert complaint.count("\n") == 1
+    assert not (tmp_path / "nowhere").exists()
 
 
 def test_a_store_is_named_by_its_folder_its_job_or_its_bucket(tmp_path: Path) -> None:
@@ -72,17 +71,9 @@ def test_a_store_is_named_by_its_folder_its_job_or_its_bucket(tmp_path: Path) ->
 def test_info_says_what_is_there_to_people_and_to_programs(palimpsest, tmp_path: Path) -> None:
     dataset = store(tmp_path / "job" / "pairs", 3, n_pairs=40)
     said = palimpsest.done("info", "--store", tmp_path / "job")
-    for pattern in (
-        r"parts +3\n",
-        r"runs +6\n",
-        r"outcomes +6 ok\n",
-        r"pairs +240\n",
-        r"encoding +float16\n",
-        r"bytes +\d+\.\d kB \([\d,]+ bytes\)\n",
-        rf"dataset hash +{dataset.content_hash}\n",
-        r"iteration.*pairs.*confident.*mean SSIM",
-    ):
-        assert re.search(pattern, said)
+    assert re.search(r"pairs +240\n", said)
+    assert re.search(r"iteration.*pairs.*confident.*mean SSIM", said)
+    assert dataset.content_hash in said
     code, said, _ = palimpsest("info", "--store", tmp_path / "job", "--json")
     facts = json.loads(said)
     assert (code, facts["pairs"], facts["dataset_hash"]) == (0, 240, dataset.content_hash)
@@ -100,27 +91,21 @@ def test_info_says_what_is_there_to_people_and_to_programs(palimpsest, tmp_path:
     assert palimpsest("info", "--store", tmp_path / "job")[0] == 1
 
 
-def test_verify_of_a_sound_store(palimpsest, tmp_path: Path) -> None:
-    store(tmp_path / "s", 2)
-    code, said, complaint = palimpsest("verify", "--store", tmp_path / "s")
-    assert (code, said, complaint) == (0, "2 parts checked: 0 problems, 0 orphans, 0 gaps\n", "")
-    code, said, _ = palimpsest("verify", "--store", tmp_path / "s", "--json")
-    report = json.loads(said)
-    assert (code, report["ok"], report["n_checked"]) == (0, True, 2)
-
-
 def test_verify_names_what_is_wrong_and_what_to_do(palimpsest, tmp_path: Path) -> None:
+    words = ["verify", "--store", tmp_path / "s"]
     store(tmp_path / "s", 4)
+    said = palimpsest.done(*words)
+    assert said == "4 parts checked: 0 problems, 0 orphans, 0 gaps\n"
+    assert json.loads(palimpsest.done(*words, "--json"))["ok"] is True
     flip(next((tmp_path / "s" / "parts").glob("part-000003*/pairs/ssim_best/c.*")))
     (tmp_path / "s" / "receipts" / "part-000001.json").unlink()
-    code, said, complaint = palimpsest("verify", "--store", tmp_path / "s")
+    code, said, complaint = palimpsest(*words)
     assert code == 1
     assert re.search(r"3 parts checked: \d+ problems?, 1 orphan, 1 gap\n", said)
     assert "ssim_best" in complaint
-    assert "generate it again" in complaint
     assert re.search(r"orphans.*: parts/part-000001-.*dataset vacuum", complaint)
     assert re.search(r"gaps.*: 1; the generate", complaint)
-    code, said, _ = palimpsest("verify", "--store", tmp_path / "s", "--json")
+    code, said, _ = palimpsest(*words, "--json")
     report = json.loads(said)
     assert (code, report["ok"], report["gaps"]) == (1, False, [1])
 
