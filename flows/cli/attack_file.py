@@ -153,7 +153,7 @@ def show_pictures(read: Mapping[str, Any]) -> None:
     """The reading of each source that is known, by what it is."""
     for title, pictures in read.items():
         if pictures is not None:
-            show_facts(out, title, {"source": pictures.source} | pictures.facts)
+            show_facts(title, {"source": pictures.source} | pictures.facts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,7 +228,7 @@ def attack(
 
 def show_table(rows: list[dict[str, str]]) -> None:
     """Rows under their columns; nothing of no rows."""
-    show_rows(out, rows, Table(box=None, pad_edge=False, header_style="dim"), left=WORDS)
+    show_rows(rows, Table(box=None, pad_edge=False, header_style="dim"), left=WORDS)
 
 
 given_app = typer.Typer()

@@ -196,7 +196,7 @@ def train_separator(
     )  # fmt: skip
     with stage_progress("Learn separator", "step") as advance:
         card = learn(job, target, device=resolve_device(device), advance=advance)
-    cli.show_facts(cli.out, str(target), {
+    cli.show_facts(str(target), {
         "learned from": f"{card.n_pictures:,} pictures ({card.source})",
         "mirror images": "learned" if card.mirrored else "not learned",
         "steps": f"{card.n_steps:,}",

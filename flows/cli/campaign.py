@@ -79,10 +79,10 @@ def campaign_status(
             "complete": status.is_complete,
             "pairs_per_worker_hour": round(status.n_pairs / hours, 1) if hours else None,
         }
-        cli.print_json(cli.out, facts | values)
+        cli.print_json(facts | values)
     else:
         is_quiet = _is_quiet(status, receipts)
-        cli.show_facts(cli.out, status.location, status_facts(status, is_quiet=is_quiet))
+        cli.show_facts(status.location, status_facts(status, is_quiet=is_quiet))
         title = "Phases: confident pairs, and images that have one"
         table = Table("sampler", title=title, title_justify="left")
         for name in ("runs", "confident", "per run", "images", "new"):
@@ -213,7 +213,7 @@ def top_up(
             workers=computed.workers,
         )
     why = facts.pop("why")
-    cli.show_facts(cli.out, f"Coverage ({split})", facts)
+    cli.show_facts(f"Coverage ({split})", facts)
     if facts["ending"] in DONE:
         cli.say(cli.out, why)
         return

@@ -56,7 +56,7 @@ def dataset_info(
             iterations = saved_iterations(dataset, on_part=on_part)
     if as_json:
         found = None if iterations is None else [asdict(row) for row in iterations]
-        cli.print_json(cli.out, {"store": dataset.root, **facts, "iterations": found})
+        cli.print_json({"store": dataset.root, **facts, "iterations": found})
         return
     facts |= {
         "attacks": ", ".join(f"{name} in {n:,}" for name, n in facts["attacks"].items()) or "-",
@@ -64,7 +64,7 @@ def dataset_info(
         "bytes": f"{cli.size_text(facts['bytes'])} ({facts['bytes']:,} bytes)",
         **{name: ", ".join(facts[name]) for name in ("code", "torch", "devices")},
     }
-    cli.show_facts(cli.out, dataset.root, facts)
+    cli.show_facts(dataset.root, facts)
     rows = [
         {
             "iteration": cli.fact_text(row.iteration),
@@ -78,7 +78,7 @@ def dataset_info(
         for row in iterations or ()
     ]
     table = Table(title="Pairs by the iteration at which they were saved", title_justify="left")
-    cli.show_rows(cli.out, rows, table)
+    cli.show_rows(rows, table)
 
 
 @cli.command(dataset_app, "verify")
@@ -94,7 +94,7 @@ def dataset_verify(stored: cli.Stored, as_json: cli.Json = False) -> None:
     with stage_progress("Verify", "part") as on_part:
         found = verify_store(location, on_part=on_part)
     if as_json:
-        cli.print_json(cli.out, {"store": str(location), "ok": found.ok, **asdict(found)})
+        cli.print_json({"store": str(location), "ok": found.ok, **asdict(found)})
     else:
         for problem in found.problems:
             cli.err.print(problem, style="red", markup=False, highlight=False, soft_wrap=True)
@@ -169,7 +169,6 @@ def dataset_merge(
         report = merge(locations, cli.store_location(into, split), mix=mix, on_part=on_part)
     dataset = report.dataset
     cli.show_facts(
-        cli.out,
         dataset.root,
         {
             "parts copied": report.n_copied,
@@ -218,7 +217,6 @@ def dataset_export(
             on_part=on_part,
         )
     cli.show_facts(
-        cli.out,
         str(report.folder.absolute()),
         {
             "pairs": report.n_pairs,
@@ -277,7 +275,7 @@ def dataset_manifest(
     content = json_bytes(describe(dataset, find_recipe(stored.store), data))
     cli.write_as_asked(target, content, "--out")
     facts = {"runs": dataset.n_runs, "bytes": cli.size_text(len(content))}
-    cli.show_facts(cli.out, str(target.absolute()), facts | {"dataset hash": dataset.content_hash})
+    cli.show_facts(str(target.absolute()), facts | {"dataset hash": dataset.content_hash})
 
 
 @cli.command(dataset_app, "regenerate")
@@ -303,13 +301,13 @@ def dataset_regenerate(
     for sentence in foreseen(expected):
         cli.say(cli.err, sentence)
     made_of = expected["manifest"]["source"]["split"]
-    cli.show_images(cli.out, made_of, recipe_in(expected, data).images(made_of).facts)
+    cli.show_images(made_of, recipe_in(expected, data).images(made_of).facts)
     facts = regenerate(manifest, store, data, pairs_at, workers=computed.workers)
     differences = facts.pop("differences")
     if facts.pop("equal"):
-        cli.show_facts(cli.out, f"{store} is the dataset of {manifest}", facts)
+        cli.show_facts(f"{store} is the dataset of {manifest}", facts)
         return
-    cli.show_facts(cli.out, f"{store} is not the dataset of {manifest}", facts)
+    cli.show_facts(f"{store} is not the dataset of {manifest}", facts)
     for sentence in differences:
         cli.say(cli.err, sentence)
     raise typer.Exit(cli.FAILED)

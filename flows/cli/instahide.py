@@ -63,7 +63,7 @@ def encode(
         size=size, seed=seed, skip_corrupt=skip_corrupt,
     )  # fmt: skip
     if data != GAUSSIAN:
-        show_images(out, "train", job.images.facts)
+        show_images("train", job.images.facts)
     made_of = f"{n_private} private and {n_public} public images"
     say(out, f"{made(job)['m']:,} encodings of {made_of}: {target.absolute()}")
     say(out, f"Next: palimpsest attack instahide {target}")
@@ -97,7 +97,7 @@ def similarity(
         data=data, out=target, scheme=InstaHide(k_pub=k_pub, largest=largest), size=size,
         n_steps=n_steps, seed=seed, skip_corrupt=skip_corrupt,
     )  # fmt: skip
-    show_images(out, "train", job.images.facts)
+    show_images("train", job.images.facts)
     use_threads(threads)
     total = job.how.training.n_steps
     with stage_progress("Training", "step") as advance:
@@ -178,7 +178,7 @@ def attack_instahide(
         "public images": "not known" if known is None else f"{len(known):,}",
         "labels": "not known" if challenge.labels is None else "known",
     }
-    show_facts(out, str(encodings), read | dict(challenge.read))
+    show_facts(str(encodings), read | dict(challenge.read))
 
     from flows.families.instahide import attack as flow
 

@@ -17,15 +17,9 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.table import Table
 
+from flows.cli import attack_file, attack_weights, campaign, dataset, instahide, restore, study
 from flows.cli import options as cli
-from flows.cli.attack_file import given_app
-from flows.cli.attack_weights import train_app, weights_app
-from flows.cli.campaign import campaign_app, top_up_app
 from flows.cli.command import end_if_interrupted, resume_line
-from flows.cli.dataset import dataset_app
-from flows.cli.instahide import encodings_app, instahide_app
-from flows.cli.restore import restore_app
-from flows.cli.study import study_app
 from flows.failures import expected_line
 from storage.errors import SourceError, StorageError, StoreMismatchError, shown
 from tasks import __version__
@@ -59,19 +53,16 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
-app.add_typer(dataset_app, name="dataset")
-app.add_typer(campaign_app, name="campaign")
 attack_app = typer.Typer(no_args_is_help=True, help="Attack a network that is already trained.")
-for family_app in (weights_app, encodings_app, given_app):
-    attack_app.add_typer(family_app)
+for group in (attack_weights.weights_app, instahide.encodings_app, attack_file.given_app):
+    attack_app.add_typer(group)
+app.add_typer(dataset.dataset_app, name="dataset")
+app.add_typer(campaign.campaign_app, name="campaign")
 app.add_typer(attack_app, name="attack")
-app.add_typer(instahide_app, name="instahide")
-app.add_typer(top_up_app)
-app.add_typer(restore_app)
-compare_app = typer.Typer()
-app.add_typer(compare_app)
-app.add_typer(train_app, name="train")
-app.add_typer(study_app)
+app.add_typer(instahide.instahide_app, name="instahide")
+for group in (campaign.top_up_app, restore.restore_app, study.study_app):
+    app.add_typer(group)
+app.add_typer(attack_weights.train_app, name="train")
 
 
 def _say_version(wanted: bool) -> None:
@@ -122,7 +113,7 @@ def demo(
             check_chain(recipe, workers)
             cli.start_over(store, WORKSPACE_ENTRIES, option="--store")
         products = chain(recipe, store, workers=workers)
-    cli.show_facts(cli.out, "Pairs", products["pairs"])
+    cli.show_facts("Pairs", products["pairs"])
     _show_scores(products["evaluation"])
     cli.out.print(f"Report: [bold]{Path(products['report']).absolute()}[/]")
 
@@ -156,7 +147,7 @@ def generate(
             sampling = batched(campaign, batch, shape=shape, workers=workers, store=pairs)
             recipe = recipe.with_sampling(split, sampling)
         facts = flow(recipe, store, split, workers=workers)
-    cli.show_facts(cli.out, f"Pairs ({split})", facts)
+    cli.show_facts(f"Pairs ({split})", facts)
 
 
 @cli.command(app, "curate")
@@ -178,10 +169,10 @@ def curate(
     workspace = Workspace(store, recipe.pairs_at)
     facts = curate_pairs(recipe.curation, workspace)
     write_json(workspace.recipe, to_json(recipe))
-    cli.show_facts(cli.out, "Curation", facts)
+    cli.show_facts("Curation", facts)
 
 
-@cli.command(train_app, None)
+@cli.command(attack_weights.train_app, None)
 def train(
     *,
     store: cli.Store = cli.DEFAULT_STORE,
@@ -200,7 +191,7 @@ def train(
     recipe = cli.Chosen(preset=preset, settings=settings).recipe(store)
     for name, card in flow(recipe, store, only, device=device).items():
         single = {k: v for k, v in card.items() if isinstance(v, int | float | str)}
-        cli.show_facts(cli.out, f"Restorer {name}", single)
+        cli.show_facts(f"Restorer {name}", single)
 
 
 @cli.command(app, "evaluate")
@@ -254,7 +245,7 @@ def report(
     cli.out.print(f"Report: [bold]{Path(made).absolute()}[/]")
 
 
-@cli.command(compare_app, "compare")
+@cli.command(app, "compare")
 def compare(
     runs: Annotated[
         list[Path],
@@ -273,7 +264,7 @@ def compare(
 
     if rows := difference_rows(compare_runs(runs, page)):
         table = Table(title="Difference from the first run, targets", title_justify="left")
-        cli.show_rows(cli.out, rows, table)
+        cli.show_rows(rows, table)
     else:
         cli.out.print("The runs have no method in common.")
     for path in (page, page.with_suffix(".json")):
@@ -341,7 +332,7 @@ def _show_scores(record: dict[str, Any]) -> None:
         {name: cli.fact_text(v) for name, v in row.items() if not name.startswith(left_out)}
         for row in summary_rows(record)
     ]
-    cli.show_rows(cli.out, rows, table)
+    cli.show_rows(rows, table)
 
 
 if __name__ == "__main__":

@@ -52,9 +52,9 @@ def say(screen: Console, text: str) -> None:
     screen.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def print_json(screen: Console, value: Any) -> None:
+def print_json(value: Any) -> None:
     """A JSON value for programs."""
-    say(screen, json.dumps(value, indent=1))
+    say(out, json.dumps(value, indent=1))
 
 
 def show_notices() -> None:
@@ -67,22 +67,21 @@ def show_notices() -> None:
     logger.addHandler(handler)
 
 
-def show_facts(console: Console, title: str, facts: Mapping[str, Any]) -> None:
+def show_facts(title: str, facts: Mapping[str, Any]) -> None:
     """`title`, then one line per fact."""
-    console.print(f"[bold]{escape(title)}[/]", soft_wrap=True)
+    out.print(f"[bold]{escape(title)}[/]", soft_wrap=True)
     width = max(len(name) for name in facts) + 2
     for name, value in facts.items():
         text = f"  {name.replace('_', ' '):{width}}{fact_text(value)}"
-        console.print(text, markup=False, soft_wrap=True)
+        out.print(text, markup=False, soft_wrap=True)
 
 
-def show_images(console: Console, split: str, facts: Mapping[str, str]) -> None:
+def show_images(split: str, facts: Mapping[str, str]) -> None:
     """Facts of what was read of a source (`ImageSet.facts`), before work starts on it."""
-    show_facts(console, f"Images ({split})", facts)
+    show_facts(f"Images ({split})", facts)
 
 
 def show_rows(
-    console: Console,
     rows: Sequence[Mapping[str, Any]],
     table: Table,
     *,
@@ -96,7 +95,7 @@ def show_rows(
     for row in rows:
         table.add_row(*(row.get(name, "") for name in names))
     if rows:
-        console.print(table)
+        out.print(table)
 
 
 def fact_text(value: Any) -> str:
@@ -260,7 +259,7 @@ def images_shown(recipe: Recipe, *splits: Literal["train", "heldout"]) -> Iterat
         splits = ("train", "heldout")
     held = {split: recipe.images(split) for split in splits}
     for split, images in held.items():
-        show_images(out, split, images.facts)
+        show_images(split, images.facts)
     yield
 
 

@@ -100,7 +100,7 @@ def restore(
     allowed = None if span is None else open_span(span, inputs)
     restorer = open_restorer(weights, device=device, onnx_range=onnx_range, span=allowed)
     reading = check_restoration(restorer, inputs, target, config, fresh=fresh)
-    cli.show_facts(cli.out, str(at), facts_of(len(inputs), (), reading))
+    cli.show_facts(str(at), facts_of(len(inputs), (), reading))
     if allowed is not None and not allowed.exact:
         cli.say(cli.err, f"{in_span.span}: {BLURRED}")
     from flows import restore as flow  # Prefect, after all that may be refused
@@ -118,7 +118,7 @@ def restore(
         device=device,
         span=span,
     )
-    cli.show_facts(cli.out, str(target.absolute()), flow.summary(record))
+    cli.show_facts(str(target.absolute()), flow.summary(record))
     cli.say(cli.out, str((target / SHEET).absolute()))
 
 

@@ -125,7 +125,7 @@ def run_kind(
         f"{f'on {escape(made.data)}, ' if made.data else ''}store {escape(str(store))}"
     )
     for split, facts in kind.facts(plan):
-        cli.show_images(cli.out, split, facts)
+        cli.show_images(split, facts)
     for note in kind.notes(plan):
         cli.out.print(note, style="dim", markup=False, soft_wrap=True)
     try:
@@ -146,7 +146,7 @@ def show_costs(kind: StudyKind[Any, Any], made: Any, store: Path, computed: cli.
     where = resolve_device(computed.device)
     plan = kind.plan(made, store, where)
     for split, facts in kind.facts(plan):
-        cli.show_images(cli.out, split, facts)
+        cli.show_images(split, facts)
     costs = kind.costs(plan, where)
     rows: list[dict[str, Any]] = []
     for cost in costs:
@@ -174,7 +174,7 @@ def _show_table(rows: list[dict[str, Any]], *, numbers: bool = False) -> None:
     texts = [{name: escape(str(value)) for name, value in row.items()} for row in rows]
     left = list(rows[0])[: 1 if numbers else None] if rows else ()
     table = Table(box=None, pad_edge=False)
-    cli.show_rows(cli.out, texts, table, left=left, overflow="fold")
+    cli.show_rows(texts, table, left=left, overflow="fold")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from flows.cli import main as cli
-from flows.cli.options import Screen, show_facts, show_notices
+from flows.cli import options
+from flows.cli.options import Screen, show_notices
 from storage.errors import SourceError
 
 EVIL = "a\x1b[2J\x07\x9b\udcff\u202eb.png"
@@ -28,16 +29,18 @@ def in_a_table(console: Console) -> None:
 WAYS: dict[str, Callable[[Console], None]] = {
     "plain": lambda console: console.print(EVIL, markup=False),
     "with markup": lambda console: console.print(f"[bold]{escape(EVIL)}[/]"),
-    "facts": lambda console: show_facts(console, EVIL, {"file": EVIL}),
+    "facts": lambda _console: options.show_facts(EVIL, {"file": EVIL}),
     "a table": in_a_table,
 }
 
 
 @pytest.mark.parametrize("name", WAYS)
-def test_no_name_of_a_file_steers_the_terminal(name: str):
+def test_no_name_of_a_file_steers_the_terminal(name: str, monkeypatch: pytest.MonkeyPatch):
     """Colours are our own, and go through."""
     file = io.StringIO()
-    WAYS[name](Screen(file=file, width=200, force_terminal=True, color_system="truecolor"))
+    screen = Screen(file=file, width=200, force_terminal=True, color_system="truecolor")
+    monkeypatch.setattr(options, "out", screen)
+    WAYS[name](screen)
     printed = re.sub(r"\x1b\[[0-9;]*m", "", file.getvalue())
     assert SEEN in printed
     for steering in ("\x1b[2J", "\x07", "\x9b", "\u202e", "\udcff"):
