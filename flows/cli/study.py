@@ -62,7 +62,7 @@ def study(
     kinds.digits.data=mnist:PATH`
     """
     from flows.settings import parse_assignments
-    from flows.study import STUDIES, kind_of
+    from flows.study import STUDIES, claim_rows, kind_of
 
     if name == "list":
         for kind in STUDIES.values():
@@ -75,18 +75,13 @@ def study(
     if skip_corrupt:
         chosen["skip_corrupt"] = True
     chosen |= parse_assignments(settings or [])
-    if fresh and preset is None:  # the settings of the store go with it
-        preset = "cpu"
     kind = kind_of(name)
-    made = kind.resolve(preset, chosen, store, only=only)
-    if dry_run:
-        show_costs(kind, made, store, computed)
-        return
-    from flows.study import claim_rows
-
-    record, failure = run_kind(
-        kind, made, store, preset, chosen, only=only, computed=computed, fresh=fresh
+    ended = _run(
+        kind, store, preset, chosen, only=only, computed=computed, dry_run=dry_run, fresh=fresh
     )
+    if ended is None:
+        return
+    record, failure = ended
     for row in claim_rows(record):
         cli.out.print(f"[bold]{row['here']}[/]: {escape(row['claim'])}", soft_wrap=True)
         cli.out.print(f"    {escape(row['ours'])}", style="dim", soft_wrap=True)
@@ -96,29 +91,27 @@ def study(
         raise failure
 
 
-def run_kind(
-    kind: StudyKind[Any, Any],
-    made: Any,
-    store: Path,
-    preset: str | None,
-    chosen: dict[str, Any],
-    *,
-    only: str,
-    computed: cli.Computed,
-    fresh: bool,
-    option: str = "--store",
-) -> tuple[dict[str, Any], Exception | None]:
-    """The record of a study that has ended, and the failure or limit to report in the end.
-    `option`: the one that `store` was given by."""
+def _run(
+    kind: StudyKind[Any, Any], store: Path, preset: str | None, chosen: dict[str, Any], *,
+    only: str, computed: cli.Computed, dry_run: bool, fresh: bool,
+) -> tuple[dict[str, Any], Exception | None] | None:  # fmt: skip
+    """The record of a study that has ended, and the failure or limit to report in the end; None
+    after a dry run, which only shows the costs."""
     from flows.study import LimitExceededError, UnitsFailedError, run_study
     from tasks.cluster.workers import check_workers, device_of
 
-    workers = computed.workers
+    if fresh and preset is None:  # the settings of the store go with it
+        preset = "cpu"
+    made, workers = kind.resolve(preset, chosen, store, only=only), computed.workers
+    if dry_run:
+        show_costs(kind, made, store, computed)
+        return None
     failure: Exception | None = None
     if fresh:
         check_workers(workers)
     plan = kind.plan(made, store, device_of(workers))
     if fresh:
+        option = "--out" if kind.name == "audit" else "--store"
         cli.start_over(store, kind.entries, option=option)
     cli.out.print(
         f"[bold]palimpsest {' '.join(kind.words)}[/]  {made.preset}, {kind.size(made)}, "
@@ -264,15 +257,12 @@ def audit(
         size = "given"
     if quick and preset not in (None, "quick"):
         raise ValueError(f"--quick is --preset quick, but --preset is {preset}; give one of them")
-    if fresh and size is None:
-        size = "cpu"
-    made = AUDIT.resolve(size, chosen, store, only=only)
-    if dry_run:
-        show_costs(AUDIT, made, store, computed)
-        return
-    record, failure = run_kind(
-        AUDIT, made, store, size, chosen, only=only, computed=computed, fresh=fresh, option="--out"
+    ended = _run(
+        AUDIT, store, size, chosen, only=only, computed=computed, dry_run=dry_run, fresh=fresh
     )
+    if ended is None:
+        return
+    record, failure = ended
     cli.out.print(record["verdict"]["sentence"], markup=False, highlight=False)
     for name in (f"{AUDIT.page.name}.html", AUDIT.record, JUNIT, CARD):
         path = escape(str((store / name).absolute()))
