@@ -4,7 +4,6 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +14,10 @@ from flows.chain import chain, curate, evaluate, report, summary_rows, train
 from flows.generate import generate
 from flows.presets import preset
 from flows.recipe import Recipe, one_phase
+from flows.settings import resolve
 from recon_core.attacks.instahide.mixing import InstaHide
 from recon_core.attacks.instahide.natural_fit import Practical
-from recon_core.attacks.kkt.objective import KKTAttack, Search
+from recon_core.attacks.kkt.objective import KKTAttack
 from recon_core.attacks.plug_and_play import KnownMask
 from recon_core.attacks.span.attack import SpanAttack
 from recon_core.metrics import ssim_pairs
@@ -35,6 +35,7 @@ from tasks.dataset.pair_sheet import pair_sheet
 from tasks.dataset.pair_stream import PairExamples
 from tasks.workspace import Workspace
 from tests.storage.s3_server import S3Server
+from tests.tasks.evaluation.evaluations import N_IMAGES, evaluated_sweep
 
 SHORT = SpanAttack(n_independent=20, overcomplete=1.0)
 ONE_WORKER = Workers(n_workers=1, device="cpu")
@@ -129,6 +130,25 @@ def test_a_store_without_confident_pairs_cannot_train(finished, tiny: Recipe) ->
     curate(tiny, workspace.root)
 
 
+def test_every_table_has_the_numbers_of_the_record(tmp_path: Path) -> None:
+    record = evaluated_sweep(tmp_path)
+    scores = {row["method"]: row for row in summary_rows(record)}
+    assert list(scores) == list(record["methods"])
+    assert scores["plain"]["good"] == f"{2 * N_IMAGES}/{2 * N_IMAGES}"
+
+
+def test_restorers_from_elsewhere_are_opened_before_a_victim_is_attacked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def never(*_given: object) -> None:
+        raise AssertionError("attacked")
+
+    monkeypatch.setattr("flows.chain._attacked", never)
+    absent = {"evaluation.external.mine": str(tmp_path / "absent.onnx")}
+    with pytest.raises((ValueError, StorageError), match=r"absent\.onnx"):
+        evaluate(resolve("smoke", absent), tmp_path / "store")
+
+
 @pytest.mark.slow
 def test_pairs_on_s3_are_the_pairs_on_disk(
     finished, tiny: Recipe, s3: S3Server, tmp_path: Path
@@ -169,34 +189,6 @@ def test_heldout_images_are_not_near_copies_of_training_images(
     assert attacked
     assert not attacked & learned
     assert dataset.manifest["source"]["n"] == 24 - told["n"]
-
-
-@pytest.mark.slow
-def test_evaluate_attacks_the_victims_of_a_sweep_and_scores_them_as_one(
-    prefect_server: None, tiny: Recipe, tmp_path: Path
-) -> None:
-    """Without restorers: the attack alone, its votes and the classical denoisers."""
-    heldout = replace(
-        tiny.heldout, phases=(replace(tiny.heldout.phases[0], n_runs=6),), attacks_per_victim=3
-    )
-    attack = replace(tiny.experiment.attack, search=Search(lr=(0.1, 1.0)))
-    recipe = replace(
-        tiny,
-        heldout=heldout,
-        heldout_experiment=replace(tiny.experiment, attack=attack),
-        restorers={},
-    )
-    store = tmp_path / "job"
-    record = evaluate(recipe, store, workers=TWO_WORKERS)
-    assert (record["dataset"]["n_runs"], record["dataset"]["n_victims"]) == (6, 2)
-    assert len(record["targets"]["image_id"]) == 2 * 4
-    assert len({run["lr"] for run in _rows(record["runs"])}) == 6
-    assert record["methods"]["plain"]["halves"] is not None
-    assert set(record["ranking"]) >= {"kkt_residual", "residual_relu", "agreement"}
-    again = evaluate(recipe, store, workers=TWO_WORKERS)
-    assert again == record
-    page = report(recipe, store)
-    assert "<svg" in page.read_text()
 
 
 @pytest.mark.slow
@@ -281,10 +273,6 @@ def test_victims_whose_span_is_asked_for_are_kept(
     assert table["tv_projected"]["headroom"] == round(closed["tv_projected"], 3)
     assert "headroom" not in table["oracle"]
     assert table["oracle"]["SSIM"] > table["plain"]["SSIM"]
-
-
-def _rows(table: dict[str, list[Any]]) -> list[dict[str, Any]]:
-    return [dict(zip(table, values, strict=True)) for values in zip(*table.values(), strict=True)]
 
 
 def small_family(name: str) -> Recipe:
