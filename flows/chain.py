@@ -96,7 +96,8 @@ def train(
         raise ValueError(unknown_name("restorer", only, recipe.restorers))
     curate(recipe, store)
     dataset = Dataset(workspace.pairs("train"))
-    images, cards = recipe.images("train").images, {}
+    images = recipe.images("train").images
+    cards = {}
     for name, plan in recipe.restorers.items():
         if only in (None, name):
             with (
@@ -150,7 +151,7 @@ def evaluate(
     scoring.open_elsewhere(recipe.evaluation, heldout, "cpu")  # refused before anything is attacked
     workers = workers or Workers(device=device)
     dataset = _attacked(recipe, store, workers)
-    kinds = [attack.kind for attack in recipe.further_attacks]
+    kinds: list[str] = [attack.kind for attack in recipe.further_attacks]
     further = {kind: _attacked(recipe, store, workers, kind) for kind in kinds}
     cards = {name: workspace.restorer(name) / "model.json" for name in recipe.restorers}
     leaves_out = recipe.near_duplicates is not None

@@ -185,7 +185,11 @@ def recipe_of(dataset: Dataset, base: Mapping[str, Any]) -> Recipe:
             "generate command finish, then describe it"
         )
     sampling = {**campaign["sampling"], "phases": [*earlier, {**last, "n_runs": n_last}]}
-    own = {"pairs_at": None, "encoding": dataset.encoding, "threads": campaign["threads"]}
+    own: dict[str, Any] = {
+        "pairs_at": None,
+        "encoding": dataset.encoding,
+        "threads": campaign["threads"],
+    }
     experiment, seed = campaign["experiment"], campaign["root_seed"]
     if dataset.manifest["source"]["split"] == "train":
         own |= {"experiment": experiment, "sampling": sampling, "seed": seed}
