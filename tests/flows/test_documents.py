@@ -122,21 +122,9 @@ def _evaluation(folder: Path) -> Path:
     return folder / "a" / "evaluation.json"
 
 
-def _reported(folder: Path) -> None:
-    report.write_report(folder / "a", {})
-
-
 def _context(folder: Path) -> Path:
     (_evaluation(folder).parent / "report-data").mkdir()
     return _written("a/report-data/context.json", lambda: report.EMPTY_CONTEXT)(folder)
-
-
-def _compared(folder: Path) -> None:
-    compare_runs([folder / "a", folder / "b"], folder / "compare.html")
-
-
-def _checkpoint(folder: Path) -> Path:
-    return trained(folder / "m", TINY_BF_DNCNN) / "model.json"
 
 
 def _restored(folder: Path) -> None:
@@ -171,11 +159,6 @@ def _manifest() -> dict[str, Any]:
     }
 
 
-def _restoration() -> dict[str, Any]:
-    body = {"schema": RESTORATION, "version": RESTORATION_VERSION, "settings": {"seed": 0}}
-    return body | {"pictures": []}
-
-
 DOCUMENTS: dict[str, Document] = {
     "store.json": Document(_in_store("store.json"), _open_store),
     "store.json sealed again": Document(_in_store("store.json"), _open_store, "store_sha256"),
@@ -194,7 +177,7 @@ DOCUMENTS: dict[str, Document] = {
     ),
     "control": Document(_control, lambda folder: read_control(LocalPlace(folder))),
     "quarantine": Document(_quarantine, lambda folder: read_quarantine(LocalPlace(folder))),
-    "card": Document(_checkpoint, _restored),
+    "card": Document(lambda f: trained(f / "m", TINY_BF_DNCNN) / "model.json", _restored),
     "challenge": Document(
         lambda folder: normal_challenge(folder / "c", [[0, 1]], side=2) / "challenge.json",
         lambda folder: read_challenge(folder / "c"),
@@ -204,7 +187,10 @@ DOCUMENTS: dict[str, Document] = {
         lambda folder: foreseen(read_manifest(folder / "manifest.json")),
     ),
     "restoration": Document(
-        _written("restoration.json", _restoration),
+        _written("restoration.json", lambda: {
+            "schema": RESTORATION, "version": RESTORATION_VERSION, "settings": {"seed": 0},
+            "pictures": [],
+        }),
         lambda folder: read_record(folder / "restoration.json", {"seed": 0}),
         names=(" was restored with other settings",),
     ),
@@ -216,8 +202,12 @@ DOCUMENTS: dict[str, Document] = {
         )
         for name in ("losses", "autoencoder", "inversion")
     },
-    "evaluation": Document(_evaluation, _reported, n_trees=N_PAGES),
-    "evaluation compared": Document(_evaluation, _compared, n_trees=N_PAGES),
+    "evaluation": Document(
+        _evaluation, lambda folder: report.write_report(folder / "a", {}), n_trees=N_PAGES
+    ),
+    "evaluation compared": Document(
+        _evaluation, lambda f: compare_runs([f / "a", f / "b"], f / "compare.html"), n_trees=N_PAGES
+    ),
     "context": Document(_context, lambda folder: report.saved_context(folder / "a")),
     "study": _page(PAGES["study"], lambda: kept("study", "large")),
     "recovery": _page(PAGES["recovery"], lambda: kept("recovery")),
