@@ -134,31 +134,31 @@ def cpu() -> Audit:
 
 def wide() -> Audit:
     """Width 1,000, the width of the papers; what takes most time is left out."""
-    made = cpu()
-    victim = replace(made.recipe.victim, widths=(1000, 1000))
+    start = cpu()
+    victim = replace(start.recipe.victim, widths=(1000, 1000))
     return replace(
-        made,
+        start,
         preset="wide",
-        recipe=replace(made.recipe, victim=victim),
-        defences=tuple(defence for defence in made.defences if defence.name not in SLOW),
+        recipe=replace(start.recipe, victim=victim),
+        defences=tuple(defence for defence in start.defences if defence.name not in SLOW),
         left_out=(f"{', '.join(SLOW)}, which take hours at this width",),
-        attacks=tuple(name for name in made.attacks if name != "kkt"),
+        attacks=tuple(name for name in start.attacks if name != "kkt"),
     )
 
 
 def quick() -> Audit:
     """Three minutes on two cores: 24 images, 6 networks a cell, a few defences, no KKT attack."""
-    made = cpu()
-    some = tuple(defence for defence in made.defences if defence.name in QUICK)
-    others = [defence.name for defence in made.defences if defence.name not in QUICK]
+    start = cpu()
+    some = tuple(defence for defence in start.defences if defence.name in QUICK)
+    others = [defence.name for defence in start.defences if defence.name not in QUICK]
     return replace(
-        made,
+        start,
         preset="quick",
         most_images=24,
         defences=some,
         n_victims=6,
         n_tests=400,
-        attacks=tuple(name for name in made.attacks if name != "kkt"),
+        attacks=tuple(name for name in start.attacks if name != "kkt"),
         left_out=(
             f"{', '.join(others)}",
             "networks of more than 24 images, and half of the networks",
@@ -169,12 +169,12 @@ def quick() -> Audit:
 def split() -> Audit:
     """The networks of `cpu`, of whose images clients send what the first hidden layer makes. MixCon
     is of all images of a step, so that steps are of all."""
-    made = cpu()
-    training = replace(made.recipe.training, epochs=3000, batch_size=None)
+    start = cpu()
+    training = replace(start.recipe.training, epochs=3000, batch_size=None)
     return replace(
-        made,
+        start,
         preset="split",
-        recipe=replace(made.recipe, cut=1, training=training),
+        recipe=replace(start.recipe, cut=1, training=training),
         defences=split_defences(),
         attacks=("features", *MEMBERSHIP),
     )
@@ -182,11 +182,11 @@ def split() -> Audit:
 
 def autoencoder() -> Audit:
     """Autoencoders of 4 layers, up to 24 images, 12 networks a cell."""
-    made = cpu()
+    start = cpu()
     return replace(
-        made,
+        start,
         preset="autoencoder",
-        recipe=replace(made.recipe, autoencoder=AutoencoderRecipe()),
+        recipe=replace(start.recipe, autoencoder=AutoencoderRecipe()),
         defences=autoencoder_defences(),
         most_images=24,
         attacks=("autoencoder", *MEMBERSHIP),
@@ -195,13 +195,13 @@ def autoencoder() -> Audit:
 
 def given() -> Audit:
     """One network that is there: it is attacked as it is, and as it might be given away."""
-    made = cpu()
+    start = cpu()
     some = tuple(
-        d for d in made.defences
+        d for d in start.defences
         if all(n.startswith("released.") or n == "checkpoint" for n in d.names)
     )  # fmt: skip
     return replace(
-        made,
+        start,
         preset="given",
         weights=GivenWeights(file="", decoys=""),
         defences=some,
@@ -238,11 +238,11 @@ class AuditStudy(UnitStudy[Audit, AuditPlan]):
     products = frozenset({"products", JUNIT, CARD, CONTROL_FILE})
     flow = "audit"
 
-    def size(self, made: Audit) -> str:
-        kinds = [cell.kind for cell in made.cells]
+    def size(self, study: Audit) -> str:
+        kinds = [cell.kind for cell in study.cells]
         n, others = kinds.count("defence"), kinds.count("variant")
         ways = f", {others} other way{'s' * (others != 1)} to train" if others else ""
-        networks = "one network" if made.n_victims == 1 else f"{made.n_victims} networks each"
+        networks = "one network" if study.n_victims == 1 else f"{study.n_victims} networks each"
         return f"{n} defence{'s' * (n != 1)}{ways}, {networks}"
 
     def replace(self, tree: dict[str, Any], settings: Mapping[str, Any]) -> None:
@@ -263,11 +263,11 @@ class AuditStudy(UnitStudy[Audit, AuditPlan]):
                     place[last] = begun()
             replace_setting(tree, name, value)
 
-    def plan(self, made: Audit, store: Path, device: str) -> AuditPlan:
-        if made.weights is not None:
-            return GivenPlan(made, store, device=device)
-        images = read_images(made)
-        return AuditPlan(resolved(made, images), images, store, device=device)
+    def plan(self, study: Audit, store: Path, device: str) -> AuditPlan:
+        if study.weights is not None:
+            return GivenPlan(study, store, device=device)
+        images = read_images(study)
+        return AuditPlan(resolved(study, images), images, store, device=device)
 
     def facts(self, plan: AuditPlan) -> list[tuple[str, Mapping[str, str]]]:
         both = (plan.images.pool, plan.images.others)
@@ -327,15 +327,15 @@ class AuditStudy(UnitStudy[Audit, AuditPlan]):
             rows.append(row)
         return rows
 
-    def command(self, made: Any) -> str:
+    def command(self, study: Any) -> str:
         """The command that makes this audit from nothing."""
-        base = self.to_json(self.named(made.preset, only=made.only))
-        found = self.differences(base, self.to_json(made))
+        base = self.to_json(self.named(study.preset, only=study.only))
+        found = self.differences(base, self.to_json(study))
         words = ["palimpsest", "audit", "--data", found.pop("data")]
-        if made.weights is None:
-            words += ["--preset", made.preset]
+        if study.weights is None:
+            words += ["--preset", study.preset]
         else:
-            given, plain = made.weights, GivenWeights(file="", decoys="")
+            given, plain = study.weights, GivenWeights(file="", decoys="")
             options: dict[str, Any] = {"weights": given.file, "decoys": given.decoys}
             for name in ("initial", "arch", "activation", "leak", "mean", "pixel_order",
                          "channel_order"):  # fmt: skip
@@ -350,8 +350,8 @@ class AuditStudy(UnitStudy[Audit, AuditPlan]):
             of_file = ("weights", "recipe")  # its recipe is read from it
             found = {n: v for n, v in found.items() if not n.startswith(of_file)}
         for option, values in (
-            ("only", made.only and [made.only]),
-            ("fail-above", made.fail_above),
+            ("only", study.only and [study.only]),
+            ("fail-above", study.fail_above),
         ):
             words += [word for value in values or () for word in (f"--{option}", value)]
         found.pop("fail_above", None)

@@ -76,9 +76,9 @@ def run_study(
         workers: Where parts are computed: cluster, number of workers, device.
     """
     kind = kind_of(name)
-    made = kind.resolve(preset, settings, store, only=only)
+    study = kind.resolve(preset, settings, store, only=only)
     workers = workers or Workers()
-    plan = kind.plan(made, store, device_of(workers))
+    plan = kind.plan(study, store, device_of(workers))
     ended = kind.make(plan, store, workers)
     record = make_record(kind, plan, ended)
     kind.keep_pictures(store, plan, ended, record)
@@ -105,20 +105,20 @@ run_audit = run_study.renamed(name="audit")
 
 def make_record(kind: StudyKind[Any, Any], plan: Any, ended: Any) -> dict[str, Any]:
     """The record of a study."""
-    made, (identity, body) = plan.study, kind.describe(plan, ended)
+    study, (identity, body) = plan.study, kind.describe(plan, ended)
     record: dict[str, Any] = {
         "schema": kind.page.schema,
         "version": kind.page.version,
-        "name": made.name,
-        "preset": made.preset,
+        "name": study.name,
+        "preset": study.preset,
         "title": kind.title,
         "question": kind.question,
         "paper": kind.paper,
-        "command": portable(kind.command(made)),
+        "command": portable(kind.command(study)),
         "created": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "machine": f"{platform.processor() or platform.machine()}, {usable_cores()} cores",
         "fingerprint": sha256_of(identity),
-        "settings": portable(kind.to_json(made)),
+        "settings": portable(kind.to_json(study)),
         **body,
     }
     record["figures"] = kind.figures(plan, record)

@@ -80,11 +80,11 @@ class StudyKind(ABC, Generic[S, P]):
         return self.products | made
 
     @abstractmethod
-    def size(self, made: S) -> str:
+    def size(self, study: S) -> str:
         """`5 autoencoders, 6 masks`."""
 
     @abstractmethod
-    def plan(self, made: S, store: Path, device: str) -> P:
+    def plan(self, study: S, store: Path, device: str) -> P:
         """The images, and what is to be run on them; raises what either refuses."""
 
     @abstractmethod
@@ -130,23 +130,23 @@ class StudyKind(ABC, Generic[S, P]):
         """
         if preset not in self.presets:
             raise ValueError(unknown_name("preset", preset, self.presets))
-        made = self.presets[preset]()
+        study = self.presets[preset]()
         if only:
-            parts = getattr(made, self.parts)
+            parts = getattr(study, self.parts)
             some = tuple(part for part in parts if only in part.name)
             if not some:
                 names = (part.name for part in parts)
                 raise ValueError(unknown_name(self.parts.removesuffix("s"), only, names))
-            made = self.narrowed(made, {self.parts: some, "only": only})
-        return self.changed(made, settings or {})
+            study = self.narrowed(study, {self.parts: some, "only": only})
+        return self.changed(study, settings or {})
 
-    def narrowed(self, made: S, changes: Mapping[str, Any]) -> S:
+    def narrowed(self, study: S, changes: Mapping[str, Any]) -> S:
         """The study of some of its parts."""
-        return replace(made, **changes)  # type: ignore[type-var]
+        return replace(study, **changes)  # type: ignore[type-var]
 
-    def changed(self, made: S, settings: Mapping[str, Any]) -> S:
+    def changed(self, study: S, settings: Mapping[str, Any]) -> S:
         """A study with single settings replaced, as `named` does."""
-        tree = self.to_json(made)
+        tree = self.to_json(study)
         self.replace(tree, settings)
         return cast(S, validated(self.settings, tree))
 
@@ -188,19 +188,19 @@ class StudyKind(ABC, Generic[S, P]):
             kept = cast(S, validated(self.settings, tree))
         return self.changed(kept, settings or {})
 
-    def to_json(self, made: S) -> dict[str, Any]:
+    def to_json(self, study: S) -> dict[str, Any]:
         """The study as a JSON object."""
-        return dict(adapter(self.settings).dump_python(made, mode="json"))
+        return dict(adapter(self.settings).dump_python(study, mode="json"))
 
-    def command(self, made: Any) -> str:
+    def command(self, study: Any) -> str:
         """The command that makes this study from nothing."""
-        base = self.to_json(self.named(made.preset, only=made.only))
-        found = self.differences(base, self.to_json(made))
-        words = ["palimpsest", *self.words, "--preset", made.preset]
+        base = self.to_json(self.named(study.preset, only=study.only))
+        found = self.differences(base, self.to_json(study))
+        words = ["palimpsest", *self.words, "--preset", study.preset]
         if data := found.pop("data", None):
             words += ["--data", data]
-        if made.only:
-            words += ["--only", made.only]
+        if study.only:
+            words += ["--only", study.only]
         return shlex.join([*words, *set_words(found)])
 
     def differences(self, base: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:

@@ -102,20 +102,20 @@ def _run(
 
     if fresh and preset is None:  # the settings of the store go with it
         preset = "cpu"
-    made, workers = kind.resolve(preset, chosen, store, only=only), computed.workers
+    study, workers = kind.resolve(preset, chosen, store, only=only), computed.workers
     if dry_run:
-        show_costs(kind, made, store, computed)
+        show_costs(kind, study, store, computed)
         return None
     failure: Exception | None = None
     if fresh:
         check_workers(workers)
-    plan = kind.plan(made, store, device_of(workers))
+    plan = kind.plan(study, store, device_of(workers))
     if fresh:
         option = "--out" if kind.name == "audit" else "--store"
         cli.start_over(store, kind.entries, option=option)
     cli.out.print(
-        f"[bold]palimpsest {' '.join(kind.words)}[/]  {made.preset}, {kind.size(made)}, "
-        f"{f'on {escape(made.data)}, ' if made.data else ''}store {escape(str(store))}"
+        f"[bold]palimpsest {' '.join(kind.words)}[/]  {study.preset}, {kind.size(study)}, "
+        f"{f'on {escape(study.data)}, ' if study.data else ''}store {escape(str(store))}"
     )
     for split, facts in kind.facts(plan):
         cli.show_images(split, facts)
@@ -131,13 +131,13 @@ def _run(
     return record, failure
 
 
-def show_costs(kind: StudyKind[Any, Any], made: Any, store: Path, computed: cli.Computed) -> None:
+def show_costs(kind: StudyKind[Any, Any], study: Any, store: Path, computed: cli.Computed) -> None:
     """Every part with its estimates, and the sums."""
     from tasks.campaign.state import age_text
     from tasks.devices import resolve_device, usable_cores
 
     where = resolve_device(computed.device)
-    plan = kind.plan(made, store, where)
+    plan = kind.plan(study, store, where)
     for split, facts in kind.facts(plan):
         cli.show_images(split, facts)
     costs = kind.costs(plan, where)

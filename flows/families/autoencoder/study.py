@@ -208,19 +208,19 @@ class AutoencoderStudy(UnitStudy[RecoveryStudy, RecoveryPlan]):
     flow = "study-autoencoder"
     whole_units = True
 
-    def size(self, made: RecoveryStudy) -> str:
-        return f"{len(made.victims)} autoencoders, {len(made.masks)} masks"
+    def size(self, study: RecoveryStudy) -> str:
+        return f"{len(study.victims)} autoencoders, {len(study.masks)} masks"
 
-    def narrowed(self, made: RecoveryStudy, changes: Mapping[str, Any]) -> RecoveryStudy:
+    def narrowed(self, study: RecoveryStudy, changes: Mapping[str, Any]) -> RecoveryStudy:
         """Without the noise, if none of the victims is asked with it."""
-        noise, names = made.noise, {victim.name for victim in changes["victims"]}
+        noise, names = study.noise, {victim.name for victim in changes["victims"]}
         if noise is not None and noise.victims:
             left = tuple(name for name in noise.victims if name in names)
             noise = replace(noise, victims=left) if left else None
-        return replace(made, noise=noise, **changes)
+        return replace(study, noise=noise, **changes)
 
-    def plan(self, made: RecoveryStudy, store: Path, device: str) -> RecoveryPlan:
-        return RecoveryPlan(made, Sources.read(made), store, device=device)
+    def plan(self, study: RecoveryStudy, store: Path, device: str) -> RecoveryPlan:
+        return RecoveryPlan(study, Sources.read(study), store, device=device)
 
     def facts(self, plan: RecoveryPlan) -> list[tuple[str, Mapping[str, str]]]:
         return [

@@ -170,8 +170,8 @@ class SplitStudy(UnitStudy[InversionStudy, InversionPlan]):
     products = frozenset({"victims", "products", CONTROL_FILE})
     flow = "study-inversion"
 
-    def size(self, made: InversionStudy) -> str:
-        return f"{len(made.sources)} sources, {len(made.cells)} cells"
+    def size(self, study: InversionStudy) -> str:
+        return f"{len(study.sources)} sources, {len(study.cells)} cells"
 
     def replace(self, tree: dict[str, Any], settings: Mapping[str, Any]) -> None:
         """`data` is that of the only source, or of the last."""
@@ -182,8 +182,8 @@ class SplitStudy(UnitStudy[InversionStudy, InversionPlan]):
         last = f"sources.{len(tree['sources']) - 1}.data"
         return {"data" if n == last else n: v for n, v in changes(base, tree).items()}
 
-    def plan(self, made: InversionStudy, store: Path, device: str) -> InversionPlan:
-        return InversionPlan(made, read_sources(made), store, device=device)
+    def plan(self, study: InversionStudy, store: Path, device: str) -> InversionPlan:
+        return InversionPlan(study, read_sources(study), store, device=device)
 
     def facts(self, plan: InversionPlan) -> list[tuple[str, Mapping[str, str]]]:
         return [fact for images in plan.images.values() for fact in images.facts.items()]

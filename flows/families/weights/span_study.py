@@ -68,15 +68,15 @@ class AttackerStudy(UnitStudy[spans.SpanStudy, spans.SpanPlan]):
     products = frozenset({"products", "span.md", CONTROL_FILE})
     flow = "study-span"
 
-    def size(self, made: spans.SpanStudy) -> str:
-        return plural(len(made.chosen), "row", "rows")
+    def size(self, study: spans.SpanStudy) -> str:
+        return plural(len(study.chosen), "row", "rows")
 
-    def narrowed(self, made: spans.SpanStudy, changes: Mapping[str, Any]) -> spans.SpanStudy:
+    def narrowed(self, study: spans.SpanStudy, changes: Mapping[str, Any]) -> spans.SpanStudy:
         """Keeps all rows: those that stand in the store are shown, too."""
-        return replace(made, only=changes["only"])
+        return replace(study, only=changes["only"])
 
-    def plan(self, made: spans.SpanStudy, store: Path, device: str) -> spans.SpanPlan:
-        return spans.SpanPlan(made, str(store), device)
+    def plan(self, study: spans.SpanStudy, store: Path, device: str) -> spans.SpanPlan:
+        return spans.SpanPlan(study, str(store), device)
 
     def facts(self, plan: spans.SpanPlan) -> list[tuple[str, Mapping[str, str]]]:
         return [(name, images.facts) for name, images in plan.images.items()]

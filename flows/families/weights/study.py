@@ -67,9 +67,9 @@ class GridStudy(StudyKind[Study, StudyPlan]):
     products = frozenset({"timings.json", "heldout", "evaluation"})
     flow = "study"
 
-    def size(self, made: Study) -> str:
-        n = len(made.cells)
-        return f"{n} cell{'s' * (n != 1)}, {made.n_runs:,} attacks"
+    def size(self, study: Study) -> str:
+        n = len(study.cells)
+        return f"{n} cell{'s' * (n != 1)}, {study.n_runs:,} attacks"
 
     def replace(self, tree: dict[str, Any], settings: Mapping[str, Any]) -> None:
         """A name that begins with `experiment.` is set in every cell."""
@@ -98,28 +98,28 @@ class GridStudy(StudyKind[Study, StudyPlan]):
         rest = {n: v for n, v in found.items() if n.split(".", 2)[-1] not in everywhere}
         return rest | everywhere | {"data": tree["data"]}
 
-    def plan(self, made: Study, _store: Path, _device: str) -> StudyPlan:
+    def plan(self, study: Study, _store: Path, _device: str) -> StudyPlan:
         images = load_images(
-            made.data, split=made.split, skip_corrupt=made.skip_corrupt, channels=made.channels
+            study.data, split=study.split, skip_corrupt=study.skip_corrupt, channels=study.channels
         )
-        return StudyPlan(made, images)
+        return StudyPlan(study, images)
 
     def facts(self, plan: StudyPlan) -> list[tuple[str, Mapping[str, str]]]:
         return [(plan.study.split, plan.images.facts)]
 
     def make(self, plan: StudyPlan, store: Path, workers: Workers) -> Scored:
         """Raises StorageError where parts are quarantined."""
-        workspace, device, made = Workspace(store), device_of(workers), plan.study
-        dataset = open_store(workspace.pairs("heldout"), made, plan.images)
-        write_json(store / SETTINGS, self.to_json(made))
+        workspace, device, study = Workspace(store), device_of(workers), plan.study
+        dataset = open_store(workspace.pairs("heldout"), study, plan.images)
+        write_json(store / SETTINGS, self.to_json(study))
         if notice := resume_if_stopped(dataset.place):
             log_notice(notice)
         if len(dataset.receipts) < plan.sampling.n_parts:
-            if made.train_first:
+            if study.train_first:
                 with workspace.timed("train"):
                     train_first(plan, dataset, workers, device)
             with workspace.timed("attack"):
-                dataset = make_pairs(plan, dataset, workers, device, f"Study {made.name}")
+                dataset = make_pairs(plan, dataset, workers, device, f"Study {study.name}")
         if len(dataset.receipts) < plan.sampling.n_parts:
             raise StorageError(
                 f"{dataset.root} has {len(dataset.receipts)} of {plan.sampling.n_parts} parts, the "
@@ -129,7 +129,7 @@ class GridStudy(StudyKind[Study, StudyPlan]):
         where = resolve_device(workers.device)
         with workspace.timed("score"):
             scored = score_methods(
-                made.evaluation,
+                study.evaluation,
                 dataset=dataset,
                 heldout=plan.images,
                 restorers={},
