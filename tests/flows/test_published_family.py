@@ -57,8 +57,6 @@ def main(root):
         name="sides", title="Sides", question="Does a wider blur hide more?", paper="",
         presets={"cpu": lambda: study},
     )
-    kind = studies.STUDIES["sides"]
-    costs = kind.costs(kind.plan(study, root / "study", "cpu"), "cpu")
     page = run_study("sides", root / "study", workers=workers)
     record = json.loads((root / "study" / "study.json").read_text())
     print("FOUND", json.dumps({
@@ -66,7 +64,6 @@ def main(root):
         "methods": sorted(products["evaluation"]["methods"]),
         "report": str(products["report"]),
         "study": str(page),
-        "costs": [(cost.counts, cost.seconds, cost.disk_bytes) for cost in costs],
         "ssim": [cell["targets"]["mean_ssim"] for cell in record["cells"]],
     }))
 
@@ -97,9 +94,6 @@ def test_a_family_of_one_file_outside_the_tree_goes_all_the_way(tmp_path: Path) 
     assert found["pairs"] == 2 * 4
     assert {"plain", "vote"} <= set(found["methods"])
     assert "given a blurred copy of each picture" in Path(found["report"]).read_text()
-    for counts, seconds, disk in found["costs"]:  # four images of 3x32x32 in float16
-        assert (counts, disk) == ({"images": 4, "victims": 2, "attacks": 2}, 2 * 4 * 3072 * 2)
-        assert 0 < seconds < 60
     little, much = found["ssim"]
     assert 1 > little > much > 0
     assert Path(found["study"]).read_text().startswith("<!doctype html>")

@@ -1,4 +1,5 @@
-"""`palimpsest attack autoencoder`: from a file in any form to a page, and how it is refused."""
+"""`palimpsest attack autoencoder` and `attack inversion`: from a file to a page, and how they are
+refused."""
 
 from __future__ import annotations
 
@@ -17,10 +18,13 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
 
-from flows.attack_methods import autoencoder_methods
+from flows.attack_methods import autoencoder_methods, inversion_methods
 from flows.cli.attack_file import ENTRIES
 from flows.families.autoencoder.attack import attack_autoencoder
+from flows.families.inversion import attack as attack_inversion
 from recon_core.attacks.autoencoder.many_starts import NoiseAware
+from recon_core.attacks.inversion.feature_matching import GradientInversion
+from recon_core.attacks.inversion.strong_inversion import StrongInversion
 from recon_core.attacks.plug_and_play import Iteration, KnownMask, UnknownMask
 from tasks.attack_file.programs import read_program
 from tasks.families.autoencoder import attack as autoencoder_attack
@@ -32,6 +36,8 @@ from tests.tasks.families.autoencoder.files import (
     AutoencoderFiles,
     make_autoencoder,
 )
+from tests.tasks.families.inversion.classifier_files import N_IMAGES as N_CUT
+from tests.tasks.families.inversion.classifier_files import ClassifierFiles, make_classifier
 from tests.tasks.pages import FIRST_SCREEN, Page
 
 
@@ -79,12 +85,9 @@ def test_from_weights_to_a_page(
         pictures["train/half/noise_aware/x"], pictures["train/half/original"], atol=1e-3
     )
     page = Page(out / "report.html")
+    page.check()
     assert page.n_first_words < FIRST_SCREEN
-    assert not [a for a in page.addresses if not a.startswith(("data:", "#"))]
     assert len(page.images) == 2 * 2 * N_IMAGES * 5
-    assert "What one autoencoder" in "".join(page.text)
-    with Image.open(out / "recoveries.png") as sheet:
-        assert sheet.width > 800
 
     # The same command again computes nothing; one more mask is all that is new; other weights are
     # refused; --fresh starts over.
@@ -108,19 +111,14 @@ def test_from_weights_to_a_page(
     assert set(cells(out)) == {("half", "noise_aware", "train")}
 
 
-@pytest.mark.parametrize(
-    "name", ["safetensors_file", "ours", "torchscript", "exported", "exported_fixed"]
-)
-def test_every_form_gives_the_same(
-    palimpsest, tmp_path: Path, files: AutoencoderFiles, prefect_server, name: str
+def test_a_program_of_a_fixed_batch_and_no_control(
+    palimpsest, tmp_path: Path, files: AutoencoderFiles, prefect_server
 ) -> None:
-    weights = getattr(files, name)
-    trusted = ["--trust"] if "t" in weights.suffix and "safe" not in weights.suffix else []
-    shown = palimpsest.done(*words(files, weights, tmp_path / "out", "--masks", "half", *trusted))
+    more = ("--masks", "half", "--trust")
+    shown = palimpsest.done(*words(files, files.exported_fixed, tmp_path / "out", *more))
     assert cells(tmp_path / "out")["half", "noise_aware", "train"]["n_accurate"] == N_IMAGES
     assert "There is no control" in " ".join(shown.split())
-    if name == "exported_fixed":
-        assert "rows at once 4" in " ".join(shown.split())
+    assert "rows at once 4" in " ".join(shown.split())
 
 
 def test_programs_are_not_touched_without_trust(palimpsest, tmp_path: Path, files) -> None:
@@ -217,38 +215,37 @@ def wrong_files(folder: Path, files: AutoencoderFiles) -> None:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (["--weights", "absent.pt"], "absent.pt does not exist"),
-        (["--weights", "classifier.pt"], "no autoencoder"),
-        (["--weights", "normed.pt"], "which are no PReLUs"),
-        (["--weights", "conv.pt"], "names do not tell the network"),
-        (["--weights", "pool.pt", "--trust"], "gives (3, 3, 4, 4) for (3, 3, 8, 8)"),
-        (["--weights", "pool.pt", "--trust", "--arch", "fc:2-1-2"], "leave out --arch"),
-        (["--arch", "fc:192-32-192"], "but the tensors in"),
-        (["--activation", "prelu"], "has no slopes"),
-        (["--shape", "3x8"], "--shape 3x8 is not of the form CxHxW"),
-        (["--shape", "3x9x9"], "takes 192 numbers"),
-        (["--masks", "random,hlaf"], "unknown mask 'hlaf'"),
-        (["--mask", "wide.png"], "8x9"),
-        (["--mask", "white.png"], "missing"),
-        (["--method", "niose_aware"], "did you mean 'noise_aware'"),
-        (["--set", "known.gamma=1"], "noise_aware"),
-        (["--set", "n_steps=-3"], "n_steps=-3"),
-        (["--mean", "0.5,0.5"], "2 numbers for 3 channels"),
-        (["--mean", "grey"], "--mean grey is no number"),
-        (["--data", "folder:absent"], "absent is not a folder"),
-        (["--control", "folder:images"], "are among the training images"),
-        (["--degraded", "images"], "give either --data"),
-        (["--originals", "images"], "--originals belong to --degraded"),
+        ("--weights absent.pt", "absent.pt does not exist"),
+        ("--weights classifier.pt", "no autoencoder"),
+        ("--weights normed.pt", "which are no PReLUs"),
+        ("--weights conv.pt", "names do not tell the network"),
+        ("--weights pool.pt --trust", "gives (3, 3, 4, 4) for (3, 3, 8, 8)"),
+        ("--weights pool.pt --trust --arch fc:2-1-2", "leave out --arch"),
+        ("--arch fc:192-32-192", "but the tensors in"),
+        ("--activation prelu", "has no slopes"),
+        ("--shape 3x8", "--shape 3x8 is not of the form CxHxW"),
+        ("--shape 3x9x9", "takes 192 numbers"),
+        ("--masks random,hlaf", "unknown mask 'hlaf'"),
+        ("--mask wide.png", "8x9"),
+        ("--mask white.png", "missing"),
+        ("--method niose_aware", "did you mean 'noise_aware'"),
+        ("--set known.gamma=1", "noise_aware"),
+        ("--set n_steps=-3", "n_steps=-3"),
+        ("--mean 0.5,0.5", "2 numbers for 3 channels"),
+        ("--mean grey", "--mean grey is no number"),
+        ("--data folder:absent", "absent is not a folder"),
+        ("--control folder:images", "are among the training images"),
+        ("--degraded images", "give either --data"),
+        ("--originals images", "--originals belong to --degraded"),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_bad_usage_ends_with_2_and_says_the_fix(
-    palimpsest, monkeypatch, tmp_path: Path, files: AutoencoderFiles, more: list[str], said: str
+    palimpsest, monkeypatch, tmp_path: Path, files: AutoencoderFiles, more: str, said: str
 ) -> None:
     wrong_files(tmp_path, files)
     shutil.copytree(files.pictures, tmp_path / "images")
     monkeypatch.chdir(tmp_path)
-    err = palimpsest.refused(*words(files, files.state_dict, tmp_path / "out", *more))
+    err = palimpsest.refused(*words(files, files.state_dict, tmp_path / "out", *more.split()))
     assert said in " ".join(err.split())
     assert not (tmp_path / "out").exists()
 
@@ -272,3 +269,90 @@ def test_methods_have_the_papers_settings_and_then_the_users() -> None:
         NoiseAware(gammas=(0.1, 0.2)), UnknownMask(gamma=0.3, n_admm=7), KnownMask(gamma=0.3),
         Iteration(),
     )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def cut(tmp_path_factory: pytest.TempPathFactory) -> ClassifierFiles:
+    return make_classifier(tmp_path_factory.mktemp("classifier"))
+
+
+def cut_words(cut: ClassifierFiles, out: Path, *more: object) -> list[object]:
+    return ["attack", "inversion", "--weights", cut.exported, "--trust", "--out", out,
+            "--data", f"folder:{cut.pictures}", "--public", f"folder:{cut.public}",
+            "--device", "cpu", *more]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_from_a_program_to_a_page(
+    palimpsest, tmp_path: Path, cut: ClassifierFiles, prefect_server
+) -> None:
+    out = tmp_path / "out"
+    start = cut_words(cut, out, "--cut", "first", "--steps", 100, "--threads", 1)
+    shown = palimpsest.done(*start, "--set", "strong.zeta=0.001", "--set", "sgd.lr=100")
+    assert {entry.name for entry in out.iterdir()} < ENTRIES
+    record = json.loads((out / "inversion.json").read_bytes())
+    paper, ours = record["attacks"]
+    assert (paper["attack"], ours["attack"]) == ("sgd", "strong")
+    assert (paper["settings"]["lr"], ours["settings"]["zeta"]) == (100.0, 0.001)
+    assert ours["n_identified"] == N_CUT
+    assert ours["summary"]["ssim"]["mean"] > 0.8 > ours["chance"]["ssim"]["mean"]
+    assert 0 <= record["accuracy"] <= 1
+    assert record["separability"]["minimum"] <= record["separability"]["mean"]
+    text = " ".join(shown.split())
+    assert f"{N_CUT} of {N_CUT} are more like their original" in text
+    tensors = load_file(out / "reconstructions.safetensors")
+    assert {name: tuple(t.shape) for name, t in tensors.items()} == dict.fromkeys(
+        ("original", "sgd", "strong"), (N_CUT, 3, 16, 16)
+    )
+    page = Page(out / "report.html")
+    page.check()
+    assert page.n_first_words < FIRST_SCREEN
+    assert len(page.images) == 3 * N_CUT
+    assert f"SSIM of {ours['summary']['ssim']['mean']:.2f}" in "".join(page.text)
+
+    # The same again gives the same pictures; one attack alone leaves no other's behind.
+    before = (out / "reconstructions.safetensors").read_bytes()
+    more = ("--set", "strong.zeta=0.001", "--set", "sgd.lr=100", "--fresh")
+    palimpsest.done(*start, *more)
+    assert (out / "reconstructions.safetensors").read_bytes() == before
+    palimpsest.done(*start, "--attack", "paper")
+    assert set(load_file(out / "reconstructions.safetensors")) == {"original", "sgd"}
+
+
+def test_cuts_are_listed_without_an_attack(palimpsest, cut: ClassifierFiles) -> None:
+    words = ["attack", "inversion", "--weights", cut.exported, "--trust"]
+    assert "give --data" in palimpsest.refused(*words)
+    shown = palimpsest.done(*words, "--cut", "list")
+    assert "second.0" in shown
+    assert "12x16x16" in shown
+    assert "3,072" in shown
+
+
+def test_the_papers_attack_has_its_settings_for_grey_and_colour() -> None:
+    colour, ours = inversion_methods("both", channels=3)
+    (grey,) = inversion_methods("paper", channels=1, n_steps=7)
+    assert isinstance(colour, GradientInversion)
+    assert isinstance(grey, GradientInversion)
+    assert (colour.zeta, grey.zeta, grey.n_steps) == (0.01, 1e-5, 7)
+    assert isinstance(ours, StrongInversion)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("--cut frist", "no cut 'frist'"),
+        ("--cut first --size 8", "window of 11x11"),
+        ("--cut first --set sgd.rate=1", "unknown setting"),
+        ("--cut first --mean grey", "--mean grey is no number"),
+        ("--cut first --threads 0", "greater than or equal to 1"),
+        ("--cut first --perceptual lpips", "names no network"),
+    ],
+)
+def test_bad_cuts_start_no_server_and_leave_nothing_behind(
+    palimpsest, monkeypatch, tmp_path: Path, cut: ClassifierFiles, more: str, said: str
+) -> None:
+    monkeypatch.setattr(attack_inversion, "attack_inversion", None)  # the flow
+    out = tmp_path / "out"
+    refused = palimpsest.refused(*cut_words(cut, out, *more.split(), "--steps", 2))
+    assert said in " ".join(refused.split())
+    assert not out.exists()
