@@ -170,13 +170,8 @@ class Attempt:
 
         Exits with REFUSED where an attack cannot work, unless forced.
         """
-        facts, found = prepared.victim.facts, prepared.preflight
-        out.print(f"[bold]{escape(facts['file'])}[/]")
-        width = max(len(name) for name in facts) + 2
-        for name, value in facts.items():
-            if name != "file":
-                text = f"{value:,}" if isinstance(value, int) else str(value)
-                out.print(f"  {name:{width}}{text}", markup=False, highlight=False, soft_wrap=True)
+        facts, found = dict(prepared.victim.facts), prepared.preflight
+        show_facts(facts.pop("file"), facts)
         show_pictures(pictures)
         out.print("[bold]Preflight[/]")
         for finding in found.findings:

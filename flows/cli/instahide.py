@@ -4,7 +4,6 @@ encodings; private images from such encodings. Exit codes as everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,9 @@ from flows.cli.attack_file import Fresh, Out, Show, SkipPictures, Threads, attac
 from flows.cli.options import FAILED, Device, command, out, say, show_facts, show_images
 
 encodings_app = typer.Typer()
+OPTIONS = {"instahide": ("n_epochs", "largest"), "theory": ("noise", "normalisation", "wa", "wb")}
+"""Options of one scheme alone."""
+
 instahide_app = typer.Typer(no_args_is_help=True, help="Make and compare InstaHide encodings.")
 
 
@@ -52,12 +54,8 @@ def encode(
     from tasks.families.instahide.encode import GAUSSIAN, EncodeJob
     from tasks.families.instahide.encode import encode as made
 
-    chosen = _scheme(
-        scheme,
-        k_pub,
-        instahide={"n_epochs": n_epochs, "largest": largest},
-        theory={"noise": noise, "normalisation": normalisation},
-    )
+    own = {"n_epochs": n_epochs, "largest": largest, "noise": noise, "normalisation": normalisation}
+    chosen = _scheme(scheme, k_pub, **own)
     job = EncodeJob(
         data=data, out=target, scheme=chosen, n_private=n_private, n_public=n_public, m=m,
         size=size, seed=seed, skip_corrupt=skip_corrupt,
@@ -156,14 +154,11 @@ def attack_instahide(
     from tasks.families.instahide.attack import InstaHideJob, prepare_challenge
 
     target = target or default_folder(encodings)
-    theory = {"wa": wa, "wb": wb, "noise": noise}
-    chosen = None
-    if scheme is not None:
-        chosen = _scheme(scheme, k_pub, instahide={"largest": largest}, theory=theory)
-    elif named := [
-        n for n, v in {"k-pub": k_pub, "largest": largest, **theory}.items() if v is not None
-    ]:
-        raise ValueError(f"--{named[0]} needs --scheme, how the encodings were made")
+    own = {"largest": largest, "wa": wa, "wb": wb, "noise": noise}
+    chosen = None if scheme is None else _scheme(scheme, k_pub, **own)
+    for name, value in {"k-pub": k_pub, **own}.items():
+        if scheme is None and value is not None:
+            raise ValueError(f"--{name} needs --scheme, how the encodings were made")
     job = InstaHideJob(
         path=encodings, out=target, public=public, labels=labels, truth=truth,
         similarity=similarity, method=method, scheme=chosen, n_private=n_private,
@@ -188,28 +183,19 @@ def attack_instahide(
         raise typer.Exit(FAILED)
 
 
-def _scheme(
-    kind: Literal["instahide", "theory"],
-    k_pub: int | None,
-    *,
-    instahide: Mapping[str, Any],
-    theory: Mapping[str, Any],
-) -> Any:
+def _scheme(kind: Literal["instahide", "theory"], k_pub: int | None, **options: Any) -> Any:
     """The scheme, with those of its options that are given; ValueError for the other's."""
     from recon_core.attacks.instahide.mixing import InstaHide, Mixing
 
-    own, others, other = (instahide, theory, "theory")
-    if kind == "theory":
-        own, others, other = (theory, instahide, "instahide")
-    for name, value in others.items():
-        if value is not None:
+    given = {name: value for name, value in options.items() if value is not None}
+    for name in given:
+        if name not in OPTIONS[kind]:
+            other = "instahide" if kind == "theory" else "theory"
             raise ValueError(
                 f"--{name.removeprefix('n_')} is of --scheme {other}; leave it out, or change the "
                 "scheme"
             )
-    given = {name: value for name, value in own.items() if value is not None}
     if kind == "instahide":
-        given |= {} if k_pub is None else {"k_pub": k_pub}
-        return InstaHide(**given)
+        return InstaHide(**given | ({} if k_pub is None else {"k_pub": k_pub}))
     make = Mixing.by_parts if given.pop("normalisation", None) == "parts" else Mixing.as_a_whole
     return replace(make(2 if k_pub is None else k_pub), **given)
