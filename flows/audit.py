@@ -335,18 +335,15 @@ class AuditStudy(UnitStudy[Audit, AuditPlan]):
         if study.weights is None:
             words += ["--preset", study.preset]
         else:
-            given, plain = study.weights, GivenWeights(file="", decoys="")
-            options: dict[str, Any] = {"weights": given.file, "decoys": given.decoys}
-            for name in ("initial", "arch", "activation", "leak", "mean", "pixel_order",
-                         "channel_order"):  # fmt: skip
-                if (value := getattr(given, name)) != getattr(plain, name):
-                    options[name.replace("_", "-")] = value
-            if given.shape is not None:
-                options["shape"] = "x".join(map(str, given.shape))
-            if given.std is not None:
-                options["std"] = ",".join(map(str, given.std))
-            pairs = [*options.items(), *(("gradients", path) for path in given.gradients)]
-            words += [word for name, value in pairs for word in (f"--{name}", str(value))]
+            plain = GivenWeights(file="", decoys="")
+            for name, value in vars(study.weights).items():
+                if value == getattr(plain, name):
+                    continue
+                option = "--weights" if name == "file" else f"--{name.replace('_', '-')}"
+                texts = [str(one) for one in (value if isinstance(value, tuple) else [value])]
+                if name in ("shape", "std"):
+                    texts = [("x" if name == "shape" else ",").join(texts)]
+                words += [word for text in texts for word in (option, text)]
             of_file = ("weights", "recipe")  # its recipe is read from it
             found = {n: v for n, v in found.items() if not n.startswith(of_file)}
         for option, values in (
@@ -391,14 +388,15 @@ def given_settings(
             "weights need data, its training images, and decoys, others of the same kind that it "
             "never saw: a count without decoys says nothing"
         )
-    known = {name: value for name, value in facts.items() if value is not None}
-    if "initial" in known:
-        known["initial"] = str(Path(known["initial"]).absolute())
+    known: dict[str, Any] = {"file": weights}
+    known |= {name: value for name, value in facts.items() if value is not None}
+    if isinstance(known.get("gradients"), str | Path):
+        known["gradients"] = [known["gradients"]]
+    for name in {"file", "initial"} & known.keys():
+        known[name] = str(Path(known[name]).absolute())
     if "gradients" in known:
-        paths = known["gradients"]
-        paths = [paths] if isinstance(paths, str | Path) else paths
-        known["gradients"] = [str(Path(path).absolute()) for path in paths]
-    return {"weights": {"file": str(Path(weights).absolute()), "decoys": decoys, **known}}
+        known["gradients"] = [str(Path(path).absolute()) for path in known["gradients"]]
+    return {"weights": {"decoys": decoys, **known}}
 
 
 def _merge(tree: dict[str, Any], given: Mapping[str, Any]) -> None:
