@@ -83,14 +83,10 @@ def campaign_status(
     else:
         is_quiet = _is_quiet(status, receipts)
         cli.show_facts(status.location, status_facts(status, is_quiet=is_quiet))
+        names = ("sampler", "runs", "confident", "per run", "images", "new")
+        rows = [dict(zip(names, phase.texts(), strict=True)) for phase in status.phases]
         title = "Phases: confident pairs, and images that have one"
-        table = Table("sampler", title=title, title_justify="left")
-        for name in ("runs", "confident", "per run", "images", "new"):
-            table.add_column(name, justify="right", no_wrap=True)
-        for phase in status.phases:
-            table.add_row(*phase.texts())
-        if status.phases:
-            cli.out.print(table)
+        cli.show_rows(rows, Table(title=title, title_justify="left"), left=("sampler",))
         curve = phases_curve(status, receipts)
         if len(curve.n_runs) > 1:
             for name, series, form in (
@@ -102,9 +98,8 @@ def campaign_status(
         for line in status_notes(status, is_quiet=is_quiet):
             cli.say(cli.err, line)
     if plot is not None:
-        cli.write_as_asked(
-            Path(plot), coverage_picture(status, receipts, status.location), "--plot"
-        )
+        picture = coverage_picture(status, receipts, status.location)
+        cli.write_as_asked(Path(plot), picture, "--plot")
         if not as_json:
             cli.out.print(str(Path(plot).absolute()), style="bold", markup=False, soft_wrap=True)
 
