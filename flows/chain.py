@@ -1,4 +1,4 @@
-"""The stations after generation, and the whole chain from images to a report.
+"""The whole chain from images to a report, and its stations after generation.
 
 Curate the pairs, train restorers on the balanced stream, score every method on victims whose images
 no restorer has seen, and write one page. Each is resumable by itself.
@@ -43,6 +43,58 @@ SHOWN_VERSIONS = ("palimpsest", "torch", "numpy", "zarr", "dask", "prefect", "sc
 
 train_one = task(name="train restorer")(train_restorer)
 score_methods = task(name="score methods")(scoring.evaluate)
+
+
+@flow(name="chain", flow_run_name="{store}")
+def chain(
+    recipe: Recipe | str = "demo",
+    store: Path = Path("palimpsest-runs/demo"),
+    settings: dict[str, Any] | None = None,
+    workers: Workers | None = None,
+) -> dict[str, Any]:
+    """Everything, in order; what is finished is not repeated.
+
+    1. Victims trained and attacked, their pairs stored. 2. Pairs balanced over the images.
+    3. Restorers trained on them. 4. Other victims, on images no restorer has seen, attacked.
+    5. Every method scored, on targets and on decoys. 6. The report.
+
+    Args:
+        recipe: A preset's name, such as `demo`, or a whole recipe.
+        store: The job's folder.
+        settings: Single settings by dotted name, as `--set` takes them.
+        workers: Where parts are computed: cluster, number of workers, device.
+    """
+    recipe = resolve(recipe, settings)
+    workers = workers or Workers()
+    _cached = [recipe.images(split) for split in SPLITS]  # kept alive: the stages share them
+    check_decoys(Plan(recipe.campaign("heldout"), recipe.images("heldout")))
+    return {
+        "pairs": generate(recipe, store, "train", workers=workers),
+        "balance": curate(recipe, store),
+        "restorers": train(recipe, store, device=workers.device),
+        "heldout": generate(recipe, store, "heldout", workers=workers),
+        "evaluation": evaluate(recipe, store, device=workers.device, workers=workers),
+        "report": report(recipe, store),
+    }
+
+
+def check_chain(recipe: Recipe, workers: Workers) -> None:
+    """Raises what a stage would raise of its settings, its images, the device or the cluster.
+
+    Before anything is started or deleted; nothing is written.
+    """
+    check_workers(workers)
+    here = resolve_device(workers.device)
+    images = {split: recipe.images(split) for split in SPLITS}
+    for split, found in images.items():
+        Plan(recipe.campaign(split), found)
+    check_decoys(Plan(recipe.campaign("heldout"), images["heldout"]))
+    for campaign in recipe.further_campaigns().values():
+        Plan(campaign, images["heldout"])
+    for plan in recipe.restorers.values():
+        require_precision(plan.training.precision, torch.device(here))
+    check_names(recipe.restorers, taken=recipe.evaluation.external)
+    scoring.open_elsewhere(recipe.evaluation, images["heldout"], here)
 
 
 @flow(name="curate", flow_run_name="{store}")
@@ -260,62 +312,3 @@ def report(
     publish_link("report", page, "The report, one self-contained HTML file")
     publish_picture("report-best-images", contact_sheet(folder), "Best images of every method")
     return page
-
-
-@flow(name="chain", flow_run_name="{store}")
-def chain(
-    recipe: Recipe | str = "demo",
-    store: Path = Path("palimpsest-runs/demo"),
-    settings: dict[str, Any] | None = None,
-    workers: Workers | None = None,
-) -> dict[str, Any]:
-    """Everything, in order; what is finished is not repeated.
-
-    1. Victims trained and attacked, their pairs stored. 2. Pairs balanced over the images.
-    3. Restorers trained on them. 4. Other victims, on images no restorer has seen, attacked.
-    5. Every method scored, on targets and on decoys. 6. The report.
-
-    Args:
-        recipe: A preset's name, such as `demo`, or a whole recipe.
-        store: The job's folder.
-        settings: Single settings by dotted name, as `--set` takes them.
-        workers: Where parts are computed: cluster, number of workers, device.
-    """
-    recipe = resolve(recipe, settings)
-    workers = workers or Workers()
-    held = [recipe.images(split) for split in SPLITS]  # kept alive: the stages share them
-    check_decoys(Plan(recipe.campaign("heldout"), recipe.images("heldout")))
-    pairs = generate(recipe, store, "train", workers=workers)
-    balance = curate(recipe, store)
-    restorers = train(recipe, store, device=workers.device)
-    heldout = generate(recipe, store, "heldout", workers=workers)
-    evaluation = evaluate(recipe, store, device=workers.device, workers=workers)
-    page = report(recipe, store)
-    del held
-    return {
-        "pairs": pairs,
-        "balance": balance,
-        "restorers": restorers,
-        "heldout": heldout,
-        "evaluation": evaluation,
-        "report": page,
-    }
-
-
-def check_chain(recipe: Recipe, workers: Workers) -> None:
-    """Raises what a stage would raise of its settings, its images, the device or the cluster.
-
-    Before anything is started or deleted; nothing is written.
-    """
-    check_workers(workers)
-    here = resolve_device(workers.device)
-    images = {split: recipe.images(split) for split in SPLITS}
-    for split, found in images.items():
-        Plan(recipe.campaign(split), found)
-    check_decoys(Plan(recipe.campaign("heldout"), images["heldout"]))
-    for campaign in recipe.further_campaigns().values():
-        Plan(campaign, images["heldout"])
-    for plan in recipe.restorers.values():
-        require_precision(plan.training.precision, torch.device(here))
-    check_names(recipe.restorers, taken=recipe.evaluation.external)
-    scoring.open_elsewhere(recipe.evaluation, images["heldout"], here)
