@@ -28,7 +28,7 @@ def autoencoder_methods(
     names: Sequence[str], *, architecture: str = "", noise: float = 0.0,
     settings: Mapping[str, str] | None = None,
 ) -> tuple[Method, ...]:  # fmt: skip
-    """Methods by name, with the autoencoder paper's settings for a kind of network, then changed.
+    """Build methods by name with the autoencoder paper's settings for a kind of network.
 
     Gamma is by network and noise, and H's start with a U-Net (appendices D and G). `settings`:
     `gamma=.5` for every method that has it, `unknown.gamma=.5` for one. Raises ValueError for
@@ -58,8 +58,7 @@ def inversion_methods(
     attack: Attack, *, channels: int, n_steps: int | None = None,
     settings: Mapping[str, str] | None = None,
 ) -> tuple[GradientInversion | StrongInversion, ...]:  # fmt: skip
-    """The MixCon paper's attack, with its settings for grey or coloured images, ours, or both;
-    changed.
+    """Build the MixCon paper's attack, with its settings for grey or coloured images, ours, or both.
 
     `settings`: `lr=.1` for every attack that has it, `sgd.lr=1` or `strong.zeta=.03` for one.
     Raises ValueError for unknown names and bad values.
@@ -77,7 +76,7 @@ def inversion_methods(
 def with_settings(
     methods: Sequence[AnyMethod], settings: Mapping[str, str] | None
 ) -> list[AnyMethod]:
-    """Methods with `name=value` for all that have it, or `kind.name=value` for one.
+    """Set `name=value` in every method that has it, or `kind.name=value` in one.
 
     Raises ValueError for unknown names and bad values.
     """

@@ -307,8 +307,8 @@ class AuditStudy(UnitStudy[Audit, AuditPlan]):
         ]
 
     def numbers(self, record: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """One row per cell: its accuracy, and what every attack gets at the headline's rate; None
-        for what is not known."""
+        """One row per cell: its accuracy, and every attack's share at the headline's false positive
+        rate; None where a number is unknown."""
         rate = f"{record['rate']:g}"
         rows = []
         for cell in record["cells"]:

@@ -79,9 +79,9 @@ def chain(
 
 
 def check_chain(recipe: Recipe, workers: Workers) -> None:
-    """Raises what a stage would raise of its settings, its images, the device or the cluster.
+    """Check settings, images, device and cluster before anything is started or deleted.
 
-    Before anything is started or deleted; nothing is written.
+    Raises what the stages would raise, and writes nothing.
     """
     check_workers(workers)
     here = resolve_device(workers.device)

@@ -34,8 +34,8 @@ _EXHAUSTED = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOM
 
 
 def expected_line(error: Exception) -> str | None:
-    """The line of an error that explains itself, or that another caused which does; None for one
-    that nobody expects."""
+    """Return the one-line message of an expected error, or of its expected cause; None if the error
+    is unexpected."""
     if isinstance(error, OSError):
         fix, name = _FIXES.get(error.errno or 0), error.filename2 or error.filename
         if fix is None or (name is None and error.errno not in _EXHAUSTED):

@@ -115,8 +115,8 @@ generate_part = flow(name="generate", flow_run_name="{store}, {split}")(_generat
 
 
 def images_of(recipe: Recipe, split: Split, store: Path) -> ImageSet:
-    """The images of one split of the job at `store`; held-out ones without near copies of training
-    images if the recipe says so (`tasks.dataset.curate`)."""
+    """Return the images of one split of the job at `store`. Held-out images leave out near copies of
+    training images if the recipe says so (`tasks.dataset.curate`)."""
     images = recipe.images(split)
     if split == "train" or recipe.near_duplicates is None:
         return images
@@ -133,8 +133,8 @@ def images_of(recipe: Recipe, split: Split, store: Path) -> ImageSet:
 
 
 def publish_store(dataset: Dataset, plan: Plan, name: str, store: Path) -> dict[str, Any]:
-    """The facts of a store, which are also left on the run's page, with its phases and coverage.
-    `name`: its split, and which further attack it is of."""
+    """Publish the facts, phases and coverage of a store on the run's page; return the facts.
+    `name`: its split and, if any, its further attack."""
     image_ids, pairs = dataset.image_counts()
     outcomes = runs_by_outcome(dataset.receipts)
     facts = {

@@ -94,8 +94,8 @@ class Recipe(Strict):
             check_span(self.heldout_experiment or self.experiment)
 
     def images(self, split: Split) -> ImageSet:
-        """The images of one split, near copies included (`flows.generate` leaves them out); read
-        once for as long as somebody holds them. Raises SourceError if they cannot be read."""
+        """Return the images of one split, near copies included (`flows.generate` leaves them out).
+        They are read once for as long as somebody holds them. Raises SourceError if they cannot be read."""
         skip, channels = self.skip_corrupt, self.channels
         return cached_images(self.data, split=split, skip_corrupt=skip, channels=channels)
 

@@ -130,7 +130,7 @@ def recipe_in(manifest: Mapping[str, Any], data: str | None) -> Recipe:
 def describe(
     dataset: Dataset, recipe: Mapping[str, Any] | None, data: str | None
 ) -> dict[str, Any]:
-    """The manifest of `dataset`; `recipe` is its job's, `data` where the images are if not there.
+    """Return the manifest of `dataset`. `recipe` is its job's; `data` says where the images are now.
     Raises StorageError for a store that is not complete, ValueError if nothing says where the
     images are."""
     if "campaign" not in dataset.manifest or not dataset.receipts:
@@ -172,7 +172,7 @@ def describe(
 
 
 def recipe_of(dataset: Dataset, base: Mapping[str, Any]) -> Recipe:
-    """The recipe that gives exactly this store: its own settings, the rest from `base`.
+    """Return the recipe that reproduces this store: its own settings, the rest from `base`.
 
     Raises StorageError if there are fewer runs than the phases before the last one have.
     """
@@ -225,7 +225,7 @@ def read_manifest(file: Path) -> dict[str, Any]:
 
 
 def foreseen(expected: Mapping[str, Any]) -> list[str]:
-    """Differences to the first time that are known before anything runs; a sentence each."""
+    """List differences of code and torch, known before anything runs; a sentence each."""
     pairs = (
         ("code", ", ".join(expected["code_versions"]), code_version()),
         ("torch", ", ".join(expected["torch_versions"]), torch.__version__),
@@ -238,7 +238,7 @@ def foreseen(expected: Mapping[str, Any]) -> list[str]:
 
 
 def compare(expected: Mapping[str, Any], dataset: Dataset) -> list[str]:
-    """In what `dataset` differs from what the manifest says, a sentence each; the machine last."""
+    """List how `dataset` differs from the manifest, a sentence each; the machine comes last."""
     if dataset.content_hash == expected["content_hash"]:
         return []
     found = {receipt.part: receipt for receipt in dataset.receipts}
@@ -275,7 +275,7 @@ def compare(expected: Mapping[str, Any], dataset: Dataset) -> list[str]:
 
 
 def circumstances(receipts: Sequence[Receipt]) -> dict[str, list[Any]]:
-    """Circumstances other than the settings that may have had a part in the values."""
+    """Versions, devices and threads, which may influence the values beside the settings."""
     return {
         "code_versions": sorted({receipt.code_version for receipt in receipts}),
         "torch_versions": sorted({receipt.torch_version for receipt in receipts}),

@@ -51,12 +51,12 @@ def resolve(recipe: Recipe | str, settings: Mapping[str, Any] | None = None) -> 
 def replace_settings(
     tree: dict[str, Any], given: Mapping[str, Any], completed: Callable[[dict[str, Any]], Any]
 ) -> dict[str, Any]:
-    """The tree with single settings replaced; `completed` adds the defaults of what is not in a
-    tree. Raises ValueError as `resolve` does."""
+    """Replace single settings of a tree; `completed` fills in the defaults that a tree lacks.
+    Raises ValueError as `resolve` does."""
 
     def turn(name: str) -> tuple[int, int]:
-        """Tags before what is beside them; a defence or a scheme after what it goes with, since it
-        is read with all of that."""
+        """Sort key: tags come before the settings beside them, a defence or a scheme after all
+        others, since it is read with them."""
         is_late = ".defence." in name or ".scheme." in name
         return 2 * is_late + (name not in TAGS), name.count(".")
 
@@ -165,8 +165,10 @@ def set_words(settings: Mapping[str, Any]) -> list[str]:
 
 
 def portable(value: Any) -> Any:
-    """`value`, a text or a tree with texts, for a record that others read: absolute paths, which
-    tell something of this machine alone, are relative to the current folder, or their last part."""
+    """Shorten absolute paths in a text, or in the texts of a tree, for a record that others read.
+
+    A path below the current folder becomes relative to it; of any other the last part stays.
+    """
     if isinstance(value, str):
         here = Path.cwd()
         return _ABSOLUTE.sub(

@@ -102,8 +102,8 @@ class StudyKind(ABC, Generic[S, P]):
 
     @abstractmethod
     def make(self, plan: P, store: Path, workers: Workers) -> Any:
-        """Train, attack and score what is missing; the outcome, whose `failed` has why those units
-        failed that did, by name."""
+        """Train, attack and score what is missing. `failed` of the outcome has, by name, why units
+        failed."""
 
     @abstractmethod
     def describe(self, plan: P, ended: Any) -> tuple[list[Any], dict[str, Any]]:
@@ -123,8 +123,8 @@ class StudyKind(ABC, Generic[S, P]):
         """The result as a table for a screen."""
 
     def named(self, preset: str, settings: Mapping[str, Any] | None = None, *, only: str = "") -> S:
-        """The study at a size, with single settings replaced; `only` the parts whose name has that,
-        and numbers of parts in settings then count those.
+        """Return the study of a preset with single settings replaced. `only` keeps the parts whose
+        name contains it; numbers of parts in settings then count those.
 
         Raises ValueError naming what is wrong and the fix.
         """

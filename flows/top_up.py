@@ -34,8 +34,8 @@ from tasks.orchestration import flow
 from tasks.workspace import Workspace
 
 StopReason = Literal["reached", "paused", "cancelled", "quarantined", "stalled", "bound"]
-"""Enough images are covered; somebody holds the campaign; parts were given up; no round brings a
-new image; more runs are not allowed."""
+"""Enough images are covered; the campaign was paused or cancelled; parts are quarantined; the last
+rounds brought no new image; more runs are not allowed."""
 DONE = frozenset({"reached", "stalled", "bound"})
 """Reasons that need nobody's help."""
 
@@ -143,8 +143,8 @@ class StopRule(Strict):
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """Coverage that a store has reached. `n_covered_before` leaves out the last rounds, in which
-    it may stall; None if there are too few to tell."""
+    """Progress of a store. `n_covered_before` leaves out the last rounds, in which it may stall;
+    None if there are too few rounds to tell."""
 
     state: State = "running"
     n_runs: int = 0
@@ -256,9 +256,8 @@ class Job:
         return replace(self, recipe=self.recipe.with_sampling(self.split, sampling))
 
     def as_far_as_stored(self) -> Job:
-        """The job, its last phase at least as long as what the store was brought to before: that
-        is in the recipe beside the store, and in the receipts. What else differs from the store is
-        left for `generate` to refuse."""
+        """Extend the last phase to the runs that the store has or was planned to have, by its
+        receipts and the recipe beside it. `generate` refuses all other differences."""
         if not is_store(self.place):
             return self
         dataset, sampling = Dataset(self.place), self.sampling
@@ -279,8 +278,8 @@ class Job:
 def grow(
     job: Job, rule: StopRule, now: Progress, workers: Workers, publish: Callable[[float], None]
 ) -> tuple[StopReason, Progress, Job]:
-    """Generates, and plans more, until there is a reason to end: that, the progress of the store,
-    and the job with all that was planned. Workers that are started live until then."""
+    """Generate and plan more until there is a reason to end. Returns the reason, the progress of
+    the store, and the job with all planned runs. Workers that are started live until then."""
     is_started = False
     with ExitStack() as stack:
         while now.state == "running":
@@ -300,8 +299,8 @@ def grow(
 
 
 def generate_planned(job: Job, workers: Workers) -> None:
-    """Makes what is planned and missing, unless somebody cancels it, or quarantined parts are in
-    the way; CampaignError if it fails otherwise."""
+    """Generate what is planned and missing. Raises CampaignError if that fails, unless somebody
+    cancelled it or all that is missing waits for quarantined parts."""
     name = f"{job.title}, {job.sampling.n_runs:,} runs"
     generate = generate_part.renamed(flow_run_name=name)
     try:
@@ -312,7 +311,7 @@ def generate_planned(job: Job, workers: Workers) -> None:
 
 
 def waits_for_quarantined(job: Job) -> bool:
-    """True if every part that is missing is quarantined, or cannot be planned without one that is;
+    """Tell whether every missing part is quarantined or cannot be planned without one that is;
     otherwise something else has failed."""
     sampling = job.sampling
     done = {receipt.part for receipt in Dataset(job.place).receipts}

@@ -166,7 +166,7 @@ class Attempt:
     fresh: Fresh = False
 
     def may_go_on(self, prepared: Any, pictures: Mapping[str, Any]) -> bool:
-        """Shows what was read and what preflight says of it; False if no more is asked for.
+        """Show what was read and preflight's findings; return False if only these are asked for.
 
         Exits with REFUSED where an attack cannot work, unless forced.
         """

@@ -37,8 +37,8 @@ QUIET_PREFECT = {
     "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL",
     "PREFECT_CLIENT_MAX_RETRIES": "4",
 }
-"""A server that records the command is its page and no more: half a minute is waited for one that
-went away, and what it says itself is not for the screen."""
+"""A command keeps Prefect's own messages off the screen, and waits half a minute for a server that
+went away."""
 WORKSPACE_ENTRIES = frozenset(
     {
         *("recipe.json", "timings.json", "pairs", "heldout", "heldout-excluded.json"),
@@ -307,8 +307,8 @@ def main() -> NoReturn:
 
 
 def _refuse_other_bytes(words: list[str]) -> None:
-    """Flows' settings are JSON, which has no place for a path that is not UTF-8; pictures and
-    folders below one that is may be called anything."""
+    """Refuse arguments that are not UTF-8, since the parameters of flows are JSON. Pictures and
+    folders below a path may have any name."""
     for word in words:
         try:
             word.encode()

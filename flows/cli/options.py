@@ -123,8 +123,8 @@ DEFAULT_STORE = Path("palimpsest-runs/demo")
 
 
 def command(app: typer.Typer, name: str | None) -> Callable[[Function], Function]:
-    """Makes a function a command of `app`, or of no name what `app` itself does when none of its
-    commands is given; a last paragraph of its docstring with examples ends its help.
+    """Make a function a command of `app`; without a name, it runs when `app` is called without a
+    command. The last paragraph of its docstring, the examples, ends its help.
 
     A parameter `size: Annotated[int, "Help."]` is the option `--size`; another name of it, as in
     `Annotated[int, "--side", "Help."]`, stands before its help. A parameter whose type is a group,
@@ -252,13 +252,15 @@ class Stored:
 
 @contextmanager
 def images_shown(recipe: Recipe, *splits: Literal["train", "heldout"]) -> Iterator[None]:
-    """Says what is read of a recipe's images, so that what cannot be is refused before any work
-    starts, and holds them, so that they are read once. Of the held-out ones near copies of the
-    others are left out, so these are read, too."""
+    """Show what is read of a recipe's images, and keep them cached meanwhile.
+
+    What cannot be read is refused before any work starts. Held-out images need the training images,
+    too, where near copies of these are left out.
+    """
     if recipe.near_duplicates is not None and "heldout" in splits:
         splits = ("train", "heldout")
-    held = {split: recipe.images(split) for split in splits}
-    for split, images in held.items():
+    cached = {split: recipe.images(split) for split in splits}
+    for split, images in cached.items():
         show_images(split, images.facts)
     yield
 

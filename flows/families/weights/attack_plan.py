@@ -123,8 +123,8 @@ def planned(
 def prepared_by(
     job: WeightsJob, method: Literal["auto", "span", "kkt"], **plan: Any
 ) -> tuple[WeightsJob, PreparedWeights, str]:
-    """(the job, what it starts from, why this method) of the attack that can work, or the one that
-    is asked for; `plan` as in `planned`. Raises what `planned` and `prepare_weights` raise."""
+    """Prepare the attack that is asked for or, with `auto`, one that can work. Returns the job, its
+    preparation and the reason for the method; `plan` as in `planned`."""
     chosen = planned(job, method="kkt" if method == "kkt" else "span", **plan)
     prepared = prepare_weights(chosen)
     if method != "auto":
