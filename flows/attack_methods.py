@@ -58,7 +58,7 @@ def inversion_methods(
     attack: Attack, *, channels: int, n_steps: int | None = None,
     settings: Mapping[str, str] | None = None,
 ) -> tuple[GradientInversion | StrongInversion, ...]:  # fmt: skip
-    """Build the MixCon paper's attack, with its settings for grey or coloured images, ours, or both.
+    """Build the MixCon paper's attack, with its settings for grey or colour images, ours, or both.
 
     `settings`: `lr=.1` for every attack that has it, `sgd.lr=1` or `strong.zeta=.03` for one.
     Raises ValueError for unknown names and bad values.

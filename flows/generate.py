@@ -115,8 +115,8 @@ generate_part = flow(name="generate", flow_run_name="{store}, {split}")(_generat
 
 
 def images_of(recipe: Recipe, split: Split, store: Path) -> ImageSet:
-    """Return the images of one split of the job at `store`. Held-out images leave out near copies of
-    training images if the recipe says so (`tasks.dataset.curate`)."""
+    """Return the images of one split of the job at `store`. Held-out images leave out near copies
+    of training images if the recipe says so (`tasks.dataset.curate`)."""
     images = recipe.images(split)
     if split == "train" or recipe.near_duplicates is None:
         return images

@@ -95,7 +95,8 @@ class Recipe(Strict):
 
     def images(self, split: Split) -> ImageSet:
         """Return the images of one split, near copies included (`flows.generate` leaves them out).
-        They are read once for as long as somebody holds them. Raises SourceError if they cannot be read."""
+        They are read once for as long as somebody holds them. Raises SourceError if they cannot
+        be read."""
         skip, channels = self.skip_corrupt, self.channels
         return cached_images(self.data, split=split, skip_corrupt=skip, channels=channels)
 

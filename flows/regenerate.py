@@ -130,7 +130,7 @@ def recipe_in(manifest: Mapping[str, Any], data: str | None) -> Recipe:
 def describe(
     dataset: Dataset, recipe: Mapping[str, Any] | None, data: str | None
 ) -> dict[str, Any]:
-    """Return the manifest of `dataset`. `recipe` is its job's; `data` says where the images are now.
+    """Return the manifest of `dataset`. `recipe` is its job's; `data` says where its images are.
     Raises StorageError for a store that is not complete, ValueError if nothing says where the
     images are."""
     if "campaign" not in dataset.manifest or not dataset.receipts:
