@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -196,9 +196,6 @@ def tiny() -> RecoveryStudy:
     )
 
 
-PRESETS: dict[str, Callable[[], RecoveryStudy]] = {"paper": paper, "cpu": cpu, "tiny": tiny}
-
-
 class AutoencoderStudy(UnitStudy[RecoveryStudy, RecoveryPlan]):
     """Victims, masks, methods and losses: `RecoveryStudy`."""
 
@@ -275,7 +272,7 @@ AUTOENCODER = AutoencoderStudy(
     title="Training images from overfitted autoencoders",
     question="Do overfitted autoencoders give back training images of which pixels are missing?",
     paper="autoencoder paper, section 4",
-    presets=PRESETS,
+    presets={"paper": paper, "cpu": cpu, "tiny": tiny},
     costs=costs_of,
     figures=lambda _plan, record: describe_figures(record),
     claims=check_recovery,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -159,9 +159,6 @@ def tiny() -> InversionStudy:
     )
 
 
-PRESETS: dict[str, Callable[[], InversionStudy]] = {"paper": paper, "cpu": cpu, "tiny": tiny}
-
-
 class SplitStudy(UnitStudy[InversionStudy, InversionPlan]):
     """Images, networks, defences and attackers: `InversionStudy`."""
 
@@ -232,7 +229,7 @@ INVERSION = SplitStudy(
     question="A client sends the features of an image to a server. How much of the image comes "
     "back, does training with MixCon prevent it, and does a better attacker undo that?",
     paper="MixCon paper",
-    presets=PRESETS,
+    presets={"paper": paper, "cpu": cpu, "tiny": tiny},
     costs=costs_of,
     figures=lambda _plan, record: describe_figures(record),
     claims=check_inversion,

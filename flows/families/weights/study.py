@@ -238,20 +238,17 @@ GRIDS = tuple(
          "and which of them?",
          "KKT paper, section 5.2 and appendix D"),
         ("weight-decay", grids.weight_decay, "The role of weight decay",
-         "Does weight decay make a network with a standard start vulnerable, and for "
-         "which values?",
+         "Does weight decay make a network with a standard start vulnerable, and for which values?",
          "KKT paper, section 6.1 and appendix E"),
         ("cnn", grids.cnn, "Convolutional networks",
          "Do networks that begin with a convolution give back their images, and with "
          "which kernels?",
          "KKT paper, section 6.1 and appendix F"),
         ("width", grids.width, "Width against number of images",
-         "How many images come back by the width of the network and the number of "
-         "images?",
+         "How many images come back by the width of the network and the number of images?",
          "KKT paper, section 6.2"),
         ("large", grids.large, "Many images",
-         "Does a wide network give back some of very many images that it learned in "
-         "minibatches?",
+         "Does a wide network give back some of very many images that it learned in minibatches?",
          "KKT paper, appendix G"),
         ("span-networks", span_grid.span, "Where the span attack works",
          "From which networks does the span attack give back more than half of the "
