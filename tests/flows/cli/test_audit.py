@@ -74,45 +74,6 @@ def test_a_leak_above_a_limit_is_exit_code_3(
     assert {p: p.stat().st_mtime_ns for p in (store / "products").iterdir()} == products
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("--quick --preset cpu", "--quick is --preset quick, but --preset is cpu; give one of"),
-        ("--weights net.pt --data folder:a", "weights need data, its training images, and decoys"),
-        ("--weights net.pt --decoys folder:a", "a count without decoys says nothing"),
-        ("--decoys folder:a", "give its weights, too, or leave them out"),
-        ("--initial net.pt", "give its weights, too, or leave them out"),
-        ("--weights net.pt --data folder:a --decoys folder:b --quick", "leave out --recipe, --pr"),
-        ("--weights net.pt --data folder:a --decoys folder:b --recipe {recipe}", "leave out --r"),
-        ("--weights net.pt --data folder:a --decoys folder:b", "net.pt"),
-        ("--recipe none.yaml", "none.yaml"),
-        ("--recipe {folder}", "give a recipe, as docs/audit.md shows one"),
-        ("--recipe {recipe}", "recipe.trainings={{'epochs': 3}}: Unexpected keyword argument"),
-        ("--fail-above leaks", "--fail-above 'leaks' is not a limit as good>0.05@fpr=0.01"),
-        ("--fail-above good>0.05@fpr=0.02", "at a false positive rate of 0, 0.001, 0.01, 0.05"),
-        ("--set recipe.training.epoch=3", "did you mean 'recipe.training.epochs'?"),
-        ("--set n_victims=5", "n_victims=5 must be even"),
-        ("--set recipe.n_images=5000", "lower recipe.n_images"),
-        ("--set attacks=magic", "attacks"),
-        ("--set epochs", "--set 'epochs' is not of the form name=value"),
-        ("--set recipe=3", "recipe='3'"),
-        ("--only magic", "unknown defence 'magic'"),
-        ("--data svhn:nowhere", "nowhere"),
-    ],
-)
-def test_bad_input_is_said_in_one_line(
-    audit: Command, words: str, said: str, tmp_path: Path
-) -> None:
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text("trainings: {epochs: 3}\n")
-    chosen = [word.format(recipe=recipe, folder=tmp_path) for word in words.split()]
-    store = tmp_path / "audit"
-    complaint = audit.refused(*chosen, "--device", "cpu", "--out", store)
-    assert said.replace("{{", "{").replace("}}", "}") in complaint
-    assert len(complaint.strip().splitlines()) == 1
-    assert not store.exists()
-
-
 def test_a_store_of_another_study_is_refused(audit: Command, tmp_path: Path) -> None:
     (tmp_path / "settings.json").write_text(json.dumps({"name": "width"}))
     complaint = audit.refused("--out", tmp_path)

@@ -24,6 +24,7 @@ from flows.naming import PRESET_NAMES
 from flows.presets import PRESETS
 from storage.pairs.dataset import Dataset
 from tasks.cluster import workers
+from tests.tasks.report.report_records import evaluation, write
 
 TINY = [
     *("--preset", "smoke", "--workers", "1", "--device", "cpu"),
@@ -91,29 +92,119 @@ def flat_noise(tmp_path: Path) -> Path:
     return tmp_path / "images"
 
 
+REFUSED = {
+    "": {
+        "nonsense": ": demo, generate, curate",
+        "dataset nonsense": "dataset: info, verify",
+    },
+    "compare": {
+        "a": "at least two folders",
+        "a a": "is given twice",
+        "a b --out page.pdf": "does not end in .html",
+    },
+    "report": {
+        "a --store a": "leave out --store",
+        "a --set seed=1": "leave out --store, --preset and --set",
+        "--out page.html": "goes with a folder",
+        "empty": "has no finished evaluation",
+        "old": "version 2, expected",
+    },
+    "generate": {
+        "--preset demmo": "did you mean 'demo'",
+        "--set sampling.image_per_run=4": "sampling.images_per_run",
+        "--set sampling.images_per_run=5": "images_per_run=5 is not a multiple",
+        "--set seed": "name=value",
+        "--data floder:x": "folder",
+        "--cluster slurn": "tcp://",
+        "--device tpu": "tpu",
+        "--bogus": "--bogus",
+    },
+    "audit": {
+        "--quick --preset cpu": "--quick is --preset quick, but --preset is cpu; give one of",
+        "--weights net.pt --data folder:a": "weights need data, its training images, and decoys",
+        "--weights net.pt --decoys folder:a": "a count without decoys says nothing",
+        "--decoys folder:a": "give its weights, too, or leave them out",
+        "--initial net.pt": "give its weights, too, or leave them out",
+        "--weights net.pt --data folder:a --decoys folder:b --quick": "leave out --recipe, --pr",
+        "--weights net.pt --data folder:a --decoys folder:b --recipe recipe.yaml": "leave out --r",
+        "--weights net.pt --data folder:a --decoys folder:b": "net.pt",
+        "--recipe none.yaml": "none.yaml",
+        "--recipe empty": "give a recipe, as docs/audit.md shows one",
+        "--recipe recipe.yaml": "recipe.trainings={'epochs': 3}: Unexpected keyword argument",
+        "--fail-above leaks": "--fail-above 'leaks' is not a limit as good>0.05@fpr=0.01",
+        "--fail-above good>0.05@fpr=0.02": "at a false positive rate of 0, 0.001, 0.01, 0.05",
+        "--set recipe.training.epoch=3": "did you mean 'recipe.training.epochs'?",
+        "--set n_victims=5": "n_victims=5 must be even",
+        "--set recipe.n_images=5000": "lower recipe.n_images",
+        "--set attacks=magic": "attacks",
+        "--set epochs": "--set 'epochs' is not of the form name=value",
+        "--set recipe=3": "recipe='3'",
+        "--only magic": "unknown defence 'magic'",
+        "--data svhn:nowhere": "nowhere",
+    },
+    "study": {
+        "multiclas": "unknown study 'multiclas'; did you mean 'multiclass'?",
+        "losses --set experiment.trainng.epochs=3": "did you mean 'experiment.train",
+        "losses --set n_attacks=7": "runs_per_part=4 does not divide n_attacks=7",
+        "losses --set experiment.training.epochs=0": "epochs=0 must be at least 1",
+        "losses --data svhn:nowhere": "nowhere",
+        "large --data photos --set cells.0.images_per_run=5000": "cell '200 images",
+    },
+    "study span --preset tiny": {
+        "--set rows.0.optimiser=Adm": "optimiser='Adm' is none of ['SGD', ",
+        "--set rows.0.n=1": "n=1 must be at least 2",
+        "--set rows.0.n=5000": "5000 images and as many decoys are more than the ",
+        "--set rows.0.images=faces": "images='faces' is none of the kinds",
+        "--set kinds.photographs.dat=photos": "did you mean 'kinds.photographs.data'?",
+        "--set rows.1.has=checkpoint": "two rows are 'photographs, 20, SGD, momentum, check",
+        "--only mine": "rows of one's own pictures need --data",
+        "--data svhn:nowhere": "nowhere",
+    },
+    "study inversion --preset tiny": {
+        "--set source.training.epoch=3": "did you mean 'training.epochs'?",
+        "--set digits.lam=3": "did you mean 'lams'?",
+        "--set strong.n_step=3": "did you mean 'strong.n_steps'?",
+        "--set source.training.epochs=0": "epochs=0 must be at least 1",
+        "--set digits.n_train=5000": "takes 504 images of each class",
+        "--only mnist": "unknown source 'mnist'",
+        "--data svhn:nowhere": "nowhere",
+    },
+    "study autoencoder --preset tiny": {
+        "--set victim.training.epoch=3": "did you mean 'training.epochs'?",
+        "--set methods.unknown.gama=3": "did you mean 'methods.unknown.gamma'?",
+        "--set victim.training.epochs=0": "epochs=0 must be at least 1",
+        "--set victims.0.n_images=50000": "n_images=50000, but 'photos'",
+        "--only resnet": "unknown victim 'resnet'",
+        "--set masks=rndom": "noise.mask='random' is none of masks",
+        "--data svhn:nowhere": "nowhere",
+    },
+}
+"""By the beginning of a command: its other words, and what its one line says."""
+ENDS = {"generate": "--store store", "study": "--store store", "audit": "--device cpu --out store"}
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
-    [
-        (["generate", "--preset", "demmo"], "did you mean 'demo'"),
-        (["generate", "--set", "sampling.image_per_run=4"], "sampling.images_per_run"),
-        (["generate", "--set", "sampling.images_per_run=5"], "images_per_run=5 is not a multiple"),
-        (["generate", "--set", "seed"], "name=value"),
-        (["generate", "--data", "floder:x"], "folder"),
-        (["generate", "--cluster", "slurn"], "tcp://"),
-        (["generate", "--device", "tpu"], "tpu"),
-        (["generate", "--bogus"], "--bogus"),
-        (["nonsense"], ": demo, generate, curate"),
-        (["dataset", "nonsense"], "dataset: info, verify"),
-        (["generate", "--preset", "demmo"], "instahide-challenge"),
-    ],
+    [(f"{start} {more}", said) for start, rows in REFUSED.items() for more, said in rows.items()],
 )
-def test_bad_usage_ends_with_2_and_says_the_fix(
-    palimpsest, tmp_path: Path, prefect_server, words, said: str
+def test_bad_usage_is_said_in_one_line_with_the_fix(
+    palimpsest, monkeypatch, tmp_path: Path, words: str, said: str
 ) -> None:
-    store = ["--store", str(tmp_path / "s")] if words[0] == "generate" else []
-    shown = palimpsest.refused(*words, *store)
-    assert said in shown
-    assert not (tmp_path / "s").exists()
+    monkeypatch.chdir(tmp_path)
+    record, pictures = evaluation()
+    for name, made in (("a", record), ("b", record), ("old", record | {"version": 2})):
+        write(tmp_path / name, made, pictures)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "recipe.yaml").write_text("trainings: {epochs: 3}\n")
+    before = sorted(tmp_path.rglob("*"))
+    code, _shown, complaint = palimpsest(
+        *words.split(), *ENDS.get(words.split(maxsplit=1)[0], "").split()
+    )
+    assert code in (1, 2), complaint
+    assert said in complaint
+    assert "Traceback" not in complaint
+    assert complaint.count("\n") == 1 or not complaint.startswith("error: ")
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 STARTED = {

@@ -123,48 +123,6 @@ def test_a_dry_run_says_what_it_would_take_and_makes_nothing(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("multiclas", "unknown study 'multiclas'; did you mean 'multiclass'?"),
-        ("losses --set experiment.trainng.epochs=3", "did you mean 'experiment.train"),
-        ("losses --set n_attacks=7", "runs_per_part=4 does not divide n_attacks=7"),
-        ("losses --set experiment.training.epochs=0", "epochs=0 must be at least 1"),
-        ("losses --data svhn:nowhere", "nowhere"),
-        ("large --data photos --set cells.0.images_per_run=5000", "cell '200 images"),
-        ("autoencoder --set victim.training.epoch=3", "did you mean 'training.epochs'?"),
-        ("autoencoder --set methods.unknown.gama=3", "did you mean 'methods.unknown.gamma'?"),
-        ("autoencoder --set victim.training.epochs=0", "epochs=0 must be at least 1"),
-        ("autoencoder --set victims.0.n_images=50000", "n_images=50000, but 'photos'"),
-        ("autoencoder --only resnet", "unknown victim 'resnet'"),
-        ("autoencoder --set masks=rndom", "noise.mask='random' is none of masks"),
-        ("autoencoder --data svhn:nowhere", "nowhere"),
-        ("inversion --set source.training.epoch=3", "did you mean 'training.epochs'?"),
-        ("inversion --set digits.lam=3", "did you mean 'lams'?"),
-        ("inversion --set strong.n_step=3", "did you mean 'strong.n_steps'?"),
-        ("inversion --set source.training.epochs=0", "epochs=0 must be at least 1"),
-        ("inversion --set digits.n_train=5000", "takes 504 images of each class"),
-        ("inversion --only mnist", "unknown source 'mnist'"),
-        ("inversion --data svhn:nowhere", "nowhere"),
-        ("span --set rows.0.optimiser=Adm", "optimiser='Adm' is none of ['SGD', "),
-        ("span --set rows.0.n=1", "n=1 must be at least 2"),
-        ("span --set rows.0.n=5000", "5000 images and as many decoys are more than the "),
-        ("span --set rows.0.images=faces", "images='faces' is none of the kinds"),
-        ("span --set kinds.photographs.dat=photos", "did you mean 'kinds.photographs.data'?"),
-        ("span --set rows.1.has=checkpoint", "two rows are 'photographs, 20, SGD, momentum, check"),
-        ("span --only mine", "rows of one's own pictures need --data"),
-        ("span --data svhn:nowhere", "nowhere"),
-    ],
-)
-def test_bad_input_is_said_in_one_line(words: str, said: str, tmp_path: Path) -> None:
-    has_tiny = words.split(maxsplit=1)[0] in ("autoencoder", "inversion", "span")
-    tiny = ["--preset", "tiny"] if has_tiny else []
-    done = RUN.invoke(app, ["study", *words.split(), *tiny, "--store", str(tmp_path / "s")])
-    assert done.exit_code != 0
-    assert said in str(done.exception)
-    assert not (tmp_path / "s").exists()
-
-
-@pytest.mark.parametrize(
     ("name", "preset", "kept", "more"),
     [
         ("losses", "cpu", {"seed": 5}, {"n_attacks": 8}),
