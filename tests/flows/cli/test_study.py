@@ -1,5 +1,5 @@
-"""`palimpsest study` of every kind: listed, priced, run from nothing to the results page and again
-for free, kept to, with units that fail, and what it refuses."""
+"""`palimpsest study` of every kind, and `audit`: listed, priced, run from nothing to the results page
+and again for free, kept to, and with units that fail."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import shlex
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 
 from benchmarks.papers import studies
 from benchmarks.results.page import build_pages
+from flows.audit import AUDIT
 from flows.cli.main import app
 from flows.families.weights.study import GRID_NAMES
 from flows.settings import validated
@@ -23,6 +25,7 @@ from recon_core.victims.separability import MixCon
 from tasks.families.inversion.study.record import sweet_spots
 from tasks.families.inversion.study.settings import Cell
 from tasks.families.weights.study.figure_specs import describe_figures, kernels_of
+from tests.flows.conftest import Command
 
 RUN = CliRunner()
 TINY = {
@@ -39,6 +42,15 @@ TINY = {
     "experiment.attack.save_at": "4",
 }
 """Makes of `large` one cell of two victims with 20 images of four classes."""
+
+
+AUDIT_SETTINGS = {
+    "recipe.n_images": "8", "recipe.victim.widths": "32,32", "recipe.training.epochs": "300",
+    "n_victims": "4", "n_tests": "40", "attacks": "span,loss,likelihood_ratio",
+}  # fmt: skip
+TINY_AUDIT = ["--quick", "--data", "photos", "--only", "int8", "--workers", "1", "--device", "cpu",
+        *(word for item in AUDIT_SETTINGS.items() for word in ("--set", "=".join(item)))]  # fmt: skip
+"""Makes of the quick size two cells of four small networks."""
 
 
 def small_grid(store: Path, *more: str) -> list[str]:
@@ -102,13 +114,15 @@ def test_every_study_is_listed_with_its_sizes() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (small_grid(Path("s"))[1:], rf"1 cell, 4 attacks: about {TIME} of work on cpu, {TIME} on "),
-        (["autoencoder", "--preset", "tiny", "--only", "fc3"],
+        (small_grid(Path("s")), rf"1 cell, 4 attacks: about {TIME} of work on cpu, {TIME} on "),
+        (["study", "autoencoder", "--preset", "tiny", "--only", "fc3"],
          rf"fc3-leaky_relu .*7 units: at most about {TIME} of work on cpu, {TIME} on 1 workers"),
-        (["inversion", "--preset", "tiny"],
+        (["study", "inversion", "--preset", "tiny"],
          rf"digits 14 {TIME} {TIME} {TIME} .*\d+ units: about {TIME} of work on cpu, {TIME} on 1"),
-        (["span", "--preset", "tiny", "--only", "gradients"],
+        (["study", "span", "--preset", "tiny", "--only", "gradients"],
          rf"photographs 1 {TIME} .*\d+ units: about {TIME} of work on cpu, {TIME} on 1 workers"),
+        (["audit", *TINY_AUDIT],
+         rf"as it is 8 4 4 {TIME} {TIME} .*weights.* 8 4 4 .*10 units: about {TIME} of work on cpu"),
     ],
 )  # fmt: skip
 def test_a_dry_run_says_what_it_would_take_and_makes_nothing(
@@ -116,7 +130,7 @@ def test_a_dry_run_says_what_it_would_take_and_makes_nothing(
 ) -> None:
     store = tmp_path / "study"
     asked = ["--store", str(store), "--workers", "1", "--device", "cpu", "--dry-run"]
-    done = RUN.invoke(app, ["study", *words, *asked])
+    done = RUN.invoke(app, [*words, *asked])
     assert done.exit_code == 0, done.output
     assert re.search(said, " ".join(done.stdout.split()))
     assert not store.exists()
@@ -307,3 +321,45 @@ def test_scores_that_fail_are_said_and_networks_are_trained_and_tested(
     assert record["cells"][0]["attacks"] == {}
     assert len(record["failed"]) == sum(len(cell["seeds"]) for cell in record["cells"])
     assert (store / "inversion.html").is_file()
+
+
+@pytest.fixture
+def audit(palimpsest: Command) -> Command:
+    return palimpsest.of("audit")
+
+
+def test_a_leak_above_a_limit_is_exit_code_3(
+    audit: Command, tmp_path: Path, prefect_server: None
+) -> None:
+    store = tmp_path / "audit"
+    code, said, complaint = audit(*TINY_AUDIT, "--out", store, "--fail-above", "good>0.0@fpr=0.05")
+    assert code == 3, complaint
+    text = " ".join(said.split())
+    assert "palimpsest audit quick, 1 defence, 4 networks each, on photos" in text
+    assert re.search(r"fails: good>0.0@fpr=0.05 is [01]\.\d\d\d by span", text)
+    assert "training images come back well" in text
+    for name in ("audit.html", "audit.json", "audit-junit.xml", "model-card.md"):
+        assert (store / name).is_file()
+        assert str((store / name).absolute()) in said
+    assert {path.name for path in store.iterdir()} == AUDIT.entries - {"control.json"}
+    record = json.loads((store / "audit.json").read_bytes())
+    assert record["verdict"]["sentence"] in text
+    (check,) = record["checks"]
+    assert (check["condition"], check["outcome"]) == ("good>0.0@fpr=0.05", "fails")
+    suite = ET.fromstring((store / "audit-junit.xml").read_bytes())[0]
+    assert (suite.get("tests"), suite.get("failures")) == ("1", "1")
+    assert record["verdict"]["sentence"] in (store / "model-card.md").read_text()
+    assert record["verdict"]["sentence"] in (store / "audit.html").read_text()
+    products = {path: path.stat().st_mtime_ns for path in (store / "products").iterdir()}
+
+    limits = ("--fail-above", "good>1@fpr=0.01", "--fail-above", "found>1@fpr=0.01")
+    said = audit.done("--out", store, "--workers", "1", "--device", "cpu", *limits)
+    assert "passes: good>1@fpr=0.01" in " ".join(said.split())
+    assert {p: p.stat().st_mtime_ns for p in (store / "products").iterdir()} == products
+    again = json.loads((store / "audit.json").read_bytes())
+    assert [check["outcome"] for check in again["checks"]] == ["passes"] * 2
+    assert again["cells"] == record["cells"]
+
+    refused = audit.refused("--out", store, "--fresh", "--data", "svhn:nowhere")
+    assert "nowhere" in refused
+    assert {p: p.stat().st_mtime_ns for p in (store / "products").iterdir()} == products
