@@ -1,5 +1,5 @@
-"""`palimpsest study` of every kind, and `audit`: listed, priced, run from nothing to a page and again
-for free, kept to, and with units that fail."""
+"""`palimpsest study` of every kind, and `audit`: listed, priced, run from nothing to a page and
+again for free, kept to, and with units that fail."""
 
 from __future__ import annotations
 
