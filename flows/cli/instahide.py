@@ -52,7 +52,7 @@ def encode(
     instahide encode --data gaussian --scheme theory --k-pub 2 --m 1000 --out normal`
     """
     from tasks.families.instahide.encode import GAUSSIAN, EncodeJob
-    from tasks.families.instahide.encode import encode as made
+    from tasks.families.instahide.encode import encode as make_challenge
 
     own = {"n_epochs": n_epochs, "largest": largest, "noise": noise, "normalisation": normalisation}
     chosen = _scheme(scheme, k_pub, **own)
@@ -63,7 +63,7 @@ def encode(
     if data != GAUSSIAN:
         show_images("train", job.images.facts)
     made_of = f"{n_private} private and {n_public} public images"
-    say(out, f"{made(job)['m']:,} encodings of {made_of}: {target.absolute()}")
+    say(out, f"{make_challenge(job)['m']:,} encodings of {made_of}: {target.absolute()}")
     say(out, f"Next: palimpsest attack instahide {target}")
 
 

@@ -18,9 +18,6 @@ from tasks.families.autoencoder.inputs import (
 from tasks.orchestration import flow, task
 from tasks.progress import stage_progress
 
-SCHEMA, VERSION = "palimpsest-attack-autoencoder", 1
-
-
 recover = task(name="recover")(recovery.recover_all)
 
 
@@ -77,8 +74,8 @@ def autoencoder_record(
             else {"n": against.n, "n_accurate": against.n_accurate},
         }
     return {
-        "schema": SCHEMA,
-        "version": VERSION,
+        "schema": "palimpsest-attack-autoencoder",
+        "version": 1,
         "victim": prepared.victim.facts,
         "settings": {
             "methods": {

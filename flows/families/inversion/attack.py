@@ -15,7 +15,6 @@ from tasks.orchestration import flow, task
 from tasks.progress import stage_progress
 
 RECORD = "inversion.json"
-SCHEMA, VERSION = "palimpsest-attack-inversion", 1
 
 
 invert = task(name="invert")(inverting.attack_all)
@@ -64,8 +63,8 @@ def record_of_inversion(
     """Everything but the pictures, as JSON."""
     notes = [*prepared.notes, *(f"{a.title}: {note}" for a in attacked for note in a.notes)]
     return {
-        "schema": SCHEMA,
-        "version": VERSION,
+        "schema": "palimpsest-attack-inversion",
+        "version": 1,
         "victim": prepared.facts,
         "settings": {
             "mean": list(job.mean),

@@ -17,9 +17,6 @@ from tasks.families.weights.results import Results, gather, scores_record
 from tasks.orchestration import flow, task
 from tasks.progress import stage_progress
 
-SCHEMA, VERSION = "palimpsest-attack", 1
-
-
 do_attacks = task(name="attack")(run_attacks)
 
 
@@ -65,8 +62,8 @@ def record_of_attack(
     """Everything but the pictures, as JSON."""
     good = {} if results.truth is None else results.truth.by_attack
     return {
-        "schema": SCHEMA,
-        "version": VERSION,
+        "schema": "palimpsest-attack",
+        "version": 1,
         "victim": prepared.victim.facts,
         "mean": prepared.mean_source,
         "std": None if job.std is None else list(job.std),

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from flows.naming import unknown_name
 from recon_core.attacks.kkt.objective import Condition, KKTAttack, Search
+from recon_core.attacks.kkt.settings import Attack
 from recon_core.attacks.span.rows import Source
 from recon_core.attacks.span.search import SpanAttack
 from recon_core.strict import Count, Strict
@@ -28,7 +29,7 @@ from tasks.families.weights.preflight import (
 class AttackPlan(Strict):
     """An attack on weights that are already there, and how often it is repeated."""
 
-    attack: KKTAttack | SpanAttack
+    attack: Attack
     n_attacks: Count = 1
 
 
@@ -154,6 +155,5 @@ def _changed(plan: AttackPlan, settings: Mapping[str, str]) -> AttackPlan:
                 "example attack.n_images=100, attack.alpha=50 or n_attacks=20"
             )
         replace_setting(tree, name, value)
-    attack = validated(type(plan.attack), tree["attack"])
-    changed: AttackPlan = validated(AttackPlan, tree | {"attack": attack})
+    changed: AttackPlan = validated(AttackPlan, tree)
     return changed
