@@ -29,7 +29,7 @@ from recon_core.attacks.plug_and_play import Iteration, KnownMask, UnknownMask
 from tasks.attack_file.programs import read_program
 from tasks.families.autoencoder import attack as autoencoder_attack
 from tasks.families.autoencoder.inputs import AutoencoderJob
-from tests.flows.cli.test_attack_weights import Bomb
+from tests.storage.test_weights import Bomb
 from tests.tasks.families.autoencoder.files import (
     N_IMAGES,
     SIDE,

@@ -278,23 +278,6 @@ def test_bad_usage_ends_with_2_and_says_the_fix(
     assert not (tmp_path / "out").exists()
 
 
-class Bomb:
-    """Writes a file when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return (Path.write_text, (self.path, "executed"))
-
-
-def test_a_pickle_bomb_does_not_go_off(palimpsest, tmp_path: Path) -> None:
-    torch.save({"0.weight": torch.ones(4, 12), "x": Bomb(tmp_path / "crater")}, tmp_path / "b.pt")
-    refused = palimpsest.refused("attack", "kkt", "--weights", tmp_path / "b.pt")
-    assert "pickled objects" in refused
-    assert not (tmp_path / "crater").exists()
-
-
 def test_plans_fit_the_network() -> None:
     plain = attack_plan(n_outputs=1)
     assert (plain.n_attacks, plain.attack.condition) == (6, "binary")
