@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+from recon_core.attacks.kkt.settings import Attack
+
 from flows.naming import unknown_name
 from recon_core.attacks.kkt.objective import Condition, KKTAttack, Search
-from recon_core.attacks.kkt.settings import Attack
 from recon_core.attacks.span.rows import Source
 from recon_core.attacks.span.search import SpanAttack
 from recon_core.strict import Count, Strict
