@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from recon_core.attacks.kkt.settings import Attack
-
 from flows.naming import unknown_name
 from recon_core.attacks.kkt.objective import Condition, KKTAttack, Search
 from recon_core.attacks.span.rows import Source
@@ -30,7 +28,7 @@ from tasks.families.weights.preflight import (
 class AttackPlan(Strict):
     """An attack on weights that are already there, and how often it is repeated."""
 
-    attack: Attack
+    attack: KKTAttack | SpanAttack
     n_attacks: Count = 1
 
 
@@ -156,5 +154,6 @@ def _changed(plan: AttackPlan, settings: Mapping[str, str]) -> AttackPlan:
                 "example attack.n_images=100, attack.alpha=50 or n_attacks=20"
             )
         replace_setting(tree, name, value)
-    changed: AttackPlan = validated(AttackPlan, tree)
+    attack = validated(type(plan.attack), tree["attack"])
+    changed: AttackPlan = validated(AttackPlan, tree | {"attack": attack})
     return changed
