@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -26,24 +26,35 @@ UnknownKind = Literal["normalisation", "activation", "other"]
 INPUT_MEAN = re.compile(r"(^|[._])(mean|mu|rgb_mean|img_mean)$")
 INPUT_STD = re.compile(r"(^|[._])(std|sigma|stdev)$")
 """Last parts of the names of constants that inputs are normalised by."""
-REPARAMETRISED = re.compile(r"weight_(g|v|orig|mask)$|parametrizations")
 AMBIGUOUS = 2
 ELSEWHERE = (
     "try its features instead, as a program: palimpsest attack inversion --weights net.pt2 --trust"
 )
 AUTOENCODER = "palimpsest attack autoencoder --weights"
 
-KINDS = (
-    (re.compile(r"weight_[ih]h_l\d"), "a recurrent network"),
+REFUSED = (
     (
-        re.compile(r"(^|[._])(self_)?attn[._]|attention|in_proj_weight|(^|[._])(qkv|q_proj)[._]"),
-        "a network with attention",
+        r"weight_(g|v|orig|mask)$|parametrizations",
+        "has weights in parts ({}): weight norm, spectral norm or pruning. What was trained is not "
+        "the weights themselves, so the condition that this attack solves does not hold for them; "
+        "attack a network that is trained without",
+    ),
+    (
+        r"weight_[ih]h_l\d",
+        f"is a recurrent network ({{}}), not a plain multilayer one; {ELSEWHERE}",
+    ),
+    (
+        r"(^|[._])(self_)?attn[._]|attention|in_proj_weight|(^|[._])(qkv|q_proj)[._]",
+        f"is a network with attention ({{}}), not a plain multilayer one; {ELSEWHERE}",
+    ),
+    (
+        r"(^|[._])(time|timesteps?|t_?emb(ed)?|t_mlp|noise_level|map_noise)([._]|$)"
+        r"|(time|noise|sigma)_?(step|mlp|emb|proj|fc)",
+        "takes a time or noise level besides images ({}), as diffusion models do; no attack here "
+        "knows such networks: give a classifier or an autoencoder",
     ),
 )
-TIME = re.compile(
-    r"(^|[._])(time|timesteps?|t_?emb(ed)?|t_mlp|noise_level|map_noise)([._]|$)"
-    r"|(time|noise|sigma)_?(step|mlp|emb|proj|fc)"
-)
+"""Patterns of the names of tensors that no plain network has, and why it is refused."""
 EMBEDDING = re.compile(r"emb(ed|edding|eddings|eds)?s?[._]weight|(^|[._])w[tp]e[._]")
 CODERS = re.compile(r"(^|[._])(encoder|decoder|enc|dec)[._0-9]", re.IGNORECASE)
 
@@ -99,26 +110,10 @@ def find_layers(file: WeightFile, shape: tuple[int, int, int] | None = None) -> 
     WeightsError if the tensors make no chain of dense layers with at most one convolution before
     them, are stored transposed, or have biases in some later layers only."""
     shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
-    parts = [name for name in shapes if REPARAMETRISED.search(name)]
-    if parts:
-        raise WeightsError(
-            f"{file.path} has weights in parts ({parts[0]}): weight norm, spectral norm or "
-            "pruning. What was trained is not the weights themselves, so the condition that this "
-            "attack solves does not hold for them; attack a network that is trained without"
-        )
-    for pattern, what in KINDS:
-        named = [name for name in shapes if pattern.search(name)]
-        if named:
-            raise WeightsError(
-                f"{file.path} is {what} ({named[0]}), not a plain multilayer one; {ELSEWHERE}"
-            )
-    timed = [name for name in shapes if TIME.search(name)]
-    if timed:
-        raise WeightsError(
-            f"{file.path} takes a time or noise level besides images ({timed[0]}), as diffusion "
-            "models do; no attack here knows such networks: give a classifier or an autoencoder"
-        )
-    constants = {only_named(shapes, pattern) for pattern in (INPUT_MEAN, INPUT_STD)} - {None}
+    for pattern, why in REFUSED:
+        if (named := next((n for n in shapes if re.search(pattern, n)), None)) is not None:
+            raise WeightsError(f"{file.path} {why.format(named)}")
+    constants = {only_named(shapes, pattern) for pattern in (INPUT_MEAN, INPUT_STD)}
     constant_shapes = {name: shapes.pop(name) for name in constants if name is not None}
     natural = sorted(shapes, key=natural_key)
     names = list(shapes) if file.in_order else natural
@@ -224,13 +219,20 @@ def _ordered(
             falls = shapes[names[0]][0] >= shapes[names[-1]][1]
             if falls and all(shapes[b][0] == shapes[a][1] for a, b in itertools.pairwise(names)):
                 raise WeightsError(_transposed(names, shapes, file))
-    chains = list(_first_chains(by_name, shapes))
+    chains: list[tuple[str, ...]] = []
+    stack: list[tuple[str, ...]] = [(name,) for name in reversed(by_name)]
+    while stack and len(chains) < AMBIGUOUS:
+        chain = stack.pop()
+        if len(chain) == len(dense):
+            chains.append(chain)
+        fits = (n for n in reversed(by_name) if shapes[n][1] == shapes[chain[-1]][0])
+        stack += [(*chain, name) for name in fits if name not in chain]
     widths = [(shapes[chain[0]][1], shapes[chain[-1]][0]) for chain in chains[:1]]
     if not chains or (turned is False and widths[0][0] < widths[0][1]):
-        named = [name for name in dense if EMBEDDING.search(name)]
-        why = (
-            f"{named[0]} is of an embedding" if named else "this attack knows no branches or skips"
-        )
+        embedding = next(filter(EMBEDDING.search, dense), None)
+        why = f"{embedding} is of an embedding"
+        if embedding is None:
+            why = "this attack knows no branches or skips"
         raise WeightsError(
             f"the matrices in {file.path} make no chain of dense layers "
             f"({_listed({name: shapes[name] for name in dense}, 4)}): {why}; {ELSEWHERE}"
@@ -280,21 +282,6 @@ def _check_widths(
         f"{file.path} takes {n_inputs} numbers and gives {n_outputs}: a generator or decoder, "
         f"which takes no images in; give a network that does{other}"
     )
-
-
-def _first_chains(names: Sequence[str], shapes: Mapping[str, Sizes]) -> Iterator[tuple[str, ...]]:
-    found = 0
-    stack: list[tuple[str, ...]] = [(name,) for name in reversed(names)]
-    while stack and found < AMBIGUOUS:
-        chain = stack.pop()
-        if len(chain) == len(names):
-            found += 1
-            yield chain
-        stack += [
-            (*chain, name)
-            for name in reversed(names)
-            if name not in chain and shapes[name][1] == shapes[chain[-1]][0]
-        ]
 
 
 def _transposed(names: Sequence[str], shapes: Mapping[str, Sizes], file: WeightFile) -> str:

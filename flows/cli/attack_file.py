@@ -388,10 +388,10 @@ def attack_inversion(
     from tasks.families.inversion.inputs import InversionJob, prepare_cut
 
     if cut == "list":
+        from tasks.attack_file.networks import read_classifier
         from tasks.families.inversion.inputs import image_shape, modules_of
-        from tasks.families.inversion.networks import read_network
 
-        network = read_network(weights, architecture, trust=trust)
+        network = read_classifier(weights, architecture, trust=trust)
         shape = image_shape(network, size, data)
         out.print(f"[bold]{escape(str(weights))}[/], images of {'x'.join(map(str, shape))}")
         rows = [

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -128,12 +128,6 @@ def chances(found: Preflight) -> dict[str, Any]:
     """Verdict, outlook and findings as JSON."""
     findings = [asdict(finding) for finding in found.findings]
     return {"verdict": found.verdict, "outlook": found.outlook, "findings": findings}
-
-
-def check_std(std: Iterable[float]) -> None:
-    """ValueError for standard deviations that nothing can be divided by."""
-    if not all(math.isfinite(s) and s > 0 for s in std):
-        raise ValueError(f"std={std} must be positive and finite, as in 0.25,0.24,0.26")
 
 
 def plain(settings: Any) -> dict[str, Any]:

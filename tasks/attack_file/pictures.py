@@ -3,7 +3,6 @@ classes."""
 
 from __future__ import annotations
 
-import math
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from recon_core.types import seeded_generator
+from recon_core.victims.network import image_shape
 from storage.errors import SourceError
 from storage.sources.load import load_images
 from storage.sources.pictures import (
@@ -103,21 +103,13 @@ def read_source(
         raise ValueError(f"--split all is for folders; {source} has train and heldout")
     if kind == "folder" and (split == "all" or is_divided(path)):
         read = read_folder(
-            path,
-            split,
-            (height, width),
-            skip_corrupt=skip_corrupt,
+            path, split, (height, width), skip_corrupt=skip_corrupt,
             drawn=lambda n: _drawn(n, limit, seed),
-        )
+        )  # fmt: skip
         return Named(
-            f"{source} ({split})",
-            in_channels(read.images, channels),
-            read.names,
-            read.labels,
-            read.class_names,
-            read.reading,
-            read.times,
-        )
+            f"{source} ({split})", in_channels(read.images, channels), read.names, read.labels,
+            read.class_names, read.reading, read.times,
+        )  # fmt: skip
     assert split != "all"
     if height != width:
         raise ValueError(
@@ -126,10 +118,11 @@ def read_source(
         )
     found = load_images(source, split=split, size=height, skip_corrupt=skip_corrupt)
     rows = _drawn(len(found), limit, seed)
-    images = in_channels(found.images[rows], channels)
-    names = tuple(f"{split} {row}" for row in rows)
-    labels = tuple(found.labels[rows].tolist())
-    return Named(f"{source} ({split})", images, names, labels, found.class_names, found.reading)
+    return Named(
+        f"{source} ({split})", in_channels(found.images[rows], channels),
+        tuple(f"{split} {row}" for row in rows), tuple(found.labels[rows].tolist()),
+        found.class_names, found.reading,
+    )  # fmt: skip
 
 
 def default_split(source: str, of_sets: Split) -> Split:
@@ -138,22 +131,18 @@ def default_split(source: str, of_sets: Split) -> Split:
     return "all" if kind == "folder" and not is_divided(path) else of_sets
 
 
-def side_of(source: str) -> int | None:
-    """The side of a source's images, where they are squares."""
+def size_of(source: str, option: str = "--data") -> tuple[int, int] | None:
+    """(height, width) of a source's pictures, a folder's first one, where that is known."""
     kind, _colon, path = source.partition(":")
-    if kind != "folder":
-        return SIDES.get(kind)
-    height, width = picture_folder(path, "--data").first_size()
-    return height if height == width else None
+    if kind == "folder":
+        return picture_folder(path, option).first_size()
+    return (SIDES[kind], SIDES[kind]) if kind in SIDES else None
 
 
 def shape_of(d: int) -> Shape | None:
     """(c, h, w) of d values: a square in colour if it can be, else in grey, else None."""
-    for channels in (3, 1):
-        side = math.isqrt(d // channels)
-        if channels * side**2 == d:
-            return channels, side, side
-    return None
+    shape = image_shape(d)
+    return None if shape == (1, 1, d) else shape
 
 
 def by_channel(numbers: tuple[float, ...], name: str, x: Float[Tensor, "b c h w"]) -> Tensor:

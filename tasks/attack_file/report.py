@@ -16,7 +16,6 @@ from torch import Tensor
 
 from recon_core.victims.preflight import Preflight
 from storage.files import text_bytes, write_file, write_json
-from tasks.artifacts import publish_link, publish_picture
 from tasks.campaign.plan import made_with
 from tasks.page.pictures import data_uri, eight_bits
 
@@ -53,6 +52,8 @@ def leave(
 ) -> None:
     """Writes the sheet of pictures (name without .png, PNG, words), report.html and the record, and
     shows them on the flow's page."""
+    from tasks.artifacts import publish_link, publish_picture
+
     if sheet is not None:
         key, png, said = sheet
         write_file(out / f"{key}.png", png)

@@ -8,17 +8,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from recon_core.attacks.span.inputs import InputOrder
 from recon_core.attacks.span.search import SpanAttack
 from recon_core.victims.losses import Loss
 from storage.sources.load import ImageSet, Split
-from tasks.attack_file.comparison import check_std
 from tasks.attack_file.pictures import Named
 from tasks.audit.plan import ALONE, AuditImages, AuditPlan
 from tasks.audit.recipe import VictimRecipe
 from tasks.audit.settings import AttackName, Audit, Cell
 from tasks.audit.victims import Given, Pictures, VictimsJob, named
-from tasks.families.weights.inputs import order_said, read_victim
-from tasks.families.weights.preprocessing import binary_signs, read_known
+from tasks.families.weights.inputs import binary_signs, read_victim
+from tasks.families.weights.preflight import read_known
 
 SHADOWS = "it needs other networks of the same kind; audit a recipe, which trains them"
 NO_LABELS = "what the network should answer is not known: the folders are not its classes"
@@ -31,13 +31,12 @@ class GivenPlan(AuditPlan):
     def __init__(self, study: Audit, root: Path, *, device: str) -> None:
         assert study.weights is not None
         weights = study.weights
-        check_std(weights.std or ())
         self.victim = read_victim(
             Path(weights.file), arch=weights.arch, shape=weights.shape, leak=weights.leak,
-            activation=weights.activation, dtype="float32", pictures=study.data,
+            activation=weights.activation, pictures=study.data,
             initial=None if weights.initial is None else Path(weights.initial),
             gradients=[Path(path) for path in weights.gradients],
-            order=order_said(weights.pixel_order, weights.channel_order),
+            order=InputOrder(weights.pixel_order or "chw", weights.channel_order or "rgb"),
         )  # fmt: skip
         known = read_known(
             self.victim, data=study.data, decoys=weights.decoys, mean=weights.mean,

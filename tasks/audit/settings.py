@@ -22,7 +22,7 @@ from recon_core.attacks.kkt.objective import KKTAttack
 from recon_core.attacks.span.inputs import ChannelOrder, PixelOrder
 from recon_core.attacks.span.rows import Source
 from recon_core.attacks.span.search import SpanAttack
-from recon_core.strict import Count, Strict, Within
+from recon_core.strict import Count, Positive, Strict, Within
 from recon_core.victims.network import Activation
 from tasks.audit.recipe import VictimRecipe
 from tasks.page.formats import leaves
@@ -90,7 +90,7 @@ class GivenWeights(Strict):
     pixel_order: PixelOrder | None = None
     channel_order: ChannelOrder | None = None
     mean: str | None = None
-    std: tuple[float, ...] | None = None
+    std: tuple[Positive, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,16 +32,14 @@ from recon_core.attacks.span.search import SpanAttack
 from recon_core.restore import EDM, BFDnCNN, RegressionUNet
 from recon_core.restore.edm import Constraint
 from recon_core.restore.generic import GENERIC_RESTORERS, need_wavelets
-from recon_core.strict import Count, Strict, Within
+from recon_core.strict import Count, Positive, Strict, Within
 from recon_core.threads import share_of
 from recon_core.types import Progress, no_progress
 from storage.errors import StorageError
-from tasks.attack_file.comparison import check_std
 from tasks.devices import Device, resolve_device
 from tasks.evaluation.record import fingerprint_of, weights_digest
 from tasks.families.weights.inputs import read_victim
-from tasks.families.weights.preflight import best_source
-from tasks.families.weights.preprocessing import read_mean, read_std
+from tasks.families.weights.preflight import best_source, read_mean, read_std
 from tasks.restoring.inputs import Inputs
 from tasks.restoring.onnx_restorer import OnnxRange, OnnxRestorer
 from tasks.training.train import load_restorer, model_folder
@@ -94,7 +92,7 @@ class Span(Strict):
     checkpoints: tuple[Path, ...] = ()
     gradients: tuple[Path, ...] = ()
     mean: str | None = None
-    std: tuple[float, ...] | None = None
+    std: tuple[Positive, ...] | None = None
     steps: Steps | None = None
     tolerance: Annotated[float, Within("[0, 1)", fix="--span-tolerance is in pixels of 0 to 1")] = (
         0.0
@@ -103,7 +101,6 @@ class Span(Strict):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_std(self.std or ())
         if self.tolerance and self.steps == "last":
             raise ValueError(
                 "--span-tolerance is of every step, and --span-steps last puts answers in the span "
@@ -374,8 +371,7 @@ def open_span(of: Span, pictures: Inputs) -> OpenSpan:
     other images, or pictures that are not of this network.
     """
     victim = read_victim(
-        of.weights, arch=None, shape=None, activation="relu", leak=0.01, dtype="float32",
-        initial=of.initial, optimizers=of.optimizers, checkpoints=of.checkpoints,
+        of.weights, initial=of.initial, optimizers=of.optimizers, checkpoints=of.checkpoints,
         gradients=of.gradients,
     )  # fmt: skip
     check_victim(victim.architecture)

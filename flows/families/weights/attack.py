@@ -12,8 +12,14 @@ from tasks.attack_file.report import check_chances, leave, page_context
 from tasks.devices import Device, resolve_device
 from tasks.families.weights.attack import AttackRun, WeightsJob, run_attacks
 from tasks.families.weights.preflight import PUBLISH, PreparedWeights, prepare_weights
-from tasks.families.weights.report import weights_page, weights_sheet, write_reconstructions
-from tasks.families.weights.results import Results, gather, scores_record
+from tasks.families.weights.results import (
+    Results,
+    gather,
+    scores_record,
+    weights_page,
+    weights_sheet,
+    write_reconstructions,
+)
 from tasks.orchestration import flow, task
 from tasks.progress import stage_progress
 

@@ -9,6 +9,7 @@ never saw; and for people a sheet of pictures, a page, raw files.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -152,20 +153,25 @@ def recover_all(
             "over"
         )
     f: Function = victim.function(device)
-    pairs = [(case, method) for case in cases for method in job.methods]
-    total = sum(len(case.names) for case, _method in pairs)
-    done = 0
-    recoveries = []
-    for case, method in pairs:
+    facts = {name: value for name, value in victim.facts.items() if name != "file"}
+    known = [_known_noise(job), device.partition(":")[0]]
+    total = len(job.methods) * sum(len(case.names) for case in cases)
+    done, recoveries = 0, []
+    for case, method in itertools.product(cases, job.methods):
         parts: list[dict[str, Tensor]] = []
         seconds = 0.0
         for first in range(0, len(case.names), PIECE):
-            piece = Piece(case, method, range(first, min(first + PIECE, len(case.names))))
+            rows = range(first, min(first + PIECE, len(case.names)))
+            purpose = [job.seed, case.mask_name, case.side, rows.start, rows.stop]
+            text = json.dumps([facts, asdict(method), purpose, known], sort_keys=True)
+            digest = hashlib.sha256(text.encode())
+            for tensor in _given(case, method, rows):
+                digest.update(b"" if tensor is None else tensor.numpy().tobytes())
             on_progress(done, total)
-            name = f"{method.kind}_{piece.digest(job, victim, device)}"
+            name = f"{method.kind}_{digest.hexdigest()[:24]}"
             if (saved := load_checkpoint(cache, name)) is None:
                 started = time.perf_counter()
-                part = piece.compute(job, f, device)
+                part = recover_piece(job, f, case, method, rows, device=device)
                 meta = {"seconds": round(time.perf_counter() - started, 3)}
                 save_checkpoint(cache, name, {key: t.numpy() for key, t in part.items()}, meta)
             else:
@@ -173,62 +179,31 @@ def recover_all(
                 part = {key: torch.from_numpy(a.copy()) for key, a in arrays.items()}
             parts.append(part)
             seconds += meta["seconds"]
-            done += len(piece.rows)
+            done += len(rows)
         tensors = {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
         recoveries.append(Recovery(case, method, seconds=seconds, **tensors))
     on_progress(done, total)
     return recoveries
 
 
-@dataclass(frozen=True, eq=False)
-class Piece:
-    """Some images of a case, for one method."""
+def recover_piece(
+    job: AutoencoderJob, f: Function, case: Case, method: Method, rows: range, *, device: str
+) -> dict[str, Tensor]:
+    """Some images of a case by one method, which are saved together."""
+    y, mask = (None if t is None else t.to(device) for t in _given(case, method, rows))
+    assert y is not None
+    purpose = f"start {case.mask_name} {case.side}"
+    drawn = tuple(seeded_generator(job.seed, row, purpose) for row in rows)
+    result = method.recover(f, Degraded(y, mask, _known_noise(job), drawn))
+    residual = reconstruction_errors(f, result.x).nan_to_num(nan=torch.inf)
+    tensors = {n: getattr(result, n) for n in ("x", "mask", "n_applied", "ending")}
+    return {n: t.cpu().contiguous() for n, t in (tensors | {"residual": residual}).items()}
 
-    case: Case
-    method: Method
-    rows: range
 
-    @property
-    def y(self) -> Tensor:
-        return self.case.y[self.rows.start : self.rows.stop]
-
-    @property
-    def mask(self) -> Tensor | None:
-        """The mask, for a method that is given it."""
-        if self.case.mask is None or not isinstance(self.method, KnownMask):
-            return None
-        return self.case.mask[self.rows.start : self.rows.stop]
-
-    def compute(self, job: AutoencoderJob, f: Function, device: str) -> dict[str, Tensor]:
-        """Images that the method makes of these rows."""
-        purpose = f"start {self.case.mask_name} {self.case.side}"
-        degraded = Degraded(
-            y=self.y.to(device),
-            mask=None if self.mask is None else self.mask.to(device),
-            sigma=_known_noise(job),
-            generators=tuple(seeded_generator(job.seed, row, purpose) for row in self.rows),
-        )
-        result = self.method.recover(f, degraded)
-        tensors = {
-            "x": result.x,
-            "mask": result.mask,
-            "n_applied": result.n_applied,
-            "ending": result.ending,
-            "residual": reconstruction_errors(f, result.x).nan_to_num(nan=torch.inf),
-        }
-        return {key: tensor.cpu().contiguous() for key, tensor in tensors.items()}
-
-    def digest(self, job: AutoencoderJob, victim: AutoencoderVictim, device: str) -> str:
-        """Hash of everything that the piece depends on."""
-        facts = {name: value for name, value in victim.facts.items() if name != "file"}
-        case, rows = self.case, self.rows
-        purpose = [job.seed, case.mask_name, case.side, rows.start, rows.stop]
-        known = [_known_noise(job), device.partition(":")[0]]
-        text = json.dumps([facts, asdict(self.method), purpose, known], sort_keys=True)
-        digest = hashlib.sha256(text.encode())
-        for tensor in (self.y, self.mask):
-            digest.update(b"" if tensor is None else tensor.numpy().tobytes())
-        return digest.hexdigest()[:24]
+def _given(case: Case, method: Method, rows: range) -> list[Tensor | None]:
+    """Degraded images, and the mask for a method that is given it."""
+    mask = case.mask if isinstance(method, KnownMask) else None
+    return [None if t is None else t[rows.start : rows.stop] for t in (case.y, mask)]
 
 
 def _known_noise(job: AutoencoderJob) -> float | None:
@@ -239,22 +214,23 @@ def _known_noise(job: AutoencoderJob) -> float | None:
 
 def pairs(recoveries: Sequence[Recovery]) -> list[tuple[Recovery, Recovery | None]]:
     """Every recovery of training images, with the control's of the same mask and method."""
-    sides: dict[str, dict[tuple[str, str], Recovery]] = {"train": {}, "control": {}}
-    for one in recoveries:
-        sides[one.case.side].setdefault((one.case.mask_name, one.method.kind), one)
-    return [(one, sides["control"].get(key)) for key, one in sides["train"].items()]
+    found = {(one.case.side, one.case.mask_name, one.method.kind): one for one in recoveries}
+    return [
+        (one, found.get(("control", mask, method)))
+        for (side, mask, method), one in found.items()
+        if side == "train"
+    ]
 
 
 def conventions(job: AutoencoderJob) -> dict[str, str]:
     """Meanings of the words and numbers."""
-    noise = f"Gaussian, standard deviation {job.noise:g}" if job.noise else "none"
     return {
         "accurate": f"mean square error below {ACCURATE:g}, a PSNR above 70 dB (paper 000)",
         "approximate": f"below {APPROXIMATE:g}, 33 dB",
         "thresholds": ", ".join(f"{value:g}" for value in THRESHOLDS),
         "residual": "mean square of f(x) - x of what came back; small at fixed points of f",
         "intervals": "95 %: Clopper and Pearson for shares, bootstrap over images for PSNR",
-        "noise": noise,
+        "noise": f"Gaussian, standard deviation {job.noise:g}" if job.noise else "none",
     }
 
 
@@ -294,13 +270,9 @@ def _walls(
     recoveries: Sequence[Recovery], n_shown: int
 ) -> list[tuple[str, Case, list[Recovery], list[int]]]:
     """(heading, case, its recoveries, the best rows of the first) of each case, in order."""
-    groups: list[list[Recovery]] = []
-    for one in recoveries:
-        if not groups or groups[-1][0].case is not one.case:
-            groups.append([])
-        groups[-1].append(one)
     walls = []
-    for group in groups:
+    for _case, same in itertools.groupby(recoveries, key=lambda one: id(one.case)):
+        group = list(same)
         case, order = group[0].case, group[0].order(n_shown)
         where = "" if case.mask_name == "given" else f", mask {case.mask_name}"
         heading = f"{SIDES[case.side]}{where}"
@@ -316,6 +288,12 @@ def autoencoder_page(
     record: Mapping[str, Any], recoveries: Sequence[Recovery], context: Mapping[str, Any]
 ) -> str:
     """The page. `context`: `command` and `created` as texts, `settings` and `versions`."""
+
+    def percent(estimate: Sequence[float]) -> str:
+        """`50 % (21 to 79)`."""
+        value, low, high = (100 * number for number in estimate)
+        return f"{value:.0f} % ({low:.0f} to {high:.0f})"
+
     rows = [
         {
             "mask": one.case.mask_name,
@@ -330,17 +308,6 @@ def autoencoder_page(
         for one, control in pairs(recoveries)
     ]
     return page_html(
-        "attack-autoencoder.html",
-        {"percent": _percent, "shown": uri_of},
-        record=record,
-        rows=rows,
-        walls=_walls(recoveries, MAX_SHOWN),
-        steps=STEPS,
-        context=context,
-    )
-
-
-def _percent(estimate: Sequence[float]) -> str:
-    """`50 % (21 to 79)`."""
-    value, low, high = (100 * number for number in estimate)
-    return f"{value:.0f} % ({low:.0f} to {high:.0f})"
+        "attack-autoencoder.html", {"percent": percent, "shown": uri_of}, record=record, rows=rows,
+        walls=_walls(recoveries, MAX_SHOWN), steps=STEPS, context=context,
+    )  # fmt: skip

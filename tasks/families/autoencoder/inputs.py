@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,13 +26,14 @@ from recon_core.attacks.autoencoder.preflight import (
 )
 from recon_core.attacks.plug_and_play import Iteration, KnownMask, UnknownMask
 from recon_core.degradation import MASKS, check_degraded, degrade, mask_from_picture, mask_pattern
-from recon_core.strict import Count, Strict, Within
+from recon_core.strict import Count, Positive, Strict, Within
 from recon_core.types import seeded_generator
 from recon_core.victims.preflight import Preflight
 from storage.errors import SourceError, shown
 from storage.sources.pictures import Reading
-from storage.weights import WeightsError, check_weights_file, read_weights
-from tasks.attack_file.comparison import chances, check_std
+from storage.weights import WeightsError, read_weights
+from tasks.attack_file.comparison import chances
+from tasks.attack_file.networks import Network, in_rows, read_program
 from tasks.attack_file.pictures import (
     Named,
     PictureFolder,
@@ -44,20 +46,15 @@ from tasks.attack_file.pictures import (
     pixels_of,
     read_source,
     shape_of,
-    side_of,
+    size_of,
 )
-from tasks.attack_file.programs import Program, in_rows, program_kind, read_program
 from tasks.devices import check_memory
-from tasks.families.autoencoder.networks import (
-    Architecture,
-    Built,
-    build,
-    candidates,
-    own_architecture,
-)
+from tasks.families.autoencoder.networks import Architecture, build, own_architecture
 
 Method = NoiseAware | UnknownMask | KnownMask | Iteration
 ROWS_AT_ONCE = 256
+NOT_TAKEN = (RuntimeError, ValueError, TypeError, IndexError, torch.jit.Error)
+"""Torch's ways of saying that a program does not take such images."""
 NO_CONTROL = "none"
 
 
@@ -78,7 +75,7 @@ class AutoencoderJob(Strict):
     network: Architecture = field(default_factory=Architecture)
     shape: Shape | None = None
     mean: tuple[float, ...] = (0.0,)
-    std: tuple[float, ...] = (1.0,)
+    std: tuple[Positive, ...] = (1.0,)
     batch: Count | None = None
     trust: bool = False
     data: str | None = None
@@ -104,7 +101,6 @@ class AutoencoderJob(Strict):
             )
         if self.originals is not None and self.degraded is None:
             raise ValueError("--originals belong to --degraded; with --data they are known")
-        check_std(self.std)
         kinds = [method.kind for method in self.methods]
         if not kinds or len(set(kinds)) < len(kinds):
             raise ValueError(f"methods={kinds}; give at least one, and each once")
@@ -123,7 +119,7 @@ class AutoencoderJob(Strict):
 @dataclass(frozen=True, eq=False)
 class AutoencoderVictim:
     """A network to be attacked. `function(device)` is f for images (b, c, h, w) in [0, 1] as the
-    attack has them; `with_activation` the same network with another one."""
+    attack has them; `alternatives` is the same with each other activation that it may have."""
 
     sha256: str
     shape: Shape
@@ -136,115 +132,90 @@ def read_victim(job: AutoencoderJob, hint: Callable[[], Shape | None]) -> Autoen
     """The network in the job's file; `hint` is asked for the images' shape if nothing else says it.
     Raises WeightsError if the file cannot be used, is not trusted, or gives no images back,
     ValueError for settings that do not fit the network."""
-    check_weights_file(job.weights)
-    kind = program_kind(job.weights)
-    if kind is None:
-        return _from_weights(job, hint)
-    return _from_program(job, read_program(job.weights, kind, trust=job.trust), hint)
-
-
-def _from_weights(job: AutoencoderJob, hint: Callable[[], Shape | None]) -> AutoencoderVictim:
-    file = read_weights(job.weights)
-    own = own_architecture(file)
-    if own is not None:  # the command line is still checked, or replaces it
-        network = own[0] if job.network == Architecture() else job.network
-        job = replace(job, network=network, shape=job.shape or own[1])
-    built = build(file, job.network)
-    shape = job.shape or (None if built.d is None else shape_of(built.d)) or hint()
-    if shape is None:
-        raise ValueError("the weights do not tell the shape of the images; give --shape CxHxW")
-    if built.d is not None and math.prod(shape) != built.d:
-        raise WeightsError(
-            f"{job.weights} takes {built.d} numbers, but images of {_times(shape)} have "
-            f"{math.prod(shape)}; correct --shape"
-        )
-    if built.channels is not None:
-        if job.shape is None:
-            shape = (built.channels, *shape[1:])
-        if shape[0] != built.channels or any(side % built.multiple for side in shape[1:]):
-            raise WeightsError(
-                f"{job.weights} takes images of {built.channels} channels with sides that are "
-                f"multiples of {built.multiple}, not {_times(shape)}; correct --shape"
-            )
-
-    def function(network: Built) -> Callable[[str], Callable[[Tensor], Tensor]]:
-        return lambda device: _in_rows(job, network.on(device, shape), flat=False, batch=None)
-
-    facts: dict[str, Any] = {"file": str(job.weights), "format": file.kind, "sha256": file.sha256}
-    guess = " (a guess; --activation says otherwise)" if built.guessed else ""
-    facts |= {"architecture": built.text, "activation": built.activation + guess}
-    facts |= {"output": job.network.last, "parameters": built.n_parameters}
-    facts |= {"leak": job.network.leak} if built.activation == "leaky_relu" else {}
-    others: dict[str, Callable[[str], Callable[[Tensor], Tensor]]] = {
-        name: function(build(file, replace(job.network, activation=name)))
-        for name in candidates(built)
-    }
-    return _tried(job, AutoencoderVictim(file.sha256, shape, facts, function(built), others))
-
-
-def _from_program(
-    job: AutoencoderJob, program: Program, hint: Callable[[], Shape | None]
-) -> AutoencoderVictim:
-    if job.network != Architecture():
+    others: dict[str, Network] = {}
+    program = read_program(job.weights, trust=job.trust, whole=True)
+    if program is None:
+        file = read_weights(job.weights)
+        own = own_architecture(file)
+        if own is not None:  # the command line is still checked, or replaces it
+            said = own[0] if job.network == Architecture() else job.network
+            job = replace(job, network=said, shape=job.shape or own[1])
+        network, others = build(file, job.network)
+    elif job.network == Architecture():
+        network = program
+    else:
         raise ValueError(
             f"{job.weights} is a program, which has its architecture in it; leave out --arch, "
             "--activation, --leak, --last, --skips and --convolutions"
         )
-    found = program.shape
-    shape = job.shape or (found if found is not None and len(found) == 3 else None)
-    if shape is None and found is not None:
-        shape = shape_of(math.prod(found))
+    found, shape = network.shape, _shape_on(network, job, hint)
+    flat, batch = len(found or shape) == 1, job.batch or network.batch
+    rows = f"{batch or 1} images of {_times(shape)}"
+    check_memory(4.0 * (batch or 1) * math.prod(shape), rows, "correct --shape or --batch")
+    if program is not None and found is None:
+        flat, batch = _probed(network.on(shape, "cpu"), shape, job)
+
+    def function(of: Network) -> Callable[[str], Callable[[Tensor], Tensor]]:
+        return lambda device: _in_rows(job, of.on(shape, device), flat=flat, batch=batch)
+
+    facts = network.facts
+    if program is not None:
+        facts |= {"input": "vectors" if flat else "images", "rows at once": str(batch or "any")}
+    facts["images"] = _times(shape)
+    if set(job.mean) != {0.0} or set(job.std) != {1.0}:
+        mean, std = (", ".join(map(str, numbers)) for numbers in (job.mean, job.std))
+        facts["normalised"] = f"mean {mean}; std {std}"
+    try:
+        function(network)("cpu")(torch.full((3, *shape), 0.5))
+    except (ValueError, WeightsError):
+        raise
+    except Exception as error:  # a program may fail in any way
+        raise WeightsError(
+            f"{job.weights} fails on images of {_times(shape)} ({type(error).__name__}: "
+            f"{(str(error).strip().splitlines() or [''])[-1][:200]}); give --shape CxHxW or "
+            "--batch N, the rows it takes at once"
+        ) from error
+    alternatives = {name: function(other) for name, other in others.items()}
+    return AutoencoderVictim(network.sha256, shape, facts, function(network), alternatives)
+
+
+def _shape_on(network: Network, job: AutoencoderJob, hint: Callable[[], Shape | None]) -> Shape:
+    """The shape of the images that a network takes."""
+    found = network.shape
+    shape = job.shape or (None if found is None else shape_of(math.prod(found)))
+    if job.shape is None and found is not None and len(found) == 3:
+        shape = found[0], found[1], found[2]
     shape = shape or hint()
     if shape is None:
         raise ValueError(
             f"{job.weights} does not say of which shape images are; give --shape CxHxW"
         )
-    shape = (shape[0], shape[1], shape[2])
+    if network.channels is not None and job.shape is None:
+        shape = (network.channels, *shape[1:])
     if found is not None and found not in (shape, (math.prod(shape),)):
         raise WeightsError(
             f"{job.weights} takes inputs of {_times(found)}, not images of {_times(shape)}; "
             "correct --shape, or leave it out"
         )
-    flat, batch = len(found or shape) == 1, job.batch or program.batch
-    rows = f"--batch {batch} of images of {_times(shape)}"
-    check_memory(4.0 * (batch or 1) * math.prod(shape), rows, "give the rows it takes at once")
-    if found is None:
-        flat, batch = _probed(program, shape, job)
-    facts = {"file": str(job.weights), "format": program.kind, "sha256": program.sha256}
-    facts |= {"architecture": "a program", "input": "vectors" if flat else "images"}
-    facts |= {"rows at once": str(batch or "any")}
-
-    def function(device: str) -> Callable[[Tensor], Tensor]:
-        return _in_rows(job, program.on(device), flat=flat, batch=batch)
-
-    return _tried(job, AutoencoderVictim(program.sha256, shape, facts, function, {}))
+    if network.channels not in (None, shape[0]) or any(n % network.multiple for n in shape[1:]):
+        raise WeightsError(
+            f"{job.weights} takes images of {network.channels} channels with sides that are "
+            f"multiples of {network.multiple}, not {_times(shape)}; correct --shape"
+        )
+    return shape
 
 
-def _probed(program: Program, shape: Shape, job: AutoencoderJob) -> tuple[bool, int | None]:
+def _probed(
+    f: Callable[[Tensor], Tensor], shape: Shape, job: AutoencoderJob
+) -> tuple[bool, int | None]:
     """Whether a program takes vectors, and how many rows: found by trying."""
-    f = program.on("cpu")
-
-    def works(rows: int, *, flat: bool) -> bool:
-        x = torch.full((rows, math.prod(shape)) if flat else (rows, *shape), 0.5)
-        try:
-            with torch.no_grad():
-                y = f(x)
-        except (
-            RuntimeError,
-            ValueError,
-            TypeError,
-            IndexError,
-            torch.jit.Error,
-        ):  # torch's ways of saying no
-            return False
-        return isinstance(y, Tensor) and y.shape == x.shape
-
-    rows = job.batch or 2
     for flat in (False, True):
-        if works(rows, flat=flat):
-            return flat, job.batch
-        if job.batch is None and works(1, flat=flat):
-            return flat, 1
+        for rows in (job.batch,) if job.batch else (2, 1):
+            x = torch.full((rows, math.prod(shape)) if flat else (rows, *shape), 0.5)
+            with torch.no_grad(), suppress(*NOT_TAKEN):
+                y = f(x)
+                if isinstance(y, Tensor) and y.shape == x.shape:
+                    return flat, 1 if rows == 1 else job.batch
     return False, job.batch
 
 
@@ -273,25 +244,6 @@ def _in_rows(
             return torch.cat([rows(part) for part in parts]) * std + mean
 
     return whole
-
-
-def _tried(job: AutoencoderJob, victim: AutoencoderVictim) -> AutoencoderVictim:
-    """The victim, if f can be applied at all."""
-    facts, shape = victim.facts | {"images": _times(victim.shape)}, victim.shape
-    if set(job.mean) != {0.0} or set(job.std) != {1.0}:
-        mean, std = (", ".join(map(str, numbers)) for numbers in (job.mean, job.std))
-        facts["normalised"] = f"mean {mean}; std {std}"
-    try:
-        victim.function("cpu")(torch.full((3, *shape), 0.5))
-    except (ValueError, WeightsError):
-        raise
-    except Exception as error:  # a program may fail in any way
-        raise WeightsError(
-            f"{job.weights} fails on images of {_times(shape)} ({type(error).__name__}: "
-            f"{(str(error).strip().splitlines() or [''])[-1][:200]}); give --shape CxHxW or "
-            "--batch N, the rows it takes at once"
-        ) from error
-    return replace(victim, facts=facts)
 
 
 def _times(shape: tuple[int, ...]) -> str:
@@ -330,10 +282,9 @@ class Material:
 
 def shape_hint(job: AutoencoderJob) -> Shape | None:
     """The shape of the job's images, as far as the pictures themselves say it."""
-    if job.degraded is not None:
-        return 3, *picture_folder(job.degraded, "--degraded").first_size()
-    side = side_of(job.data or "")
-    return None if side is None else (3, side, side)
+    source, option = (job.data, "--data") if job.data else (f"folder:{job.degraded}", "--degraded")
+    size = size_of(source, option)
+    return None if size is None else (3, *size)
 
 
 def read_material(job: AutoencoderJob, shape: Shape) -> Material:

@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Literal, get_args
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal, get_args
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
+from torch import nn
 
-from recon_core.victims.autoencoder import Autoencoder, UNet, single
+from recon_core.strict import Strict, Within
+from recon_core.victims.autoencoder import UNet, single
 from storage.layers import find_layers, natural_key
 from storage.weights import WeightFile, WeightsError
+from tasks.attack_file.networks import HOW_ELSE, Network, Whole, own_description
 from tasks.attack_file.pictures import Shape
-from tasks.attack_file.programs import own_description
 
 Activation = Literal[
     "relu", "leaky_relu", "prelu", "softplus", "gelu", "elu", "silu", "tanh", "sigmoid"
@@ -29,27 +29,17 @@ DEFAULT_ACTIVATION: Activation = "leaky_relu"
 """That of the autoencoder paper."""
 UNET_ACTIVATIONS = ("relu", "leaky_relu", "prelu", "softplus")
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": torch.relu,
-    "softplus": F.softplus,
-    "gelu": F.gelu,
-    "elu": F.elu,
-    "silu": F.silu,
-    "tanh": torch.tanh,
-    "sigmoid": torch.sigmoid,
-    "linear": lambda z: z,
+MODULES: dict[str, Callable[[], nn.Module]] = {
+    **{"relu": nn.ReLU, "softplus": nn.Softplus, "gelu": nn.GELU, "elu": nn.ELU, "silu": nn.SiLU},
+    **{"tanh": nn.Tanh, "sigmoid": nn.Sigmoid, "linear": nn.Identity},
 }
 MAX_CONVOLUTIONS = 64
 """Per level of a U-Net."""
-HOW_ELSE = (
-    "or save it as a program, torch.export.save(torch.export.export(net, (x,)), 'net.pt2'), and "
-    "give --trust"
-)
 EXAMPLES = "expected fc:3072-512-512-3072 or unet:16-32-64"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Architecture:
+class Architecture(Strict):
     """The user's description of a network; None is to be found out.
 
     `arch`: `fc:3072-512-512-3072` or `unet:16-32-64`. `skips` and `convolutions` are of a U-Net.
@@ -57,35 +47,15 @@ class Architecture:
 
     arch: str | None = None
     activation: Activation | None = None
-    leak: float = 0.01
+    leak: Annotated[float, Within("[0, 1)", fix="torch's default is 0.01")] = 0.01
     last: Last = "linear"
     skips: bool | None = None
-    convolutions: int | None = None
+    convolutions: Annotated[int | None, Within(f"[1, {MAX_CONVOLUTIONS}]")] = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.leak < 1:
-            raise ValueError(f"leak={self.leak} is outside [0, 1); torch's default is 0.01")
-        if self.convolutions is not None and not 1 <= self.convolutions <= MAX_CONVOLUTIONS:
-            raise ValueError(
-                f"convolutions={self.convolutions} must be from 1 to {MAX_CONVOLUTIONS}"
-            )
+        super().__post_init__()
         if self.arch is not None:
             parse_architecture(self.arch)
-
-
-@dataclass(frozen=True, eq=False)
-class Built:
-    """f for a batch (b, c, h, w) on the device of its input, and what it is. `d` and `channels`:
-    the number of values and channels it takes, if fixed; `guessed`: the activation is a guess."""
-
-    text: str
-    activation: Activation
-    guessed: bool
-    n_parameters: int
-    d: int | None
-    channels: int | None
-    multiple: int
-    on: Callable[[str, Shape], Callable[[Tensor], Tensor]]
 
 
 def own_architecture(file: WeightFile) -> tuple[Architecture, Shape] | None:
@@ -118,31 +88,27 @@ def parse_architecture(text: str) -> tuple[str, tuple[int, ...]]:
     return kind, sizes
 
 
-def build(file: WeightFile, said: Architecture) -> Built:
-    """The network in a file, checked against what is said of it.
-
-    Raises WeightsError if the tensors make no such network.
-    """
+def build(file: WeightFile, said: Architecture) -> tuple[Network, dict[str, Network]]:
+    """The network in a file, checked against what is said of it; and, where its activation is a
+    guess, the same with each other one. Raises WeightsError if the tensors make no such network."""
     kind, sizes = (None, ()) if said.arch is None else parse_architecture(said.arch)
     has_convolutions = any(tensor.ndim == 4 for tensor in file.tensors.values())
-    if kind == "unet" or (kind is None and has_convolutions):
-        return _unet(file, said, sizes)
-    return _dense(file, said, sizes)
+    is_unet = kind == "unet" or (kind is None and has_convolutions)
+    make = _unet if is_unet else _dense
+    names: tuple[Any, ...] = UNET_ACTIVATIONS if is_unet else get_args(Activation)
+    network, others = make(file, said, sizes), dict[str, Network]()
+    if said.activation is None and network.about["activation"] == DEFAULT_ACTIVATION:
+        others = {
+            name: make(file, replace(said, activation=name), sizes)
+            for name in names
+            if name not in (DEFAULT_ACTIVATION, "prelu")
+        }
+        guess = f"{DEFAULT_ACTIVATION} (a guess; --activation says otherwise)"
+        network = replace(network, about={**network.about, "activation": guess})
+    return network, others
 
 
-def candidates(built: Built) -> tuple[Activation, ...]:
-    """Other activations that a guessed one may be."""
-    if not built.guessed:
-        return ()
-    unet = built.text.startswith("unet")
-    return tuple(
-        name
-        for name in get_args(Activation)
-        if name not in (built.activation, "prelu") and (not unet or name in UNET_ACTIVATIONS)
-    )
-
-
-def _dense(file: WeightFile, said: Architecture, sizes: tuple[int, ...]) -> Built:
+def _dense(file: WeightFile, said: Architecture, sizes: tuple[int, ...]) -> Network:
     known = find_layers(file)
     layers = known.layers
     widths = [layers[0].n_inputs, *(layer.n_outputs for layer in layers)]
@@ -159,12 +125,11 @@ def _dense(file: WeightFile, said: Architecture, sizes: tuple[int, ...]) -> Buil
         )
     names = {name for layer in layers for name in (layer.weight, layer.bias)}
     slopes = [name for name in _in_order(file) if name not in names]
-    slope_shapes = [file.tensors[name].shape for name in slopes]
-    fits = len(slopes) == len(widths) - 2 and all(
-        shape in ((), (1,), (width,))
-        for shape, width in zip(slope_shapes, widths[1:-1], strict=False)
-    )
-    if slopes and not fits:
+    shapes = [file.tensors[name].shape for name in slopes]
+    if slopes and (
+        len(slopes) != len(widths) - 2
+        or any(s not in ((), (1,), (w,)) for s, w in zip(shapes, widths[1:-1], strict=True))
+    ):
         others = [one.name for one in known.unknown] or [
             f"{n} {file.tensors[n].shape}, which inputs may be normalised by" for n in slopes
         ]
@@ -172,51 +137,57 @@ def _dense(file: WeightFile, said: Architecture, sizes: tuple[int, ...]) -> Buil
             f"{file.path} has tensors beside its dense layers ({', '.join(others[:4])}) which "
             f"are no PReLUs; save the network without them, {HOW_ELSE}"
         )
-    activation, guessed = _activation(said, bool(slopes), file)
-    tensors = {name: torch.from_numpy(tensor) for name, tensor in file.tensors.items()}
-    weights = [tensors[layer.weight] for layer in layers]
-    biases = [None if layer.bias is None else tensors[layer.bias] for layer in layers]
-    leaks = [tensors[name].reshape(-1) for name in slopes]
-    leak = said.leak if activation == "leaky_relu" else None
+    activation, tensors = _activation(said, bool(slopes), file), file.tensors
+    net = nn.Sequential()
+    for i, layer in enumerate(layers):
+        with torch.device("meta"):
+            linear = nn.Linear(layer.n_inputs, layer.n_outputs, bias=layer.bias is not None)
+        linear.weight = nn.Parameter(torch.from_numpy(tensors[layer.weight]))
+        if layer.bias is not None:
+            linear.bias = nn.Parameter(torch.from_numpy(tensors[layer.bias]))
+        net.append(linear)
+        if i == len(layers) - 1:
+            net.append(MODULES[said.last]())
+        elif slopes:
+            slope = nn.PReLU()
+            slope.weight = nn.Parameter(torch.from_numpy(tensors[slopes[i]].reshape(-1)))
+            net.append(slope)
+        else:
+            leaky = activation == "leaky_relu"
+            net.append(nn.LeakyReLU(said.leak) if leaky else MODULES[activation]())
+    dtype = next(net.parameters()).dtype
+    net.requires_grad_(False)
 
-    def on(device: str, _shape: Shape) -> Callable[[Tensor], Tensor]:
-        placed = [w.to(device) for w in weights]
-        shifts = [None if b is None else b.to(device) for b in biases]
-        tilts = [s.to(device) for s in leaks]
+    def on(_shape: Shape, device: str) -> nn.Module:
+        placed = net.to(device)
+        return Whole(lambda x: placed(x.to(dtype)))
 
-        def f(x: Tensor) -> Tensor:
-            a = x.flatten(1).to(placed[0].dtype)
-            for i, (w, b) in enumerate(zip(placed, shifts, strict=True)):
-                a = F.linear(a, w, b)
-                if i < len(placed) - 1 and tilts:
-                    a = F.prelu(a, tilts[i])
-                elif i < len(placed) - 1:
-                    a = F.leaky_relu(a, leak) if leak is not None else ACTIVATIONS[activation](a)
-            return ACTIVATIONS[said.last](a).view_as(x)
-
-        return f
-
-    n_parameters = sum(t.numel() for t in (*weights, *leaks, *(b for b in biases if b is not None)))
-    return Built(text, activation, guessed, n_parameters, widths[0], None, 1, on)
+    return Network(
+        file.path, file.sha256, file.kind, text, on, shape=(widths[0],),
+        n_parameters=sum(p.numel() for p in net.parameters()), about=_about(said, activation),
+    )  # fmt: skip
 
 
-def _activation(said: Architecture, slopes: bool, file: WeightFile) -> tuple[Activation, bool]:
-    """The activation, and whether it is a guess."""
+def _activation(said: Architecture, slopes: bool, file: WeightFile) -> Activation:
+    """The activation, as it is said or by default."""
     if slopes and said.activation not in (None, "prelu"):
         raise WeightsError(
             f"--activation says {said.activation}, but {file.path} has the slopes of PReLUs; leave "
             "it out"
         )
-    if slopes:
-        return "prelu", False
-    if said.activation == "prelu":
+    if not slopes and said.activation == "prelu":
         raise WeightsError(
             f"--activation says prelu, but {file.path} has no slopes; give the activation it had"
         )
-    return said.activation or DEFAULT_ACTIVATION, said.activation is None
+    return "prelu" if slopes else said.activation or DEFAULT_ACTIVATION
 
 
-def _unet(file: WeightFile, said: Architecture, channels: tuple[int, ...]) -> Built:
+def _about(said: Architecture, activation: Activation) -> dict[str, object]:
+    leak = {"leak": said.leak} if activation == "leaky_relu" else {}
+    return {"activation": activation, "output": said.last, **leak}
+
+
+def _unet(file: WeightFile, said: Architecture, channels: tuple[int, ...]) -> Network:
     shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
     own = "down.0.0.weight" in shapes and "out.weight" in shapes
     if own and not channels:
@@ -228,11 +199,12 @@ def _unet(file: WeightFile, said: Architecture, channels: tuple[int, ...]) -> Bu
             f"{file.path} has {n} convolutions, and their names do not tell the network; give "
             f"--arch unet:16-32-64 --convolutions 2 if it is such a U-Net, {HOW_ELSE}"
         )
+    order = _in_order(file)
     # numbers that follow no convolution, whose bias they would be
-    follows = itertools.pairwise(file.tensors[name].shape for name in _in_order(file))
+    follows = itertools.pairwise(shapes[name] for name in order)
     single_numbers = any(there in ((), (1,)) and len(before) != 4 for before, there in follows)
     slopes = any(name.endswith(".slope") for name in shapes) if own else single_numbers
-    activation, guessed = _activation(said, slopes, file)
+    activation = _activation(said, slopes, file)
     if activation not in UNET_ACTIVATIONS or said.last != "linear":
         raise WeightsError(
             f"a U-Net with activation {activation} and output {said.last} is none of ours: they "
@@ -252,34 +224,8 @@ def _unet(file: WeightFile, said: Architecture, channels: tuple[int, ...]) -> Bu
     )
     multiple = 2 ** (len(channels) - 1)
     wanted = network.on((n_channels, multiple, multiple)).tensor_shapes
-    state = _state(file, wanted, network)
-
-    def on(device: str, shape: Shape) -> Callable[[Tensor], Tensor]:
-        model = network.on(shape)
-        weights = {name: tensor.to(device) for name, tensor in single(model, state).items()}
-        like = weights["out.weight"].dtype
-        return lambda x: model.forward(weights, x.to(like).unsqueeze(0)).squeeze(0)
-
-    text = (
-        f"unet:{'-'.join(map(str, channels))}, {network.convolutions} convolutions per level, "
-        f"{'with' if network.skips else 'without'} skips"
-    )
-    n_parameters = sum(tensor.numel() for tensor in state.values())
-    return Built(text, activation, guessed, n_parameters, None, n_channels, multiple, on)
-
-
-def _in_order(file: WeightFile) -> list[str]:
-    return list(file.tensors) if file.in_order else sorted(file.tensors, key=natural_key)
-
-
-def _state(
-    file: WeightFile, wanted: Mapping[str, tuple[int, ...]], network: Autoencoder
-) -> dict[str, Tensor]:
-    """The file's tensors under our names: by name, or one after the other."""
-    order = _in_order(file)
-    theirs = list(wanted) if set(wanted) == set(file.tensors) else order
-    shapes = [file.tensors[name].shape for name in theirs]
-    pairs = itertools.zip_longest(shapes, wanted.values())
+    theirs = list(wanted) if set(wanted) == set(shapes) else order  # by name, or in order
+    pairs = itertools.zip_longest((shapes[name] for name in theirs), wanted.values())
     for place, (there, here) in enumerate(pairs):
         if there != here and not (here == () and there == (1,)):
             found = f"{theirs[place]} is {there}" if place < len(theirs) else "nothing is left"
@@ -289,7 +235,27 @@ def _state(
                 f"{found} there, {ours} in it; correct --arch, --convolutions or --skips, "
                 f"{HOW_ELSE}"
             )
-    return {
+    state = {
         ours: torch.from_numpy(file.tensors[name]).reshape(wanted[ours])
         for ours, name in zip(wanted, theirs, strict=True)
     }
+
+    def on(shape: Shape, device: str) -> nn.Module:
+        model = network.on(shape)
+        weights = {name: tensor.to(device) for name, tensor in single(model, state).items()}
+        like = weights["out.weight"].dtype
+        return Whole(lambda x: model.forward(weights, x.to(like).unsqueeze(0)).squeeze(0))
+
+    text = (
+        f"unet:{'-'.join(map(str, channels))}, {network.convolutions} convolutions per level, "
+        f"{'with' if network.skips else 'without'} skips"
+    )
+    return Network(
+        file.path, file.sha256, file.kind, text, on, channels=n_channels, multiple=multiple,
+        n_parameters=sum(tensor.numel() for tensor in state.values()),
+        about=_about(said, activation),
+    )  # fmt: skip
+
+
+def _in_order(file: WeightFile) -> list[str]:
+    return list(file.tensors) if file.in_order else sorted(file.tensors, key=natural_key)

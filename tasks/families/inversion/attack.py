@@ -33,8 +33,7 @@ from recon_core.victims.separability import separability
 from tasks.attack_file.comparison import six_digits
 from tasks.attack_file.pictures import Named
 from tasks.attack_file.report import as_bytes
-from tasks.evaluation.perceptual import MapsOf
-from tasks.families.inversion.inputs import InversionJob, PreparedCut, features, outputs_of
+from tasks.families.inversion.inputs import InversionJob, PreparedCut, features
 from tasks.page.files import page_html
 from tasks.page.formats import fixed
 from tasks.page.pictures import COLUMNS, Tile, data_uri, strips_sheet, wrapped
@@ -87,18 +86,27 @@ def attack_all(
 
     Raises ValueError for features that cannot be attacked.
     """
-    maps_of = prepared.maps or own_maps(prepared)
     attacked = []
     with float32_arithmetic("float32", torch.device(device)):
         for i, method in enumerate(methods):
             on_progress(i, len(methods))
             started = time.perf_counter()
             used, found, notes = _inverted(job, prepared, method, tuned, device)
-            scores = _scores(prepared, found.x.float(), maps_of, device)
-            seconds = time.perf_counter() - started
+            x, original = found.x.float(), prepared.data.images
+            every = ssim_matrix(x.to(device), original.to(device)).cpu().double()
+            own, rest = every.diagonal(), every.clone().fill_diagonal_(-math.inf)
+            maps, truth = prepared.maps(x.to(device)), prepared.maps(original.to(device))
+            scores, others = similarities(x, original), [layer.roll(-1, 0) for layer in truth]
             attacked.append(
-                Attacked(method=used, found=found, seconds=seconds, notes=notes, **scores)
-            )
+                Attacked(
+                    used, found, ssim=2 * scores.ssim - 1,
+                    others=(every.sum(1) - own) / (len(own) - 1), identified=own > rest.amax(1),
+                    psnr=scores.psnr, mse=scores.mse,
+                    psim=perceptual_similarity(maps, truth).cpu(),
+                    psim_other=perceptual_similarity(maps, others).cpu(),
+                    seconds=time.perf_counter() - started, notes=notes,
+                )
+            )  # fmt: skip
     on_progress(len(methods), len(methods))
     return attacked
 
@@ -150,51 +158,6 @@ def _inverted(
             "image: a smaller rate may do better (--set sgd.lr=1, strong.lr=.01)."
         )
     return method, joined, tuple(notes)
-
-
-def _scores(
-    prepared: PreparedCut, x: Float[Tensor, "n c h w"], maps_of: MapsOf, device: str
-) -> dict[str, Tensor]:
-    """The scores of an `Attacked`, by name."""
-    original = prepared.data.images
-    every = ssim_matrix(x.to(device), original.to(device)).cpu().double()
-    own = every.diagonal()
-    rest = every.clone().fill_diagonal_(-math.inf)
-    maps, truth = maps_of(x.to(device)), maps_of(original.to(device))
-    scores = similarities(x, original)
-    return {
-        "ssim": 2 * scores.ssim - 1,
-        "others": (every.sum(1) - own) / (len(own) - 1),
-        "identified": own > rest.amax(1),
-        "psnr": scores.psnr,
-        "mse": scores.mse,
-        "psim": perceptual_similarity(maps, truth).cpu(),
-        "psim_other": perceptual_similarity(maps, [layer.roll(-1, 0) for layer in truth]).cpu(),
-    }
-
-
-def own_maps(prepared: PreparedCut) -> MapsOf:
-    """Maps of the attacked classifier: what its outermost modules give, or, where it has fewer than
-    two, those inside them; of a file that is taken whole its output."""
-    module = prepared.module
-    inner = prepared.network.parts(module)
-    outermost = [name for name in inner if name.count(".") == 0]
-    chosen = outermost if len(outermost) > 1 else [n for n in inner if n.count(".") <= 1]
-
-    @torch.no_grad()
-    def maps_of(images: Tensor) -> list[Tensor]:
-        batch = prepared.network.batch
-        parts = []
-        for rows in images.split(batch or 64):
-            full = rows
-            if batch is not None and len(rows) < batch:
-                full = torch.cat([rows, rows[-1:].expand(batch - len(rows), *rows.shape[1:])])
-            with outputs_of(module, chosen, len(full)) as found:
-                last = module(prepared.normalise(full))
-            parts.append([maps[: len(rows)] for maps in found.values() or [last]])
-        return [torch.cat(layer) for layer in zip(*parts, strict=True)]
-
-    return maps_of
 
 
 def inversion_record(attacked: Attacked, names: Sequence[str]) -> dict[str, Any]:

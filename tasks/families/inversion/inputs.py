@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,6 +19,7 @@ from recon_core.precision import float32_arithmetic
 from recon_core.strict import Count, Positive, Strict, Within
 from recon_core.victims.split import CutClassifier
 from storage.weights import WeightsError
+from tasks.attack_file.networks import OUTPUT, Network, batches, in_rows, read_classifier
 from tasks.attack_file.pictures import (
     Named,
     Shape,
@@ -26,11 +27,9 @@ from tasks.attack_file.pictures import (
     by_channel,
     default_split,
     read_source,
-    side_of,
+    size_of,
 )
-from tasks.attack_file.programs import in_rows
 from tasks.evaluation.perceptual import OWN, MapsOf, feature_maps
-from tasks.families.inversion.networks import OUTPUT, Network, read_network
 
 Attack = Literal["paper", "strong", "both"]
 H = Callable[[Tensor], Tensor]
@@ -79,7 +78,7 @@ class InversionJob(Strict):
 @dataclass(frozen=True, eq=False)
 class PreparedCut:
     """Start of an attack, checked. `h` takes images in [0, 1] on the device to features
-    (b, m); `logits` is None where the file has no g, `maps` where PSIM compares h's own."""
+    (b, m), `maps` to what PSIM compares."""
 
     network: Network
     cut: str
@@ -87,13 +86,10 @@ class PreparedCut:
     data: Named
     public: Named | None
     h: H
-    logits: H | None
-    module: nn.Module
-    normalise: H
     z: Tensor
     accuracy: float | None
     notes: tuple[str, ...]
-    maps: MapsOf | None
+    maps: MapsOf
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -110,15 +106,13 @@ def prepare_cut(job: InversionJob, device: str = "cpu") -> PreparedCut:
     """Read and check the job's files, and ask the network. Raises WeightsError or SourceError for
     files that cannot be used, ValueError for settings that do not fit together or a cut that cannot
     be attacked."""
-    network = read_network(job.weights, job.architecture, trust=job.trust)
+    network = read_classifier(job.weights, job.architecture, trust=job.trust)
     if None not in (job.n_classes, network.n_classes) and job.n_classes != network.n_classes:
         raise ValueError(
             f"--n-classes {job.n_classes}, but {job.weights} has {network.n_classes} classes; "
             "correct it, or leave it out"
         )
     shape = image_shape(network, job.size, job.data)
-    if network.shape is None and network.channels is None and not network.cut_inside:
-        shape = probed(network, shape)
     maps = None if job.perceptual == OWN else feature_maps(job.perceptual, device)
     cut = chosen_cut(job.cut or network.cut, network, shape)
     split, public = job.split or default_split(job.data, "heldout"), None
@@ -137,6 +131,7 @@ def prepare_cut(job: InversionJob, device: str = "cpu") -> PreparedCut:
         mean, std = (by_channel(getattr(job, name), name, x) for name in ("mean", "std"))
         return (x - mean) / std
 
+    maps = maps or _own_maps(network, module, normalise)
     whole = in_rows(lambda x: module(normalise(x)), network.batch)
     cutter = module if cut == OUTPUT else CutClassifier(module, cut)
     h = in_rows(lambda x: cutter(normalise(x)).flatten(1), network.batch)
@@ -144,9 +139,7 @@ def prepare_cut(job: InversionJob, device: str = "cpu") -> PreparedCut:
         z = _features(h, data, network, cut, device)
         logits = whole if network.cut_inside else None
         accuracy, notes = _accuracy(logits, data, network.n_classes, device)
-    return PreparedCut(
-        network, cut, shape, data, public, h, logits, module, normalise, z, accuracy, notes, maps
-    )
+    return PreparedCut(network, cut, shape, data, public, h, z, accuracy, notes, maps)
 
 
 def _images(job: InversionJob, source: str, split: Split, shape: Shape, limit: int) -> Named:
@@ -167,8 +160,6 @@ def features(h: H, images: Tensor, device: str) -> Tensor:
 def _features(h: H, data: Named, network: Network, cut: str, device: str) -> Tensor:
     """What is sent, after every check; ValueError or WeightsError for what cannot be attacked."""
     where = f"the features of {network.path} at the cut {cut!r}"
-    if not bool(((data.images >= 0) & (data.images <= 1)).all()):
-        raise ValueError(f"images of {data.source} are not finite and in [0, 1]; mend them")
     z = features(h, data.images, device)
     if not z.is_floating_point():
         raise ValueError(f"{where} are {z.dtype}, not floating point; cut before they are rounded")
@@ -198,37 +189,53 @@ def _features(h: H, data: Named, network: Network, cut: str, device: str) -> Ten
     return z
 
 
+def _own_maps(network: Network, module: nn.Module, normalise: H) -> MapsOf:
+    """Maps of the attacked classifier: what its outermost modules give, or, where it has fewer than
+    two, those inside them; of a file that is taken whole its output."""
+    inner = network.parts(module)
+    outermost = [name for name in inner if name.count(".") == 0]
+    chosen = outermost if len(outermost) > 1 else [n for n in inner if n.count(".") <= 1]
+
+    @torch.no_grad()
+    def maps_of(images: Tensor) -> list[Tensor]:
+        parts = []
+        for rows, n in batches(images, network.batch or min(ROWS_AT_ONCE, len(images))):
+            with outputs_of(module, chosen, len(rows)) as found:
+                last = module(normalise(rows))
+            parts.append([maps[:n] for maps in found.values() or [last]])
+        return [torch.cat(layer) for layer in zip(*parts, strict=True)]
+
+    return maps_of
+
+
 def _accuracy(
     logits: H | None, data: Named, n_classes: int | None, device: str
 ) -> tuple[float | None, tuple[str, ...]]:
     """The share of images that are put into their class, where it is known; else why not."""
-    phi = None if logits is None else features(logits, data.images, device)
-    if phi is None:
-        why = "The file is taken whole as h: there are no classes and no accuracy."
-    elif phi.dim() != 2:
-        why = "The network's output is no row of logits: there is no accuracy."
-    elif n_classes is not None and phi.shape[1] != n_classes:
+    if logits is None:
+        return None, ("The file is taken whole as h: there are no classes and no accuracy.",)
+    phi = features(logits, data.images, device)
+    if phi.dim() != 2:
+        return None, ("The network's output is no row of logits: there is no accuracy.",)
+    if n_classes is not None and phi.shape[1] != n_classes:
         raise WeightsError(f"the network gives {phi.shape[1]} logits for {n_classes} classes")
-    elif data.labels is None:
-        why = "The images are in no class folders: there is no accuracy."
-    elif len(data.class_names) != phi.shape[1]:
-        why = (
-            f"The images have {len(data.class_names)} classes and the network {phi.shape[1]}: "
-            "which is which is not known, and there is no accuracy."
-        )
-    else:
-        right = phi.argmax(1).cpu() == torch.tensor(data.labels)
-        return float(right.double().mean()), ()
-    return None, (why,)
+    if data.labels is None:
+        return None, ("The images are in no class folders: there is no accuracy.",)
+    if len(data.class_names) != phi.shape[1]:
+        why = f"The images have {len(data.class_names)} classes and the network {phi.shape[1]}: "
+        return None, (f"{why}which is which is not known, and there is no accuracy.",)
+    right = phi.argmax(1).cpu() == torch.tensor(data.labels)
+    return float(right.double().mean()), ()
 
 
 def image_shape(network: Network, size: int | None, data: str | None) -> Shape:
-    """Shape of the images: as the file has it, as `--size` says, or as the pictures are.
+    """Shape of the images: as the file has it, as `--size` says, or as the pictures are; of a
+    program out of reach the channels are found by trying.
 
     Raises ValueError if the file's shape is another than --size, no square or too small.
     """
-    if network.shape is not None:
-        _channels, height, width = network.shape
+    if network.shape is not None and len(network.shape) == 3:
+        channels, height, width = network.shape
         if size not in (None, height) or height != width:
             wanted = "a square" if size is None else f"--size {size}"
             raise ValueError(
@@ -236,9 +243,15 @@ def image_shape(network: Network, size: int | None, data: str | None) -> Shape:
                 "and give a network of square images"
             )
         SIDES.check(f"the side of images of {network.path}", height)
-        return network.shape
-    side = size or (None if data is None else side_of(data)) or DEFAULT_SIDE
+        return channels, height, width
+    height, width = (None if data is None else size_of(data)) or (DEFAULT_SIDE, DEFAULT_SIDE)
+    side = size or (height if height == width else DEFAULT_SIDE)
     SIDES.check("size", side)
+    if network.channels is None and not network.cut_inside:
+        for shape in ((3, side, side), (1, side, side)):
+            with suppress(WeightsError):
+                _applied(network, network.on(shape, "cpu"), torch.full((2, *shape), 0.5))
+                return shape
     return network.channels or 3, side, side
 
 
@@ -290,18 +303,6 @@ def _applied(network: Network, module: nn.Module, x: Tensor) -> Tensor:
             f"{network.path} gives no tensor with a row per image; save a network that does"
         )
     return output
-
-
-def probed(network: Network, shape: Shape) -> Shape:
-    """The channels that a program takes, found by trying; as it was if neither works."""
-    for channels in (3, 1):
-        tried = (channels, *shape[1:])
-        try:
-            _applied(network, network.on(tried, "cpu"), torch.full((2, *tried), 0.5))
-        except WeightsError:
-            continue
-        return tried
-    return shape
 
 
 def chosen_cut(name: str | None, network: Network, shape: Shape) -> str:

@@ -9,13 +9,12 @@ is stopped. The span attack takes seconds and is not saved half-way.
 
 from __future__ import annotations
 
-import json
 import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -39,8 +38,8 @@ from recon_core.victims.network import Activation
 from storage.checkpoints import load_checkpoint, save_checkpoint
 from storage.errors import StorageError, StoreMismatchError
 from storage.pairs.dataset import manifest_differences
-from tasks.attack_file.comparison import claimed
-from tasks.families.weights.inputs import Victim, order_said
+from tasks.attack_file.comparison import claimed, plain
+from tasks.families.weights.inputs import Victim
 from tasks.families.weights.separators import given_separator
 
 ROWS_AT_ONCE = 1 << 14
@@ -114,9 +113,9 @@ class WeightsJob(Strict):
             raise ValueError("--decoys are compared with the training images; give --data, too")
 
     @property
-    def order(self) -> InputOrder | None:
-        """The order of inputs that was given."""
-        return order_said(self.pixel_order, self.channel_order)
+    def order(self) -> InputOrder:
+        """The order of inputs, as it is given or usual."""
+        return InputOrder(self.pixel_order or "chw", self.channel_order or "rgb")
 
 
 @dataclass(frozen=True)
@@ -169,7 +168,7 @@ def run_attacks(
             "--fresh to start over"
         )
     runner = _Runner(job, victim, device, on_progress)
-    at_once, done = 1, set(runner.done())
+    at_once, done = 1, set(runner.fractions)
     if device != "cpu" and isinstance(job.attack, KKTAttack):
         at_once = max(1, ROWS_AT_ONCE // job.attack.n_candidates)
     stacks = [  # with fixed borders, so that one that was interrupted is found again
@@ -177,7 +176,7 @@ def run_attacks(
         for first in range(0, job.n_attacks, at_once)
     ]
     pieces = [stack for stack in stacks if not done.issuperset(stack)]
-    if device == "cpu" and job.n_attacks > 1:
+    if device == "cpu" and job.n_attacks > 1 and pieces:
         _in_threads(runner, pieces)
     else:
         for piece in pieces:
@@ -197,7 +196,7 @@ def description(job: WeightsJob, victim: Victim, device: str) -> dict[str, Any]:
         beside["rows"] = [part.sha256 for part in files]
     elif victim.start is not None:
         beside["initial"] = victim.start.file.sha256
-    attack = json.loads(json.dumps(asdict(job.attack)))
+    attack = plain(job.attack)
     if (separator := given_separator(job.attack)) is not None:
         attack["separator"] = separator[1]
     return {
@@ -230,13 +229,9 @@ class _Runner:
         self.parameters = victim.parameters.map(lambda tensor: tensor.to(self.device))
         given = given_separator(job.attack)
         self.separator = None if given is None else given[0].to(self.device)
-        self.fractions = dict.fromkeys(self.done(), 1.0)
+        names = enumerate(map(name_of, range(job.n_attacks)))
+        self.fractions = {n: 1.0 for n, name in names if (self.cache / f"{name}.json").is_file()}
         self.stop = threading.Event()
-
-    def done(self) -> list[int]:
-        """The attacks that have their checkpoint."""
-        names = (f"{name_of(n)}.json" for n in range(self.job.n_attacks))
-        return [n for n, name in enumerate(names) if (self.cache / name).is_file()]
 
     def report(self) -> None:
         """Report how far all attacks are together."""
@@ -264,33 +259,29 @@ class _Runner:
                 raise _StopAttackError
 
         (found,) = separate(
-            attack,
-            self.victim.architecture,
-            self.parameters,
+            attack, self.victim.architecture, self.parameters,
             [seeded_generator(self.job.seed, number, "attack")],
             rows=[self.victim.sources[attack.source].to(self.device)],
-            separator=self.separator,
-            progress=on_progress,
-        )
-        sources, seconds = found.sources, time.perf_counter() - started
-        finite = math.isfinite(found.objective) and bool(sources.x.isfinite().all())
-        self._save(
-            number, {"x": sources.x[None], "label": sources.label, "trust": sources.trust}, seconds,
-            ending="ok" if finite else "diverged", n_iterations=found.n_iterations,
-            losses=(found.objective if finite else math.nan, math.nan),
-            settings={"settled": float(found.settled)},
+            separator=self.separator, progress=on_progress,
         )  # fmt: skip
+        sources, loss, seconds = found.sources, found.objective, time.perf_counter() - started
+        is_finite = math.isfinite(loss) and bool(sources.x.isfinite().all())
+        run = AttackRun(
+            number, "ok" if is_finite else "diverged", found.n_iterations,
+            loss if is_finite else None, None, {"settled": float(found.settled)},
+            round(seconds, 3), self.threads,
+        )  # fmt: skip
+        self._save(run, {"x": sources.x[None], "label": sources.label, "trust": sources.trust})
 
     def _solve(self, attack: KKTAttack, piece: Sequence[int], report: Callable[[], None]) -> None:
         running = f"running_{piece[0]:04d}_{piece[-1]:04d}"
-        saved = load_checkpoint(self.cache, running)
         generators = [seeded_generator(self.job.seed, n, "attack") for n in piece]
         settings = settings_of(attack, generators)
         x, lam = starting_points(attack, settings, self.victim.architecture.d, generators)
         like = self.parameters.weights[0]
-        last_saved = time.perf_counter()
-        started, state = last_saved, None
-        if saved is not None:  # its seconds count, too
+        last_saved = started = time.perf_counter()
+        state = None
+        if (saved := load_checkpoint(self.cache, running)) is not None:  # its seconds count, too
             started -= saved[1]["seconds"]
             state = {name: torch.from_numpy(array.copy()) for name, array in saved[0].items()}
 
@@ -313,34 +304,26 @@ class _Runner:
         seconds = (time.perf_counter() - started) / len(piece)
         for row, number in enumerate(piece):
             losses = float(attacked.loss[row]), float(attacked.residual[row])
+            loss, residual = (value if math.isfinite(value) else None for value in losses)
             ending: Ending = "ok" if bool(attacked.x[row, -1].isfinite().all()) else "stopped"
-            self._save(
-                number, {"x": attacked.x[row], "lam": attacked.lam[row]}, seconds, losses=losses,
-                ending=ending if all(map(math.isfinite, losses)) else "diverged",
-                n_iterations=int(attacked.n_iterations[row]),
-                settings={name: float(getattr(settings, name)[row]) for name in SETTINGS},
+            run = AttackRun(
+                number, "diverged" if None in (loss, residual) else ending,
+                int(attacked.n_iterations[row]), loss, residual,
+                {name: float(getattr(settings, name)[row]) for name in SETTINGS},
+                round(seconds, 3), self.threads,
             )  # fmt: skip
+            self._save(run, {"x": attacked.x[row], "lam": attacked.lam[row]})
         remove_checkpoint(self.cache, running)
 
-    def _save(
-        self,
-        number: int,
-        arrays: Mapping[str, Tensor],
-        seconds: float,
-        *,
-        ending: Ending,
-        n_iterations: int,
-        losses: tuple[float, float],
-        settings: dict[str, float],
-    ) -> None:
-        loss, residual = (value if math.isfinite(value) else None for value in losses)
-        threads = torch.get_num_threads() if self.device.type == "cpu" else 0
-        run = AttackRun(
-            number, ending, n_iterations, loss, residual, settings, round(seconds, 3), threads
-        )
+    @property
+    def threads(self) -> int:
+        """Threads of this thread's attack; 0 on a GPU."""
+        return torch.get_num_threads() if self.device.type == "cpu" else 0
+
+    def _save(self, run: AttackRun, arrays: Mapping[str, Tensor]) -> None:
         meta = {name: value for name, value in vars(run).items() if name != "number"}
         saved = {name: np.asarray(tensor.cpu().numpy()) for name, tensor in arrays.items()}
-        save_checkpoint(self.cache, name_of(number), saved, meta)
+        save_checkpoint(self.cache, name_of(run.number), saved, meta)
 
 
 def remove_checkpoint(cache: Path, name: str) -> None:
@@ -352,8 +335,6 @@ def remove_checkpoint(cache: Path, name: str) -> None:
 
 def _in_threads(runner: _Runner, pieces: Sequence[Sequence[int]]) -> None:
     """Run all pieces, as many at once as torch has threads, one on each; Ctrl-C saves what runs."""
-    if not pieces:
-        return
     n_threads = torch.get_num_threads()
     try:
         with ThreadPoolExecutor(

@@ -1,28 +1,53 @@
-"""Before an attack: everything it starts from, read and checked, which rows of the network the span
-attack takes apart, and the chances of an attack."""
+"""Before an attack: everything it starts from, read and checked; what was subtracted from inputs,
+and what they were divided by, as the first layer and pictures beside it show; which rows of the
+network the span attack takes apart; and the chances of an attack."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from recon_core.attacks.kkt.objective import Condition, KKTAttack
+from recon_core.attacks.span.inputs import channel_scales as scales_by_span
+from recon_core.attacks.span.inputs import subtracted
 from recon_core.attacks.span.preflight import FULL, span_preflight
 from recon_core.attacks.span.rows import Source
-from recon_core.attacks.span.search import SpanAttack
+from recon_core.attacks.span.search import SpanAttack, separator_for
+from recon_core.attacks.span.separator import Separator
 from recon_core.attacks.span.subspace import Subspace
 from recon_core.victims.diagnostics import channel_scales
 from recon_core.victims.preflight import Finding, Preflight, preflight
+from storage.documents import read_array
+from storage.errors import SourceError
+from storage.sources.pictures import CorruptPictureError, read_picture
 from tasks.attack_file.comparison import chances
-from tasks.attack_file.pictures import Named
+from tasks.attack_file.pictures import (
+    Named,
+    Shape,
+    by_channel,
+    default_split,
+    in_channels,
+    read_source,
+)
 from tasks.devices import check_memory
 from tasks.families.weights.attack import WeightsJob
-from tasks.families.weights.inputs import DTYPES, Victim, read_victim
-from tasks.families.weights.preprocessing import binary_signs, read_known
+from tasks.families.weights.inputs import (
+    DTYPES,
+    Victim,
+    binary_signs,
+    check_order,
+    read_victim,
+)
 from tasks.families.weights.separators import given_separator
 
 PER_CANDIDATE = 6
@@ -45,6 +70,198 @@ MISSING: dict[Source, str] = {
     "state": "give a checkpoint that holds one as --weights, or its file as --optimizer",
     "weights": "",
 }
+SAME_MEAN = 2 / 255
+SHARED = (
+    "decoys in SOURCE are training images, too; decoys must be pictures that the network never saw"
+)
+FAIR = "that of the training images and decoys together, which favours neither in the scores"
+
+
+@dataclass(frozen=True)
+class Mean:
+    """`subtracted`: the mean that the network is assumed to subtract from images; `shown`: the mean
+    that is added to pictures, in scores too, and `source`, its origin. None where unknown."""
+
+    subtracted: Tensor | None
+    shown: Tensor | None
+    source: str
+    finding: Finding
+
+
+def read_pictures(
+    source: str,
+    shape: Shape,
+    *,
+    skip_corrupt: bool = False,
+    of_sets: Literal["train", "heldout"] = "train",
+) -> Named:
+    """Read the pictures of a source in a victim's shape: the split `of_sets` if it has splits, else
+    all. Raises SourceError if there are none or one cannot be read, ValueError for shapes that no
+    picture has."""
+    channels, height, width = shape
+    if channels not in (1, 3) or 1 in (height, width):
+        raise ValueError(
+            f"pictures cannot be compared with images of {channels}x{height}x{width}: expected 1 "
+            "or 3 channels; give --shape, or leave out --data and --decoys"
+        )
+    split = default_split(source, of_sets)
+    return replace(read_source(source, split, shape, skip_corrupt=skip_corrupt), source=source)
+
+
+def read_mean(text: str, shape: Shape) -> Tensor:
+    """Read the mean image (c, h, w) in [0, 1] that was subtracted in training.
+
+    `text`: "none" (nothing was subtracted: zeros), numbers like "0.49,0.48,0.45" per channel, an
+    .npy file, or a picture. Raises SourceError if it cannot be read, ValueError if it does not fit.
+    """
+    channels, height, width = shape
+    if text == "none":
+        return torch.zeros(shape)
+    try:
+        numbers = [float(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if len(numbers) in (1, channels):
+        mean = torch.tensor(numbers)[:, None, None].expand(shape).contiguous()
+    elif numbers:
+        raise ValueError(f"--mean {text} has {len(numbers)} numbers for {channels} channels")
+    elif Path(text).suffix == ".npy":
+        array = read_array(Path(text), "the mean image of --mean", at_most=math.prod(shape))
+        if array.shape == (height, width, channels) != shape:
+            array = array.transpose(2, 0, 1)
+        if array.size != math.prod(shape) or array.shape not in (shape, shape[1:], (array.size,)):
+            raise ValueError(f"--mean {text} has shape {array.shape}; expected {shape}")
+        mean = torch.from_numpy(np.ascontiguousarray(array, np.float32)).reshape(shape)
+    else:
+        if height != width:
+            raise ValueError(f"--mean {text}: for images of {height}x{width} give an .npy file")
+        try:
+            picture, is_resized = read_picture(Path(text), height)
+        except CorruptPictureError as error:
+            raise SourceError(f"--mean {text} cannot be read as a picture ({error})") from error
+        if is_resized:
+            raise ValueError(f"--mean {text} has another size than the inputs, {height}x{width}")
+        mean = in_channels(picture.transpose(2, 0, 1)[None], channels)[0]
+    if not bool(((mean >= 0) & (mean <= 1)).all()):
+        raise ValueError(f"--mean {text} has values outside [0, 1]; expected images in [0, 1]")
+    return mean
+
+
+def read_std(numbers: tuple[float, ...] | None, shape: Shape) -> Tensor | None:
+    """The standard deviation (c, 1, 1) that inputs were divided by in training, None if unknown.
+
+    Raises ValueError for another number of them than one or one per channel.
+    """
+    if numbers is None:
+        return None
+    return by_channel(numbers, "std", torch.empty(1, *shape))[0].expand(shape[0], 1, 1)
+
+
+@dataclass(frozen=True)
+class Known:
+    """Everything known beside the weights: pictures, `std` (c, 1, 1), and the mean; None where
+    unknown. `is_estimated`: the span shows `std`. `findings` on the order of inputs."""
+
+    truth: Named | None
+    decoys: Named | None
+    std: Tensor | None
+    is_estimated: bool
+    mean: Mean
+    findings: list[Finding]
+
+
+def read_known(
+    victim: Victim,
+    *,
+    data: str | None,
+    decoys: str | None,
+    mean: str | None,
+    std: tuple[float, ...] | None,
+    order_given: bool,
+    attack: SpanAttack | None = None,
+    separator: Separator | None = None,
+    skip_corrupt: bool = False,
+) -> Known:
+    """Read what is known beside the weights, and infer the rest from the first layer.
+
+    `std` is inferred for a span `attack` alone; `separator`: one of the user's own. Raises
+    SourceError for pictures that cannot be read, ValueError for what does not fit the network.
+    """
+    shape = victim.architecture.shape
+    read = partial(read_pictures, shape=shape, skip_corrupt=skip_corrupt)
+    truth = None if data is None else read(data)
+    others = None if decoys is None else read(decoys, of_sets="heldout")
+    if truth is not None:
+        truth.check_disjoint(others, SHARED)
+    scale = victim.own_std if std is None else read_std(std, shape)
+    span = directions = None
+    is_estimated, rows = False, attack or SpanAttack()
+    if victim.architecture.network.conv is None:
+        with suppress(ValueError):  # no span, or fewer directions than asked for
+            span = victim.sources[rows.source].subspace(rows.n_images, rows.surplus)
+    if span is not None:
+        pixels = span.vectors[:, : math.prod(shape)].double()  # without biases
+        directions = torch.linalg.qr(pixels.mT).Q.mT
+        if scale is None and attack is not None and span.ends_sharply and shape[0] > 1:
+            network = separator_for(replace(attack, sources="auto"), shape, given=separator)
+            if network is not None:
+                scales = scales_by_span(network, span.vectors).float()[:, None, None]
+                is_estimated = not bool((scales == 1).all())
+                scale = scales if is_estimated else None
+    findings = check_order(victim, truth, scale, directions, said=order_given)
+    chosen = choose_mean(mean, victim, (truth, others), scale, directions)
+    return Known(truth, others, scale, is_estimated, chosen, findings)
+
+
+def choose_mean(
+    text: str | None,
+    victim: Victim,
+    pictures: tuple[Named | None, Named | None],
+    std: Tensor | None,
+    directions: Float[Tensor, "k d"] | None,
+) -> Mean:
+    """Choose the mean by `--mean`, by the file's own constant, or by the first layer.
+
+    The mean of the training images alone is nearer to them than to decoys. So beside decoys
+    (`pictures` are training images and decoys) pictures are shown on the mean of both.
+    """
+    shape, (truth, decoys) = victim.architecture.shape, pictures
+    own = both = None
+    if truth is not None:
+        own = both = truth.mean
+        if decoys is not None:
+            both = torch.cat([truth.images, decoys.images]).mean(0)
+    given = victim.own_mean if text is None else read_mean(text, shape)
+    if given is not None:
+        source = "the file's own constant" if text is None else f"--mean {text}"
+        of_images = not bool((given == given[:, :1, :1]).all())  # not one number per channel
+        shown: Tensor | None = given
+        is_own = own is not None and float((given - own).abs().max()) <= SAME_MEAN
+        if text is not None and decoys is not None and of_images and is_own:
+            shown, source = both, f"{FAIR} ({source} is that of the training images alone)"
+        return Mean(given, shown, source, Finding("ok", "mean", f"{source}."))
+    if truth is None:
+        why = "not known, so that pictures stand on grey; say --mean."
+        return Mean(None, None, "unknown", Finding("ok", "mean", why))
+    scale = torch.ones(shape[0], 1, 1) if std is None else std
+    about = None if directions is None else subtracted(directions, truth.images / scale)
+    if isinstance(about, Tensor):
+        level = (about[:, None, None] * scale).clamp(0, 1).expand(shape).contiguous()
+        listed = ",".join(f"{number:.2f}" for number in level[:, 0, 0].tolist())
+        source = f"{listed if level.any() else 'none'}, by the first layer"
+        why = f"a constant was subtracted, by the first layer: about {listed}."
+        if not level.any():
+            why = "nothing was subtracted, by the first layer: the images' own mean is in its span."
+        return Mean(level, level, source, Finding("ok", "mean", why))
+    source = "that of the training images" if decoys is None else FAIR
+    if about == "own":
+        why = f"one like that of these images was subtracted, by the first layer. Taken: {source}."
+        return Mean(own, both, source, Finding("ok", "mean", why))
+    why = (
+        f"what was subtracted is not known, and the first layer does not tell. Taken: {source}. "
+        "Say --mean, none if nothing was."
+    )
+    return Mean(own, both, source, Finding("warning", "mean", why))
 
 
 @dataclass(frozen=True)
@@ -109,8 +326,8 @@ def prepare_weights(job: WeightsJob) -> PreparedWeights:
     separator = None if file is None else file[0]
     known = read_known(
         victim, data=job.data, decoys=job.decoys, mean=job.mean, std=job.std,
-        order_given=job.order is not None, attack=span_attack, separator=separator,
-        skip_corrupt=job.skip_corrupt,
+        order_given=(job.pixel_order, job.channel_order) != (None, None), attack=span_attack,
+        separator=separator, skip_corrupt=job.skip_corrupt,
     )  # fmt: skip
     truth, std, mean = known.truth, known.std, known.mean
     centred = images = None
@@ -205,14 +422,12 @@ def _scale(
     return Finding("warning", subject, text)
 
 
-def spans_of(victim: Victim, attack: SpanAttack) -> dict[Source, Subspace | str]:
-    """The span of each source, or the reason why it has none."""
-    found: dict[Source, Subspace | str] = {}
+def spans_of(victim: Victim, attack: SpanAttack) -> dict[Source, Subspace]:
+    """The span of each source that has one."""
+    found: dict[Source, Subspace] = {}
     for source, rows in victim.sources.items():
-        try:
+        with suppress(ValueError):  # without a direction, or with fewer than asked for
             found[source] = rows.subspace(attack.n_images, attack.surplus)
-        except ValueError as error:
-            found[source] = str(error)
     return found
 
 
@@ -226,8 +441,7 @@ def best_source(victim: Victim, attack: SpanAttack) -> Source:
         return "weights"
     if victim.gradients:
         return "gradients"
-    rows = victim.sources
-    spans = {s: span for s, span in spans_of(victim, attack).items() if isinstance(span, Subspace)}
+    rows, spans = victim.sources, spans_of(victim, attack)
     sharp = [
         source
         for source, span in spans.items()
@@ -240,11 +454,9 @@ def best_source(victim: Victim, attack: SpanAttack) -> Source:
 
 def source_record(victim: Victim, attack: SpanAttack) -> dict[str, Any]:
     """The source that is used, where it is from, and the directions of each, as JSON."""
-    directions: dict[str, Any] = {}
+    directions: dict[str, Any] = dict.fromkeys(victim.sources)
     for source, span in spans_of(victim, attack).items():
-        directions[source] = None
-        if isinstance(span, Subspace):
-            directions[source] = {"n": span.n_signal, "ends_sharply": span.ends_sharply}
+        directions[source] = {"n": span.n_signal, "ends_sharply": span.ends_sharply}
     used = {"state": victim.states, "gradients": victim.gradients}.get(attack.source, ())
     return {
         "used": attack.source,

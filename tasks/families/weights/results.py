@@ -13,12 +13,13 @@ leave the sign open.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
@@ -28,11 +29,15 @@ from recon_core.matching import fit_to_range, scaled_to_range
 from recon_core.metrics import SSIMConvention, ncc_matrix, ssim_matrix, ssim_pairs
 from recon_core.ranking import agreement, clusters, consistency, rank_runs
 from recon_core.summary import images_found, rank_correlation
-from tasks.attack_file.comparison import MAX_PAIRS, N_NEAREST, compared
+from tasks.attack_file.comparison import MAX_PAIRS, N_NEAREST, compared, sentences
 from tasks.attack_file.pictures import Named, Shape
+from tasks.attack_file.report import STEPS, as_bytes, uri_of, write_arrays
 from tasks.evaluation.record import rounded
 from tasks.families.weights.attack import AttackRun, WeightsJob, read_attack
-from tasks.families.weights.preflight import PreparedWeights
+from tasks.families.weights.preflight import PUBLISH, PreparedWeights
+from tasks.page.charts import Panel, dots, log_axis, rank_axis
+from tasks.page.files import page_html
+from tasks.page.pictures import COLUMNS, Strip, strips_sheet, wrapped
 
 GREY = 0.5
 """The mean that is assumed when nothing is known."""
@@ -46,37 +51,44 @@ MAX_RANKED = 6000
 FALSE_SHARES = (0.0, 0.01, 0.05)
 """Shares of false pictures at which the images in the head of a ranking are counted."""
 MIN_WINDOW = 11
-RECORDED = {
-    **{name: name for name in ("attack", "candidate", "label", "n_attacks")},
-    **{"n_candidates": "n_members", "agreement": "agreement", "lam": "lam"},
-    **{"nearest_image": "nearest", "ssim": "ssim", "ssim_as_negative": "as_negative"},
-}
-"""The facts of each picture in the record, and their attribute of `Ranked`."""
+N_DECOYS = 5
+MAX_SHOWN_IMAGES = 40
 
 
 @dataclass(frozen=True)
 class Ranked:
     """One picture, best supported first: a group of candidates and the one that stands for it.
 
-    `n_attacks` of the ranked attacks have it, in `n_members` candidates. `agreement` is the mean
+    `n_attacks` of the ranked attacks have it, in `n_candidates` candidates. `agreement` is the mean
     correlation with its best match in each other attack, or, after a single attack, the
     consistency over its iterations, or the trust in a source of the span attack. `label` is -1 or
-    +1, a class, or None under regression. `nearest` and `ssim`: the training image most like it, if
-    known; `as_negative`: the SSIM of its negative, where that is more like one.
+    +1, a class, or None under regression. `nearest_image` and `ssim`: the training image most like
+    it, if known; `ssim_as_negative`: that of its negative, where that is more like one.
     """
 
     attack: int
     candidate: int
     label: int | None
     n_attacks: int
-    n_members: int
+    n_candidates: int
     agreement: float
     lam: float | None
     x: Float[Tensor, "c h w"]
     picture: Float[Tensor, "c h w"]
-    nearest: int | None = None
+    nearest_image: int | None = None
     ssim: float | None = None
-    as_negative: float | None = None
+    ssim_as_negative: float | None = None
+
+    def record(self) -> dict[str, Any]:
+        """Everything but the pictures, as JSON."""
+        return {n: rounded(v) for n, v in vars(self).items() if n not in ("x", "picture")}
+
+    @property
+    def known(self) -> str:
+        """The SSIM with the nearest training image, or of the negative if that is a good match."""
+        if self.ssim_as_negative is not None and self.ssim_as_negative > GOOD:
+            return f"neg {self.ssim_as_negative:.2f}"
+        return f"{self.ssim:.2f}"
 
 
 @dataclass(frozen=True)
@@ -244,13 +256,11 @@ def rank(
     ranked = []
     for i in first.argsort(descending=True, stable=True).tolist():
         row = int(rows[i])
-        one = Ranked(
-            attack=int(attack[row]), candidate=row % n_candidates,
-            label=None if label is None else int(label[row]), n_attacks=int(n_attacks[i]),
-            n_members=int(n_members[i]), agreement=float(support[row]),
-            lam=None if lam is None else float(lam[row]), x=x[row], picture=pictures[i],
-        )  # fmt: skip
-        ranked.append(one)
+        ranked.append(Ranked(
+            int(attack[row]), row % n_candidates, None if label is None else int(label[row]),
+            int(n_attacks[i]), int(n_members[i]), float(support[row]),
+            None if lam is None else float(lam[row]), x[row], pictures[i],
+        ))  # fmt: skip
     return ranked, len(runs)
 
 
@@ -274,15 +284,11 @@ def judged(
         turned = ssim_matrix(negatives, images, convention=convention).nan_to_num(nan=-1.0)
         either = torch.maximum(scores, turned)
     best, most = scores.max(1).values, either.max(1)
-    shown = [
-        replace(
-            r,
-            nearest=int(most.indices[i]),
-            ssim=float(best[i]),
-            as_negative=float(most.values[i]) if most.values[i] > best[i] else None,
-        )
-        for i, r in enumerate(compared[:n_shown])
-    ]
+    shown = []
+    for i, r in enumerate(compared[:n_shown]):
+        row, ssim, top = int(most.indices[i]), float(best[i]), float(most.values[i])
+        negative = top if top > ssim else None
+        shown.append(replace(r, nearest_image=row, ssim=ssim, ssim_as_negative=negative))
     if not whole:
         return shown, None
     order = -np.arange(len(ranked), dtype=np.float64)
@@ -331,26 +337,11 @@ def matches(
 
 def scores_record(results: Results, truth: Named | None, decoys: Named | None) -> dict[str, Any]:
     """The results as JSON: ranking and scores, without the pictures."""
-    record: dict[str, Any] = {
-        "ranking": {
-            "n_attacks_compared": results.n_ranked_attacks,
-            "n_pictures": results.n_pictures,
-            "n_agreed": results.n_agreed,
-            "same_picture_above": SAME_PICTURE,
-            "found": None if results.found is None else asdict(results.found),
-            "pictures": [
-                {"rank": rank} | {name: rounded(getattr(r, key)) for name, key in RECORDED.items()}
-                for rank, r in enumerate(results.ranked, start=1)
-            ],
-        },
-        "scores": {"images": None, "decoys": None, "compared": results.compared},
-    }
-    for name, found, given in (
-        ("images", results.truth, truth),
-        ("decoys", results.decoys, decoys),
-    ):
+    scores: dict[str, Any] = {"images": None, "decoys": None, "compared": results.compared}
+    sides = {"images": (results.truth, truth), "decoys": (results.decoys, decoys)}
+    for name, (found, given) in sides.items():
         if found is not None and given is not None:
-            record["scores"][name] = {
+            scores[name] = {
                 "source": given.source,
                 "n": len(given),
                 "reading": given.facts,
@@ -360,18 +351,126 @@ def scores_record(results: Results, truth: Named | None, decoys: Named | None) -
                 "attack": found.attack.tolist(),
                 "candidate": found.candidate.tolist(),
             }
-    record["conventions"] = {
-        "good": f"SSIM above {GOOD}",
-        "identified": "SSIM of the best match at least .05 above that of the same picture with any "
-        "other image given, of a decoy with any other decoy",
-        "mean_image": "a control: the mean image alone in place of every reconstruction",
-        "p_value": "of decoys scoring as the images do, by permuting images and decoys",
-        "SSIM": "Wang et al. 2004, window 11x11, sigma 1.5"
-        if results.convention == "gaussian11"
-        else "window 3x3, as images are smaller than 11x11",
-        "match": "each image's best candidate of all attacks, "
-        + ("with either sign" if results.method == "span" else "at the last saved iteration")
-        + ("" if results.exhaustive else f", of the {N_NEAREST} nearest by correlation per attack"),
-        "picture": "a raw candidate, as far from the mean image as [0, 1] allows",
+    return {
+        "ranking": {
+            "n_attacks_compared": results.n_ranked_attacks,
+            "n_pictures": results.n_pictures,
+            "n_agreed": results.n_agreed,
+            "same_picture_above": SAME_PICTURE,
+            "found": None if results.found is None else asdict(results.found),
+            "pictures": [{"rank": i} | r.record() for i, r in enumerate(results.ranked, start=1)],
+        },
+        "scores": scores,
+        "conventions": {
+            "good": f"SSIM above {GOOD}",
+            "identified": "SSIM of the best match at least .05 above that of the same picture with "
+            "any other image given, of a decoy with any other decoy",
+            "mean_image": "a control: the mean image alone in place of every reconstruction",
+            "p_value": "of decoys scoring as the images do, by permuting images and decoys",
+            "SSIM": "Wang et al. 2004, window 11x11, sigma 1.5"
+            if results.convention == "gaussian11"
+            else "window 3x3, as images are smaller than 11x11",
+            "match": "each image's best candidate of all attacks, "
+            + ("with either sign" if results.method == "span" else "at the last saved iteration")
+            + f", of the {N_NEAREST} nearest by correlation per attack" * (not results.exhaustive),
+            "picture": "a raw candidate, as far from the mean image as [0, 1] allows",
+        },
     }
-    return record
+
+
+def write_reconstructions(path: Path, results: Results) -> None:
+    """The ranked pictures as safetensors: raw x, picture in [0, 1], attack, candidate, and lam, or
+    trust of the span attack; with known images each one's best match (`best/picture`, `best/ssim`).
+    """
+    ranked = results.ranked
+    arrays: dict[str, Tensor | npt.NDArray[Any]] = {}
+    if ranked:
+        values = [r.lam if r.lam is not None else r.agreement for r in ranked]
+        arrays = {
+            "x": torch.stack([r.x for r in ranked]),
+            "picture": torch.stack([r.picture for r in ranked]),
+            "attack": np.array([r.attack for r in ranked], np.int64),
+            "candidate": np.array([r.candidate for r in ranked], np.int64),
+            "lam" if results.method == "kkt" else "trust": np.array(values, np.float32),
+        }
+    if results.truth is not None:
+        arrays |= {"best/picture": results.truth.picture, "best/ssim": results.truth.ssim}
+    write_arrays(path, arrays)
+
+
+def weights_sheet(
+    results: Results, truth: Named | None = None, decoys: Named | None = None
+) -> bytes:
+    """PNG: known images over their best matches with scores, decoys likewise, and the ranking."""
+    strips: list[Strip] = []
+    for given, found, name, limit in (
+        (truth, results.truth, "training images", MAX_SHOWN_IMAGES),
+        (decoys, results.decoys, "decoys, which the network never saw", N_DECOYS),
+    ):
+        if given is None or found is None:
+            continue
+        order, ssim = best_rows(found, limit), found.ssim
+        shown = f", the best {len(order)}" if len(order) < len(given) else ""
+        strips.append(f"{found.n_good} of {len(given)} {name}{shown}: good above SSIM {GOOD:g}")
+        originals = [(as_bytes(given.images[i]), "", False) for i in order]
+        best = [(as_bytes(found.picture[i]), f"{ssim[i]:.2f}", bool(ssim[i] > GOOD)) for i in order]
+        strips += wrapped([("original", originals), ("best match", best)])
+    n, span = results.n_ranked_attacks, results.method == "span"
+    by = f"how many of {n} attacks have it" if n > 1 else "trust" if span else "consistency"
+    below = "; below each its SSIM with a training image (neg: of its negative)"
+    is_known = span and results.truth is not None
+    heading = f"ranked without the originals, by {by}{below if is_known else ''}"
+    strips.append(heading if results.ranked else "no attack left a picture")
+    tiles = []
+    for rank, r in enumerate(results.ranked, start=1):
+        support = f"{r.n_attacks}/{n}" if n > 1 else f"{r.agreement:.2f}"
+        if r.ssim is not None:
+            support = r.known if span else f"{support}  ({r.known})"
+        good = max(r.ssim or 0, r.ssim_as_negative or 0) > GOOD
+        tiles.append((as_bytes(r.picture), f"{rank}: {support}", good))
+    strips += wrapped([("", tiles)])
+    return strips_sheet(strips, columns=COLUMNS)
+
+
+def weights_page(
+    record: Mapping[str, Any],
+    results: Results,
+    *,
+    truth: Named | None,
+    decoys: Named | None,
+    context: Mapping[str, Any],
+) -> str:
+    """The page. `context`: `command` and `created` as texts, `settings` and `versions`."""
+    spectrum, outlook = record["spectrum"], record["preflight"]["outlook"]
+    return page_html(
+        "attack.html",
+        {"lower_first": lambda text: text[:1].lower() + text[1:], "shown": uri_of},
+        record=record, publish=PUBLISH, results=results, truth=truth, decoys=decoys,
+        best={"images": best_rows(results.truth), "decoys": best_rows(results.decoys)},
+        said=[] if results.compared is None else sentences(record["scores"], outlook),
+        shares=[f"{share:.0%}" for share in FALSE_SHARES],
+        spectrum=None if spectrum is None else _spectrum_svg(spectrum),
+        steps=STEPS, good=GOOD, context=context,
+    )  # fmt: skip
+
+
+def best_rows(found: Matches | None, limit: int = MAX_SHOWN_IMAGES) -> list[int]:
+    """Rows of the images that are shown, the best matched first."""
+    ssim = torch.zeros(0) if found is None else found.ssim
+    rows: list[int] = ssim.argsort(descending=True, stable=True)[:limit].tolist()
+    return rows
+
+
+def _spectrum_svg(spectrum: Mapping[str, Any]) -> str:
+    """The first layer's singular values, the edge of its noise, and how many were taken."""
+    values, n_taken, edge = spectrum["values"], spectrum["n_taken"], spectrum["edge"]
+    points = [(i, value) for i, value in enumerate(values, start=1) if value > 0]
+    low = min(edge or values[0], values[n_taken - 1] or values[0]) / 2
+    axis = log_axis("singular value", max(low, values[0] * 1e-12), values[0])
+    panel = Panel("singular value", rank_axis("direction of the first layer", len(values)), axis)
+    parts = [dots(panel, points, (), colour=1)]
+    if n_taken < 0.85 * len(values):  # beyond, its words leave the frame
+        parts.append(panel.vertical(n_taken, f"{n_taken} taken"))
+    parts += [panel.horizontal(edge)] if edge > 0 else []
+    said = f"{spectrum['n_above']} of {len(values)} singular values are above the noise"
+    return panel.svg(parts, said)

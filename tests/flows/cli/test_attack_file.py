@@ -26,7 +26,7 @@ from recon_core.attacks.autoencoder.many_starts import NoiseAware
 from recon_core.attacks.inversion.feature_matching import GradientInversion
 from recon_core.attacks.inversion.strong_inversion import StrongInversion
 from recon_core.attacks.plug_and_play import Iteration, KnownMask, UnknownMask
-from tasks.attack_file.programs import read_program
+from tasks.attack_file.networks import read_program
 from tasks.families.autoencoder import attack as autoencoder_attack
 from tasks.families.autoencoder.inputs import AutoencoderJob
 from tests.storage.test_weights import Bomb
@@ -92,13 +92,13 @@ def test_from_weights_to_a_page(
     # The same command again computes nothing; one more mask is all that is new; other weights are
     # refused; --fresh starts over.
     computed = []
-    compute = autoencoder_attack.Piece.compute
+    compute = autoencoder_attack.recover_piece
 
-    def counted(piece: autoencoder_attack.Piece, *given: Any) -> Any:
-        computed.append((piece.case.mask_name, piece.case.side, piece.method.kind))
-        return compute(piece, *given)
+    def counted(job: Any, f: Any, case: Any, method: Any, rows: range, *, device: str) -> Any:
+        computed.append((case.mask_name, case.side, method.kind))
+        return compute(job, f, case, method, rows, device=device)
 
-    monkeypatch.setattr(autoencoder_attack.Piece, "compute", counted)
+    monkeypatch.setattr(autoencoder_attack, "recover_piece", counted)
     before = (out / "recoveries.safetensors").read_bytes()
     palimpsest.done(*start)
     assert computed == []
@@ -130,9 +130,10 @@ def test_programs_are_not_touched_without_trust(palimpsest, tmp_path: Path, file
         for item in old.infolist():
             is_inputs = item.filename.endswith("sample_inputs/model.pt")
             new.writestr(item, bomb.getvalue() if is_inputs else old.read(item))
-    program = read_program(with_bomb, "export", trust=True)
+    program = read_program(with_bomb, trust=True)
     assert crater.is_file()  # why trust is asked for at all
-    assert program.kind == "export"
+    assert program is not None
+    assert program.format == "export"
     crater.unlink()
     for weights in (with_bomb, files.torchscript):
         err = palimpsest.refused(*words(files, weights, tmp_path / "out"))

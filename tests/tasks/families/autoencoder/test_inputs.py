@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from recon_core.victims.autoencoder import UNet, initial_weights
 from storage.errors import SourceError
 from storage.weights import WeightFile, WeightsError
-from tasks.attack_file.pictures import picture_folder, read_source, shape_of
-from tasks.attack_file.programs import own_description
+from tasks.attack_file.networks import own_description
+from tasks.attack_file.pictures import read_source, shape_of, size_of
 from tasks.families.autoencoder.inputs import (
     AutoencoderJob,
     AutoencoderVictim,
@@ -121,19 +121,21 @@ def test_our_own_files_tell_everything(tmp_path: Path) -> None:
     assert torch.equal(grey.function("cpu")(x), model.forward(weights, x[None])[0])
 
 
-def test_inputs_that_were_normalised(tmp_path: Path) -> None:
+def test_inputs_that_were_normalised_and_gradients_where_they_are_asked_for(tmp_path: Path) -> None:
     net = dense(nn.ReLU())
     torch.save(net.state_dict(), tmp_path / "net.pt")
-    said = Architecture(activation="relu")
-    victim = victim_of(
-        tmp_path / "net.pt", network=said, mean=(0.5, 0.4, 0.3), std=(0.25, 0.5, 0.125)
-    )
+    numbers = {"mean": (0.5, 0.4, 0.3), "std": (0.25, 0.5, 0.125)}
+    f = victim_of(tmp_path / "net.pt", network=Architecture(activation="relu"), **numbers).function
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in numbers.values())
     x = draw()
-    mean = torch.tensor([0.5, 0.4, 0.3]).view(1, 3, 1, 1)
-    std = torch.tensor([0.25, 0.5, 0.125]).view(1, 3, 1, 1)
     with torch.no_grad():
         expected = net(((x - mean) / std).flatten(1)).view_as(x) * std + mean
-    assert torch.allclose(victim.function("cpu")(x), expected)
+    assert torch.allclose(f("cpu")(x), expected)
+    assert not f("cpu")(x).requires_grad
+    x.requires_grad_()
+    f("cpu")(x).sum().backward()
+    assert x.grad is not None
+    assert bool((x.grad != 0).any())
 
 
 class OneRow(nn.Module):
@@ -182,17 +184,6 @@ def test_programs_say_or_show_what_they_take(tmp_path: Path) -> None:
         victim_of(tmp_path / "five.pt2", shape=(3, 8, 8), trust=True)
 
 
-def test_gradients_pass_where_they_are_asked_for(tmp_path: Path) -> None:
-    torch.save(dense(nn.ReLU()).state_dict(), tmp_path / "net.pt")
-    f = victim_of(tmp_path / "net.pt").function("cpu")
-    x = draw(2)
-    assert not f(x).requires_grad
-    x.requires_grad_()
-    f(x).sum().backward()
-    assert x.grad is not None
-    assert bool((x.grad != 0).any())
-
-
 def test_another_activation_is_named_if_it_fits(tmp_path: Path) -> None:
     images = draw(4)
     write_pictures(tmp_path / "images", images, ("",))
@@ -213,18 +204,6 @@ def test_another_activation_is_named_if_it_fits(tmp_path: Path) -> None:
     said = " ".join(finding.text for finding in prepared.preflight.findings)
     assert prepared.preflight.stopped
     assert "With --activation softplus the error is" in said
-
-
-@pytest.mark.parametrize(
-    ("data", "side"),
-    [("cifar10:x", 32), ("svhn:x", 32), ("mnist:x", 28), ("tiny-imagenet:x", 64), ("digits", 8)],
-)
-def test_published_pictures_tell_the_side_of_a_network(
-    tmp_path: Path, data: str, side: int
-) -> None:
-    job = AutoencoderJob(weights=tmp_path / "net.pt", out=tmp_path, data=data)
-    assert shape_hint(job) == (3, side, side)
-    assert shape_hint(replace(job, data="photos")) is None  # tiles of any side
 
 
 def test_grey_pictures_and_divided_folders(tmp_path: Path) -> None:
@@ -261,10 +240,11 @@ def test_architectures_and_shapes_are_read() -> None:
     for text in ("fc:48-48", "fc:48-10-47", "unet:", "mlp:3-3-3", "fc:a-b-a", ""):
         with pytest.raises(ValueError, match="expected fc:3072"):
             parse_architecture(text)
-    assert shape_of(3072) == (3, 32, 32)
-    assert shape_of(784) == (1, 28, 28)
-    assert shape_of(100 * 3) == (3, 10, 10)
-    assert shape_of(50) is None
+    shapes = {3072: (3, 32, 32), 784: (1, 28, 28), 300: (3, 10, 10), 50: None}
+    assert {d: shape_of(d) for d in shapes} == shapes
+    sizes = {"cifar10:x": (32, 32), "mnist:x": (28, 28), "tiny-imagenet:x": (64, 64)}
+    sizes |= {"digits": (8, 8), "photos": None}  # tiles of any side
+    assert {data: size_of(data) for data in sizes} == sizes
 
 
 def test_pictures_that_cannot_be_read_are_left_out_when_asked(tmp_path: Path) -> None:
@@ -273,7 +253,7 @@ def test_pictures_that_cannot_be_read_are_left_out_when_asked(tmp_path: Path) ->
         Image.new("RGB", (4, 4), (number, 9, 9)).save(tmp_path / f"{name}.png")
     (tmp_path / "a.png").write_bytes(b"no picture")
     source = f"folder:{tmp_path}"
-    assert picture_folder(tmp_path, "--data").first_size() == (4, 4)
+    assert size_of(source) == (4, 4)
     with pytest.raises(SourceError, match=r"a\.png cannot be read as a picture"):
         read_source(source, "all", (3, 4, 4), 9, 0)
     named = read_source(source, "all", (3, 4, 4), 9, 0, skip_corrupt=True)

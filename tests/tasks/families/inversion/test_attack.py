@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from recon_core.attacks.inversion.feature_matching import GradientInversion
@@ -19,8 +18,9 @@ from recon_core.torchvision_compat import import_torchvision
 from recon_core.victims.split import LeNet5, SplitMLP
 from storage.errors import SourceError
 from storage.weights import WeightsError
+from tasks.attack_file.networks import read_classifier
 from tasks.families.inversion import attack as inversion_attack
-from tasks.families.inversion.attack import attack_all, inversion_record, own_maps, shown_rows
+from tasks.families.inversion.attack import attack_all, inversion_record, shown_rows
 from tasks.families.inversion.inputs import (
     InversionJob,
     PreparedCut,
@@ -30,7 +30,6 @@ from tasks.families.inversion.inputs import (
     outputs_of,
     prepare_cut,
 )
-from tasks.families.inversion.networks import read_network
 from tests.tasks.families.inversion.classifier_files import (
     CLASSES,
     N_IMAGES,
@@ -64,32 +63,21 @@ def torchvision_net(name: str, **options: object) -> nn.Module:
     return net.eval()
 
 
-@pytest.mark.parametrize("name", ["resnet18", "squeezenet1_1", "regnet_x_400mf"])
+@pytest.mark.parametrize(
+    "name", ["resnet18", "squeezenet1_1", "regnet_x_400mf", "swin_t", "resnet18 in grey"]
+)
 def test_a_torchvision_model_is_what_torchvision_computes(tmp_path: Path, name: str):
-    net = torchvision_net(name, num_classes=7)
+    kind, _space, grey = name.partition(" ")
+    net = torchvision_net(kind, num_classes=7)
+    if grey:
+        net.conv1 = nn.Conv2d(1, 64, 7, stride=2, padding=3, bias=False)
     torch.save({"state_dict": net.state_dict(), "epoch": 3}, tmp_path / "net.pt")
-    network = read_network(tmp_path / "net.pt", f"torchvision:{name}")
-    assert (network.n_classes, network.channels) == (7, 3)
-    x = torch.rand(2, 3, 64, 64)
+    network = read_classifier(tmp_path / "net.pt", f"torchvision:{kind}")
+    shape = (1 if grey else 3, 64, 64)
+    assert (network.n_classes, network.channels) == (7, shape[0])
+    x = torch.rand(2, *shape)
     with torch.no_grad():
-        torch.testing.assert_close(network.on((3, 64, 64), "cpu")(x), net(x))
-
-
-def test_a_first_convolution_of_grey_images_and_swins_integers_are_read(tmp_path: Path):
-    net = torchvision_net("resnet18", num_classes=10)
-    net.conv1 = nn.Conv2d(1, 64, 7, stride=2, padding=3, bias=False)
-    save_file(net.state_dict(), tmp_path / "grey.safetensors")
-    network = read_network(tmp_path / "grey.safetensors", "torchvision:resnet18")
-    assert network.channels == 1
-    x = torch.rand(2, 1, 32, 32)
-    with torch.no_grad():
-        torch.testing.assert_close(network.on((1, 32, 32), "cpu")(x), net(x))
-    swin = torchvision_net("swin_t", num_classes=3)
-    torch.save(swin.state_dict(), tmp_path / "swin.pt")
-    read = read_network(tmp_path / "swin.pt", "torchvision:swin_t")
-    with torch.no_grad():
-        x = torch.rand(1, 3, 32, 32)
-        torch.testing.assert_close(read.on((3, 32, 32), "cpu")(x), swin(x))
+        torch.testing.assert_close(network.on(shape, "cpu")(x), net(x))
 
 
 def test_weights_that_do_not_fit_are_refused_with_the_tensor_and_the_fix(tmp_path: Path):
@@ -103,16 +91,16 @@ def test_weights_that_do_not_fit_are_refused_with_the_tensor_and_the_fix(tmp_pat
         ("lenet5", WeightsError, "which are not those of lenet5"),
     ):
         with pytest.raises(error, match=said):
-            read_network(path, name)
+            read_classifier(path, name)
     for name, tensor, said in (
         ("extra.weight", torch.zeros(2), r"extra\.weight, which torchvision's resnet18 has not"),
         ("conv1.weight", torch.full((64, 3, 7, 7), torch.nan), r"conv1\.weight .* NaN or infinite"),
     ):
         torch.save(state | {name: tensor}, path)
         with pytest.raises(WeightsError, match=said):
-            read_network(path, "torchvision:resnet18")
+            read_classifier(path, "torchvision:resnet18")
     with pytest.raises(WeightsError, match="does not exist"):
-        read_network(tmp_path / "none.pt", "lenet5")
+        read_classifier(tmp_path / "none.pt", "lenet5")
 
 
 @pytest.mark.parametrize("about", [True, False])
@@ -131,7 +119,7 @@ def test_our_own_networks_are_cut_where_the_study_cuts_them(
     path = tmp_path / "net.safetensors"
     weights = save_split(path, network, shape, 4, about=about)
     kind = "lenet5" if isinstance(network, LeNet5) else "split-mlp"
-    read = read_network(path, None if about else kind)
+    read = read_classifier(path, None if about else kind)
     assert (read.text, read.n_classes, read.channels) == (kind, 4, shape[0])
     assert read.cut == (cuts[network.cut - 1] if about else None)
     module = read.on(shape, "cpu")
@@ -147,7 +135,7 @@ def test_our_own_networks_are_cut_where_the_study_cuts_them(
 
 
 def test_cuts_are_listed_in_order_with_their_shapes(files: ClassifierFiles):
-    network = read_network(files.exported, None, trust=True)
+    network = read_classifier(files.exported, None, trust=True)
     listed = modules_of(network, image_shape(network, None, None))
     assert listed[0] == ("first.0", (12, SIDE, SIDE))
     assert ("second", (4, 2, 2)) in listed
@@ -171,6 +159,8 @@ def test_a_program_is_cut_at_the_modules_that_it_was_exported_with(
     with torch.no_grad():
         torch.testing.assert_close(prepared.z, files.net.first(normalised).flatten(1))
         predicted = files.net(normalised).argmax(1)
+    rows = [features(prepared.h, image.unsqueeze(0), "cpu") for image in x]  # of each alone
+    torch.testing.assert_close(torch.cat(rows), prepared.z)
     labels = torch.tensor([int(Path(name).parts[0] == "b") for name in prepared.data.names])
     assert prepared.accuracy == float((predicted == labels).double().mean())
 
@@ -247,11 +237,11 @@ def test_tensors_under_other_names_are_named_with_the_renaming_that_helps(tmp_pa
     with pytest.raises(
         WeightsError, match=r"if backbone\.fc\.bias is meant, rename it to fc\.bias"
     ):
-        read_network(tmp_path / "a.pt", "torchvision:resnet18")
+        read_classifier(tmp_path / "a.pt", "torchvision:resnet18")
     mlp = nn.Sequential(nn.Linear(12, 6), nn.ReLU(), nn.Linear(6, 2))
     torch.save(mlp.state_dict(), tmp_path / "b.pt")
     with pytest.raises(WeightsError, match=r"rename 0\.weight to fc1\.weight, 2\.weight to fc2\."):
-        read_network(tmp_path / "b.pt", "split-mlp")
+        read_classifier(tmp_path / "b.pt", "split-mlp")
 
 
 def test_accuracy_is_left_out_where_classes_cannot_be_matched(
@@ -268,12 +258,6 @@ def test_accuracy_is_left_out_where_classes_cannot_be_matched(
     for path in (tmp_path / "three").rglob("*.png"):
         path.rename(tmp_path / "three" / path.name)
     assert "no class folders" in prepare_cut(job).notes[0]
-
-
-def test_features_are_of_the_images_alone_and_in_order(files: ClassifierFiles):
-    prepared = prepare_cut(job_of(files, files.fixed))
-    rows = [features(prepared.h, x.unsqueeze(0), "cpu") for x in prepared.data.images]
-    torch.testing.assert_close(torch.cat(rows), prepared.z)
 
 
 @pytest.fixture(scope="module")
@@ -361,7 +345,7 @@ def test_a_descent_that_diverges_is_said_and_scored(job: InversionJob, prepared:
 
 
 def test_own_maps_are_the_outermost_modules_in_their_order(prepared: PreparedCut):
-    maps = own_maps(prepared)(prepared.data.images)
+    maps = prepared.maps(prepared.data.images)
     shapes = [tuple(layer.shape[1:]) for layer in maps]
     assert shapes == [(12, 16, 16), (4, 2, 2), (16,), (2,)]
     torch.testing.assert_close(maps[0].flatten(1), prepared.z)

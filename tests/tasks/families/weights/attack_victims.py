@@ -14,6 +14,9 @@ from torch import Tensor
 from recon_core.optimisers import Optimiser
 from recon_core.victims.network import Architecture, Network, Parameters
 from recon_core.victims.training import Training, train
+from tasks.families.weights.attack import WeightsJob, run_attacks
+from tasks.families.weights.preflight import PreparedWeights, prepare_weights
+from tasks.families.weights.results import Results, gather
 
 SIDE = 12
 N_IMAGES = 6
@@ -59,6 +62,13 @@ def write_pictures(folder: Path, images: Tensor, classes: tuple[str, ...] = ("a"
         path.mkdir(parents=True, exist_ok=True)
         pixels = (image * 255).round().byte().permute(1, 2, 0).numpy()
         Image.fromarray(np.ascontiguousarray(pixels)).save(path / f"{i}.png")
+
+
+def attacked(job: WeightsJob) -> tuple[PreparedWeights, Results]:
+    """What an attack starts from, and what it leaves."""
+    prepared = prepare_weights(job)
+    runs = run_attacks(job, prepared.victim, device="cpu", on_progress=lambda _done, _total: None)
+    return prepared, gather(job, runs, prepared)
 
 
 def make_victim(folder: Path) -> VictimFiles:

@@ -6,6 +6,7 @@ import io
 import json
 import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +28,25 @@ from tasks.families.weights import attack as attack_module
 from tasks.families.weights import results as attack_results
 from tasks.families.weights.attack import WeightsJob, read_attack, run_attacks
 from tasks.families.weights.inputs import read_victim
-from tasks.families.weights.preflight import PreparedWeights, prepare_weights
-from tasks.families.weights.preprocessing import read_mean, read_pictures
-from tasks.families.weights.report import weights_sheet, write_reconstructions
-from tasks.families.weights.results import Results, gather, scores_record, to_pictures
+from tasks.families.weights.preflight import (
+    PreparedWeights,
+    prepare_weights,
+    read_mean,
+    read_pictures,
+)
+from tasks.families.weights.results import (
+    Results,
+    gather,
+    scores_record,
+    to_pictures,
+    weights_sheet,
+    write_reconstructions,
+)
 from tests.tasks.families.weights.attack_victims import (
     N_IMAGES,
     SIDE,
     VictimFiles,
+    attacked,
     make_victim,
     pictures,
     write_pictures,
@@ -57,24 +69,13 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> VictimFiles:
 
 def job_of(files: VictimFiles, out: Path, **changes: object) -> WeightsJob:
     job = WeightsJob(
-        weights=files.torch_file,
-        out=out,
-        attack=ATTACK,
-        n_attacks=3,
-        data=f"folder:{files.images}",
-        decoys=f"folder:{files.decoys}",
-    )
+        weights=files.torch_file, out=out, attack=ATTACK, n_attacks=3,
+        data=f"folder:{files.images}", decoys=f"folder:{files.decoys}",
+    )  # fmt: skip
     return replace(job, **changes)  # type: ignore[arg-type]
 
 
-def nobody(_done: float, _total: float) -> None:
-    """A progress callback."""
-
-
-def attacked(job: WeightsJob) -> tuple[PreparedWeights, Results]:
-    prepared = prepare_weights(job)
-    runs = run_attacks(job, prepared.victim, device="cpu", on_progress=nobody)
-    return prepared, gather(job, runs, prepared)
+run = partial(run_attacks, device="cpu", on_progress=lambda _done, _total: None)
 
 
 @pytest.fixture(scope="module")
@@ -84,11 +85,8 @@ def done(files: VictimFiles, tmp_path_factory: pytest.TempPathFactory) -> Done:
 
 
 def test_both_formats_are_the_same_victim(files: VictimFiles) -> None:
-    found = [
-        read_victim(path, arch=None, shape=None, activation="relu", leak=0.01, dtype="float32")
-        for path in (files.torch_file, files.safetensors_file)
-    ]
-    for victim in found:
+    for path in (files.torch_file, files.safetensors_file):
+        victim = read_victim(path)
         assert victim.layers.architecture == "mlp:432-32-32-1"
         assert victim.architecture.shape == SHAPE
         for w, expected in zip(victim.parameters.weights, files.parameters.weights, strict=True):
@@ -100,11 +98,9 @@ def test_both_formats_are_the_same_victim(files: VictimFiles) -> None:
     assert named.parameters.weights[0].dtype == torch.float64
     assert named.facts["leak"] == 0.2
     with pytest.raises(WeightsError, match=r"--arch says mlp:432-64-1 .* make mlp:432-32-32-1"):
-        read_victim(files.torch_file, arch="mlp:432-64-1", shape=None, activation="relu", leak=0.0,
-                    dtype="float32")  # fmt: skip
+        read_victim(files.torch_file, arch="mlp:432-64-1")
     with pytest.raises(ValueError, match="not of the form"):
-        read_victim(files.torch_file, arch="432", shape=None, activation="relu", leak=0.0,
-                    dtype="float32")  # fmt: skip
+        read_victim(files.torch_file, arch="432")
 
 
 def test_pictures_of_a_folder_are_all_of_its_pictures(tmp_path: Path) -> None:
@@ -119,16 +115,17 @@ def test_pictures_of_a_folder_are_all_of_its_pictures(tmp_path: Path) -> None:
     assert float(grey.images[0].mean()) == pytest.approx(
         float((images[0].mean((1, 2)) * torch.tensor([0.299, 0.587, 0.114])).sum()), abs=1e-6
     )
-    with pytest.raises(SourceError, match="unknown image source"):
-        read_pictures("floder:x", SHAPE)
     (tmp_path / "empty").mkdir()
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "x.png").write_bytes(b"no picture")
-    for source, said in (("empty", "no pictures"), ("bad", r"x\.png cannot be read")):
+    for source, said in (
+        ("floder:x", "unknown image source"),
+        (f"folder:{tmp_path / 'empty'}", "no pictures"),
+        (f"folder:{tmp_path / 'bad'}", r"x\.png cannot be read"),
+        (f"folder:{tmp_path / 'absent'}", "is not a folder"),
+    ):
         with pytest.raises(SourceError, match=said):
-            read_pictures(f"folder:{tmp_path / source}", SHAPE)
-    with pytest.raises(SourceError, match="is not a folder"):
-        read_pictures(f"folder:{tmp_path / 'absent'}", SHAPE)
+            read_pictures(source, SHAPE)
     with pytest.raises(ValueError, match="4x12x12"):
         read_pictures(f"folder:{tmp_path / 'deep'}", (4, SIDE, SIDE))
 
@@ -215,15 +212,13 @@ def test_divided_inputs_are_asked_about_seen_and_turned_back(
 
 
 def test_decoys_must_be_others_and_need_images(files: VictimFiles, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="6 of 6 decoys"):
-        prepare_weights(job_of(files, tmp_path, decoys=f"folder:{files.images}"))
-    with pytest.raises(ValueError, match="give --data"):
-        job_of(files, tmp_path, data=None)
-    for name in ("n_attacks", "n_shown"):
-        with pytest.raises(ValueError, match=f"{name}=0"):
-            job_of(files, tmp_path, **{name: 0})
-    with pytest.raises(ValueError, match="multiclass"):
-        prepare_weights(job_of(files, tmp_path, attack=replace(ATTACK, condition="multiclass")))
+    for changes, said in (
+        ({"decoys": f"folder:{files.images}"}, "6 of 6 decoys"),
+        ({"data": None}, "give --data"),
+        ({"attack": replace(ATTACK, condition="multiclass")}, "multiclass"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            prepare_weights(job_of(files, tmp_path, **changes))
 
 
 def test_the_images_come_back_and_decoys_do_not(done: Done) -> None:
@@ -238,7 +233,7 @@ def test_the_images_come_back_and_decoys_do_not(done: Done) -> None:
     first = results.ranked[:N_IMAGES]
     assert [r.n_attacks for r in first] == sorted((r.n_attacks for r in first), reverse=True)
     assert first[0].n_attacks == 3
-    good = {r.nearest for r in first if r.ssim is not None and r.ssim > 0.4}
+    good = {r.nearest_image for r in first if r.ssim is not None and r.ssim > 0.4}
     assert len(good) >= N_IMAGES // 2
     record = scores_record(results, prepared.truth, prepared.decoys)
     json.dumps(record, allow_nan=False)
@@ -251,9 +246,8 @@ def test_scores_are_those_of_the_candidates_they_name(done: Done) -> None:
     assert prepared.truth is not None
     assert prepared.mean is not None
     assert results.truth is not None
-    for row, (attack, candidate) in enumerate(
-        zip(results.truth.attack.tolist(), results.truth.candidate.tolist(), strict=True)
-    ):
+    found = zip(results.truth.attack.tolist(), results.truth.candidate.tolist(), strict=True)
+    for row, (attack, candidate) in enumerate(found):
         x = read_attack(job.out / "cache", attack)[1]["x"][-1, candidate].view(1, *SHAPE)
         picture = fit_to_range(x, prepared.mean)
         torch.testing.assert_close(picture[0], results.truth.picture[row])
@@ -274,10 +268,8 @@ def test_a_prefilter_by_correlation_finds_the_same_matches(
     job, prepared, results = done
     monkeypatch.setattr(attack_results, "MAX_PAIRS", 0)
     monkeypatch.setattr(attack_results, "N_NEAREST", 5)
-    runs = run_attacks(job, prepared.victim, device="cpu", on_progress=nobody)
-    again = gather(job, runs, prepared)
-    assert not again.exhaustive
-    assert results.exhaustive
+    again = gather(job, run(job, prepared.victim), prepared)
+    assert (again.exhaustive, results.exhaustive) == (False, True)
     assert again.truth is not None
     assert results.truth is not None
     torch.testing.assert_close(again.truth.ssim, results.truth.ssim)
@@ -291,7 +283,7 @@ def test_an_interrupted_attack_ends_bit_for_bit_as_one_that_was_not(
     victim = prepare_weights(whole).victim
     monkeypatch.setattr(attack_module, "STATE_EVERY", STATE_ITERATIONS)
     monkeypatch.setattr(attack_module, "SAVE_SECONDS", 0.0)
-    run_attacks(whole, victim, device="cpu", on_progress=nobody)
+    run(whole, victim)
     monkeypatch.setattr(attack_module, "POLL_SECONDS", 0.01)
     plain, runners = attack_module.reconstruct, []
     held = threading.Event()
@@ -327,21 +319,18 @@ def test_an_interrupted_attack_ends_bit_for_bit_as_one_that_was_not(
     for _time in range(3):
         held.clear()
         with pytest.raises(KeyboardInterrupt):
-            run_attacks(broken, victim, device="cpu", on_progress=interrupt)
+            run(broken, victim, on_progress=interrupt)
         assert list((broken.out / "cache").glob("running*.json"))
     assert max(resumed) > STATE_ITERATIONS
     n_before_stop = 0  # never
     seen: list[float] = []
-    runs = run_attacks(
-        broken, victim, device="cpu", on_progress=lambda done, _total: seen.append(done)
-    )
+    runs = run(broken, victim, on_progress=lambda done, _total: seen.append(done))
     assert seen == sorted(seen)
     assert seen[-1] == len(runs)
-    assert [run.number for run in runs] == [0, 1, 2]
+    assert [one.number for one in runs] == [0, 1, 2]
     for number in range(3):
         first, again = (read_attack(j.out / "cache", number)[1] for j in (whole, broken))
-        assert torch.equal(first["x"], again["x"])
-        assert torch.equal(first["lam"], again["lam"])
+        assert all(torch.equal(first[name], again[name]) for name in ("x", "lam"))
     assert not list((broken.out / "cache").glob("running*"))
 
 
@@ -353,16 +342,16 @@ def test_one_attack_alone_is_the_first_of_many_and_more_can_be_added(
     try:
         one = job_of(files, tmp_path, n_attacks=1)
         victim = prepare_weights(one).victim
-        run_attacks(one, victim, device="cpu", on_progress=nobody)
+        run(one, victim)
     finally:
         torch.set_num_threads(torch_threads)
     first = read_attack(tmp_path / "cache", 0)[1]["x"]
     stamp = (tmp_path / "cache" / "attack_0000.json").stat().st_mtime_ns
-    runs = run_attacks(replace(one, n_attacks=2), victim, device="cpu", on_progress=nobody)
+    runs = run(replace(one, n_attacks=2), victim)
     assert (tmp_path / "cache" / "attack_0000.json").stat().st_mtime_ns == stamp
     assert torch.equal(read_attack(tmp_path / "cache", 0)[1]["x"], first)
     assert runs[0].settings != runs[1].settings
-    assert all(run.ending == "ok" and run.residual is not None for run in runs)
+    assert all(one.ending == "ok" and one.residual is not None for one in runs)
 
 
 def test_other_settings_are_not_mixed_in(files: VictimFiles, done: Done) -> None:
@@ -375,9 +364,9 @@ def test_other_settings_are_not_mixed_in(files: VictimFiles, done: Done) -> None
         other = replace(job, **changes)  # type: ignore[arg-type]
         victim = prepare_weights(other).victim
         with pytest.raises(StoreMismatchError, match=said):
-            run_attacks(other, victim, device="cpu", on_progress=nobody)
+            run(other, victim)
     shown = replace(job, n_shown=3, data=None, decoys=None)
-    assert len(run_attacks(shown, prepared.victim, device="cpu", on_progress=nobody)) == 3
+    assert len(run(shown, prepared.victim)) == 3
 
 
 def test_a_single_attack_is_ranked_by_consistency(files: VictimFiles, tmp_path: Path) -> None:
@@ -394,8 +383,8 @@ def test_attacks_that_left_nothing_are_said_and_counted(files: VictimFiles, tmp_
     attack = replace(ATTACK, optimiser=wild, search=None)
     job = job_of(files, tmp_path, attack=attack, n_attacks=2)
     prepared, results = attacked(job)
-    runs = run_attacks(job, prepared.victim, device="cpu", on_progress=nobody)
-    assert {run.ending for run in runs} == {"diverged"}
+    runs = run(job, prepared.victim)
+    assert {one.ending for one in runs} == {"diverged"}
     assert runs[0].residual is None or np.isfinite(runs[0].residual)
     assert results.ranked == ()
     assert results.truth is not None
@@ -404,10 +393,7 @@ def test_attacks_that_left_nothing_are_said_and_counted(files: VictimFiles, tmp_
     json.dumps(scores_record(results, prepared.truth, prepared.decoys), allow_nan=False)
     assert len(weights_sheet(results, prepared.truth, prepared.decoys)) > 1000
     stopped = replace(attack, optimiser=Optimiser(), stop_above=1e-9, stop_after=1)
-    runs = run_attacks(
-        job_of(files, tmp_path / "s", attack=stopped, n_attacks=1),
-        prepared.victim, device="cpu", on_progress=nobody,
-    )  # fmt: skip
+    runs = run(job_of(files, tmp_path / "s", attack=stopped, n_attacks=1), prepared.victim)
     assert runs[0].ending == "stopped"
     assert runs[0].n_iterations < ATTACK.n_iterations
 
@@ -443,11 +429,8 @@ def test_several_outputs_and_regression_run_through(files: VictimFiles, tmp_path
 def test_pictures_without_a_known_mean(files: VictimFiles) -> None:
     x = torch.randn(2, *SHAPE, generator=torch.Generator().manual_seed(0))
     unknown, none = to_pictures(x, None), to_pictures(x, torch.zeros(SHAPE))
-    for found in (unknown, none):
-        assert float(found.min()) >= 0
-        assert float(found.max()) <= 1
-    assert float(none[0].min()) == 0
-    assert float(none[0].max()) == 1
+    assert all(float(found.min()) >= 0 and float(found.max()) <= 1 for found in (unknown, none))
+    assert (float(none[0].min()), float(none[0].max())) == (0, 1)
     decides = x[0].abs().flatten().sort(descending=True).values[4]  # four of 432 are clipped
     torch.testing.assert_close(unknown[0] - 0.5, (x[0] * (0.5 / decides)).clamp(-0.5, 0.5))
 

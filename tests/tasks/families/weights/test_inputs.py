@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from storage.weights import WeightsError
 from tasks.families.weights.inputs import Victim, read_victim
-from tasks.families.weights.preprocessing import read_pictures
+from tasks.families.weights.preflight import read_pictures
 
 State = dict[str, Tensor]
 
@@ -30,8 +30,7 @@ def mlp(*sizes: int, seed: int = 0) -> State:
 
 def victim(path: Path, state: State, **facts: Any) -> Victim:
     torch.save(state, path)
-    given = {"arch": None, "shape": None, "activation": "relu", "leak": 0.0, "dtype": "float32"}
-    return read_victim(path, **given | facts)  # type: ignore[arg-type]
+    return read_victim(path, **facts)
 
 
 PREFIXES = ("", "_module.", "module.", "_orig_mod.", "model.", "net.", "wrapped.")

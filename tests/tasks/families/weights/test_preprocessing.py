@@ -19,11 +19,10 @@ from recon_core.attacks.span.search import SpanAttack
 from recon_core.metrics import ssim_matrix
 from storage.sources.load import load_images
 from tasks.attack_file.pictures import Named
-from tasks.families.weights.attack import WeightsJob, run_attacks
-from tasks.families.weights.preflight import PreparedWeights, prepare_weights
-from tasks.families.weights.preprocessing import choose_mean
-from tasks.families.weights.results import gather, to_pictures
-from tests.tasks.families.weights.attack_victims import SIDE, rectangles
+from tasks.families.weights.attack import WeightsJob
+from tasks.families.weights.preflight import PreparedWeights, choose_mean, prepare_weights
+from tasks.families.weights.results import to_pictures
+from tests.tasks.families.weights.attack_victims import SIDE, attacked, rectangles
 
 N, WIDTH = 10, 60
 SHAPE = (3, SIDE, SIDE)
@@ -47,16 +46,21 @@ def saved(folder: Path, images: Tensor, mean: Tensor, order: InputOrder) -> Path
     return folder / "net.pt"
 
 
-def prepared(
-    path: Path, *, known: bool = True, **changes: Any
-) -> tuple[WeightsJob, PreparedWeights]:
+def job_of(path: Path, **changes: Any) -> WeightsJob:
     folder = path.parent
     job = WeightsJob(
         weights=path, out=folder / "out", attack=SpanAttack(), data=f"folder:{folder / 'images'}",
         decoys=f"folder:{folder / 'decoys'}",
     )  # fmt: skip
-    job = replace(job, **changes) if known else replace(job, data=None, decoys=None, **changes)
-    return job, prepare_weights(job)
+    return replace(job, **changes)
+
+
+def prepared(path: Path, **changes: Any) -> PreparedWeights:
+    return prepare_weights(job_of(path, **changes))
+
+
+def about_order(found: PreparedWeights) -> list[str]:
+    return [f.text for f in found.preflight.findings if f.subject == "order of inputs"]
 
 
 ORDERS: list[tuple[PixelOrder, ChannelOrder]] = [
@@ -77,13 +81,10 @@ def test_another_order_is_named_and_gives_the_images_back_when_it_is_said(
     )
     with pytest.raises(ValueError, match=said):
         prepared(path)
-    _job, as_it_is = prepared(path, pixel_order="chw")
-    assert "order of inputs" in [f.subject for f in as_it_is.preflight.findings]
-    job, right = prepared(path, pixel_order=order[0], channel_order=order[1])
-    assert "order of inputs" not in [f.subject for f in right.preflight.findings]
+    assert about_order(prepared(path, pixel_order="chw"))
+    right, found = attacked(job_of(path, pixel_order=order[0], channel_order=order[1]))
+    assert not about_order(right)
     assert right.preflight.numbers["images_in_span"] > 0.99
-    runs = run_attacks(job, right.victim, device="cpu", on_progress=lambda _a, _b: None)
-    found = gather(job, runs, right)
     assert found.truth is not None
     assert found.truth.n_good >= N - 2
 
@@ -91,15 +92,10 @@ def test_another_order_is_named_and_gives_the_images_back_when_it_is_said(
 def test_without_images_a_flattening_is_named_by_smoothness(tmp_path: Path) -> None:
     images = rectangles(N, 4)
     path = saved(tmp_path / "net", images, images.mean(0), InputOrder("hwc"))
-    (finding,) = [
-        f
-        for f in prepared(path, known=False)[1].preflight.findings
-        if f.subject == "order of inputs"
-    ]
-    assert "--pixel-order hwc" in finding.text
+    (text,) = about_order(prepared(path, data=None, decoys=None))
+    assert "--pixel-order hwc" in text
     path = saved(tmp_path / "usual", images, images.mean(0), InputOrder())
-    found = prepared(path, known=False)[1].preflight.findings
-    assert "order of inputs" not in [f.subject for f in found]
+    assert not about_order(prepared(path, data=None, decoys=None))
 
 
 def test_the_mean_that_is_taken_is_told_by_the_first_layer_and_said(tmp_path: Path) -> None:
@@ -110,15 +106,15 @@ def test_the_mean_that_is_taken_is_told_by_the_first_layer_and_said(tmp_path: Pa
         ("own", images.mean(0), both, "training images and decoys together"),
     ):
         path = saved(tmp_path / name, images, mean, InputOrder())
-        found = prepared(path)[1]
+        found = prepared(path)
         assert found.mean is not None
         torch.testing.assert_close(found.mean, taken, atol=0.003, rtol=0)
         assert source in found.mean_source
         assert "mean" in [f.subject for f in found.preflight.findings]
-    said = prepared(path, mean="0.5")[1]
+    said = prepared(path, mean="0.5")
     assert (said.mean_source, float(said.mean.mean())) == ("--mean 0.5", 0.5)  # type: ignore[union-attr]
     np.save(tmp_path / "own.npy", images.mean(0).numpy())
-    given = prepared(path, mean=str(tmp_path / "own.npy"))[1]
+    given = prepared(path, mean=str(tmp_path / "own.npy"))
     torch.testing.assert_close(given.mean, both, atol=0.003, rtol=0)
     assert "alone" in given.mean_source
 
@@ -129,12 +125,10 @@ def test_images_that_are_not_square_come_back_and_are_scored(
 ) -> None:
     images = rectangles(N, 4)[..., :9, :]
     path = saved(tmp_path / "net", images, images.mean(0), InputOrder(order))
-    job, found = prepared(path, pixel_order=order)
+    found, results = attacked(job_of(path, pixel_order=order))
     assert found.victim.architecture.shape == (3, 9, SIDE)
     assert found.truth is not None
     torch.testing.assert_close(found.truth.images, images)
-    runs = run_attacks(job, found.victim, device="cpu", on_progress=lambda _a, _b: None)
-    results = gather(job, runs, found)
     assert results.truth is not None
     assert results.truth.n_good >= N - 2
 
@@ -146,12 +140,12 @@ def test_pictures_are_not_resized_to_what_a_convolution_is_guessed_to_take(tmp_p
     torch.save({name: torch.randn(shape, generator=g) for name, shape in shapes.items()}, path)
     with pytest.raises(ValueError, match=r"are 12x12, but .* takes 14x14 .*--shape 3x14x14"):
         prepared(path, attack=KKTAttack())
-    _job, found = prepared(path, attack=KKTAttack(), shape=(3, 14, 14))
+    found = prepared(path, attack=KKTAttack(), shape=(3, 14, 14))
     assert found.truth is not None
     assert found.truth.images.shape[2:] == (14, 14)
     shapes["2.weight"] = (8, 4 * (SIDE - 2) ** 2)
     torch.save({name: torch.randn(shape, generator=g) for name, shape in shapes.items()}, path)
-    assert prepared(path, attack=KKTAttack())[1].victim.architecture.shape == SHAPE
+    assert prepared(path, attack=KKTAttack()).victim.architecture.shape == SHAPE
 
 
 def test_constants_in_the_file_are_its_mean_and_std(tmp_path: Path) -> None:
@@ -162,7 +156,7 @@ def test_constants_in_the_file_are_its_mean_and_std(tmp_path: Path) -> None:
         "norm.std": torch.full((1, 3, 1, 1), 0.2),
     }
     torch.save(constants | torch.load(path), path)
-    found = prepared(path)[1]
+    found = prepared(path)
     assert found.victim.facts["own mean"] == "0.5,0.5,0.4, in the file (as --mean 0.5,0.5,0.4)"
     assert found.mean is not None
     assert found.std is not None
@@ -170,13 +164,13 @@ def test_constants_in_the_file_are_its_mean_and_std(tmp_path: Path) -> None:
     assert found.std.flatten().tolist() == pytest.approx([0.2] * 3)
     for mean, level in ((torch.full((3, 1, 1), 127.5), 0.5), (images.mean(0).view(1, -1), None)):
         torch.save(torch.load(path) | {"norm.mean": mean}, path)
-        own = prepared(path)[1].victim.own_mean
+        own = prepared(path).victim.own_mean
         assert own is not None
         torch.testing.assert_close(
             own, images.mean(0) if level is None else torch.full(SHAPE, level)
         )
     torch.save(torch.load(path) | {"norm.mean": torch.full((3,), -2.0)}, path)
-    assert "norm.mean (a constant" in prepared(path)[1].victim.facts["left out"]
+    assert "norm.mean (a constant" in prepared(path).victim.facts["left out"]
 
 
 def test_a_network_that_learned_other_digits_leaks_nothing_beyond_decoys(tmp_path: Path) -> None:
@@ -184,7 +178,7 @@ def test_a_network_that_learned_other_digits_leaks_nothing_beyond_decoys(tmp_pat
     digits = torch.from_numpy(load_images("digits", split="train").images.copy())[:, :1, ::4, ::4]
     digits = digits.float() / 255
     path = saved(tmp_path / "net", rectangles(N, 4), torch.zeros(1), InputOrder())
-    victim = prepared(path)[1].victim
+    victim = prepared(path).victim
     alarms = {"taken": 0, "own": 0}
     for seed in range(40):
         rows = torch.randperm(len(digits), generator=torch.Generator().manual_seed(seed))[:24]

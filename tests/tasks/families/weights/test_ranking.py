@@ -43,14 +43,14 @@ def test_one_attack_goes_by_trust_and_is_judged_with_either_sign(tmp_path: Path)
     assert n_attacks == 1
     assert [(r.candidate, r.label) for r in ranked] == [(1, 1), (3, 3), (0, 0), (2, 2)]
     shown, found = judged(ranked, 3, IMAGES, MEAN, "gaussian11", signs=True)
-    assert [r.nearest for r in shown[:2]] == [0, 2]
+    assert [r.nearest_image for r in shown[:2]] == [0, 2]
     assert len(shown) == 3
     assert shown[0].ssim is not None
     assert shown[0].ssim > 0.9
-    assert shown[0].as_negative is None
-    assert shown[1].as_negative is not None
+    assert shown[0].ssim_as_negative is None
+    assert shown[1].ssim_as_negative is not None
     assert shown[1].ssim is not None
-    assert shown[1].as_negative > 0.9
+    assert shown[1].ssim_as_negative > 0.9
     assert shown[1].ssim < 0.4
     assert found is not None
     assert (found.n_false, found.n_found) == (1, (2, 2, 2))
@@ -69,6 +69,6 @@ def test_what_two_attacks_find_goes_before_what_one_trusts(tmp_path: Path) -> No
     ranked, n_attacks = rank(last, None, MEAN)
     assert n_attacks == 2
     assert [r.n_attacks for r in ranked] == [2, 1, 1]
-    assert ranked[0].n_members == 2
+    assert ranked[0].n_candidates == 2
     torch.testing.assert_close(ranked[0].x + MEAN, IMAGES[0])
     assert [r.attack for r in ranked[1:]] == [1, 0]

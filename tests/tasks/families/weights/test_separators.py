@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -100,26 +101,20 @@ def test_too_few_pictures_and_minutes_of_learning(
         SeparatorJob(data="folder:x", shape=(1, 32, 30), large=True)
 
 
-@pytest.mark.parametrize("minutes", [29.0, 30.0])
-def test_half_an_hour_of_learning_is_for_a_wider_network(minutes: float) -> None:
+@pytest.mark.parametrize(
+    ("settings", "widths", "kind", "on_gpu"),
+    [
+        ({"minutes": 29.0}, separators.WIDTHS, CompactUNet, 96),
+        ({"minutes": 30.0}, separators.WIDER, CompactUNet, 96),
+        ({"large": True}, (), UNet, 512),
+    ],
+)
+def test_long_learning_is_for_wider_networks_and_the_large_one_sees_more_mixtures(
+    settings: dict[str, Any], widths: tuple[int, ...], kind: type, on_gpu: int
+) -> None:
     pictures = photograph_tiles(16, shrink=1)[:200].float() / 255
-    job = SeparatorJob(data="folder:x", shape=(3, 16, 16), minutes=minutes)
+    job = SeparatorJob(data="folder:x", shape=(3, 16, 16), **settings)
     card = separators._card(job, pictures)
-    assert card.widths == (separators.WIDER if minutes >= 30 else separators.WIDTHS)
-    assert card.patch == 1
-
-
-def test_a_large_network_is_edms_and_learns_from_more_mixtures() -> None:
-    pictures = photograph_tiles(16, shrink=1)[:200].float() / 255
-    small, large = (
-        separators._card(SeparatorJob(data="folder:x", shape=(3, 16, 16), large=size), pictures)
-        for size in (False, True)
-    )
-    assert isinstance(build_network(small), CompactUNet)
-    assert isinstance(build_network(large), UNet)
-    assert [separators._batch(card, at) for card in (small, large) for at in ("cpu", "cuda:0")] == [
-        96,
-        96,
-        96,
-        512,
-    ]
+    assert (card.widths, card.patch) == (widths, 1)
+    assert isinstance(build_network(card), kind)
+    assert [separators._batch(card, device) for device in ("cpu", "cuda:0")] == [96, on_gpu]

@@ -16,7 +16,7 @@ import torch
 from flows.families.inversion.study import tiny
 from recon_core.similarity import unit_ssim
 from recon_core.victims.separability import MixCon, UniCon
-from tasks.families.inversion.networks import read_network
+from tasks.attack_file.networks import read_classifier
 from tasks.families.inversion.study import units as inversion_units
 from tasks.families.inversion.study.plan import InversionPlan
 from tasks.families.inversion.study.record import (
@@ -229,7 +229,7 @@ def test_the_victims_that_are_kept_are_what_the_study_had(done: Done) -> None:
         "digits-cut2-vanilla.safetensors", "digits-cut1-mixcon-1-0.01.safetensors"]  # fmt: skip
     x = torch.rand(3, 1, 16, 16, generator=torch.Generator().manual_seed(0))
     for file, cell in zip(files, cells, strict=True):
-        network = read_network(file, None)
+        network = read_classifier(file, None)
         found = (network.shape, network.n_classes, network.cut)
         assert found == ((1, 16, 16), 10, f"conv{cell.cut}")
         logits = network.on((1, 16, 16), "cpu")(x)
