@@ -29,12 +29,13 @@ from storage.documents import read_document
 from storage.files import write_json
 
 MAX_PAIRS = 4_000_000
-"""Pairs of which SSIM is computed; beyond, of each picture's nearest images by correlation."""
+"""Pairs up to which every SSIM is computed; of more, each picture is compared with its nearest
+images by correlation."""
 N_NEAREST = 20
 SURE = 0.05
-"""A p-value above it: scores do not tell images from decoys."""
+"""P-value above which scores do not tell images from decoys."""
 FEW = 5
-"""Images or decoys, of fewer of which no p-value is given: it could hardly be low."""
+"""Fewest images or decoys for which a p-value is given: of fewer it could hardly be low."""
 
 
 def leads(
@@ -92,7 +93,7 @@ def compared(
 
 
 def sentences(scores: Mapping[str, Any], outlook: str) -> list[str]:
-    """What the record's `scores` allow to conclude, for the page and the screen.
+    """State what the record's `scores` allow to conclude, for the page and the screen.
 
     `scores` has `images`, `decoys` (or None) and `compared`; `outlook` is that of the check before
     the attack (`recon_core.victims.preflight`).

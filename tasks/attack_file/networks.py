@@ -50,7 +50,7 @@ HOW_ELSE = (
     "'net.pt2'), and give --trust"
 )
 CLASSES = 1000
-"""Of torchvision's models by default; what has so many rows in them is the last layer."""
+"""Classes of torchvision's models by default: the tensor with so many rows is the last layer's."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -69,8 +69,8 @@ class Named:
         return len(self.names)
 
     def check_disjoint(self, other: Named | None, why: str) -> None:
-        """ValueError, of which `why` is the end, if images of `other` are among these to the last
-        bit; SOURCE in it is where the others are from."""
+        """Raise ValueError, ending with `why`, if images of `other` are among these, bit by bit.
+        SOURCE in `why` is replaced by the source of the others."""
         seen = {image.numpy().tobytes() for image in self.images}
         others = [] if other is None else [image.numpy().tobytes() for image in other.images]
         if other is not None and (n_shared := sum(image in seen for image in others)):

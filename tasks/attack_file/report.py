@@ -1,5 +1,5 @@
-"""The files that every attack leaves in its folder, for people: a page, a sheet of pictures, raw
-arrays and the record, which is written last: where it is, the rest is whole."""
+"""Files that every attack writes into its folder, for people: a page, a sheet of pictures, raw
+arrays and the record. The record is written last: where it exists, the rest is complete."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check_chances(prepared: Any, out: Path, *, force: bool) -> None:
 
 
 def page_context(packages: tuple[str, ...], **more: Any) -> dict[str, Any]:
-    """The command, the time and the software of a page, and what else it is told."""
+    """The command, the time and the software of a page, and `more` of its context."""
     made = made_with(("palimpsest", "torch", *packages))
     versions = made["versions"] | {"machine": made["machine"]}
     return {"command": COMMAND.get(), "created": made["created"], "versions": versions} | more

@@ -141,9 +141,10 @@ def recover_all(
     device: str,
     on_progress: Callable[[float, float], None],
 ) -> list[Recovery]:
-    """Every case by every method; raises StoreMismatchError if `job.out` is of other weights.
+    """Recover every case by every method.
 
-    CorruptPartError if a checkpoint is not as it was written.
+    Raises StoreMismatchError if `job.out` is of other weights, CorruptPartError if a checkpoint is
+    corrupt.
     """
     cache = job.out / "cache"
     wanted = {"weights": victim.sha256}

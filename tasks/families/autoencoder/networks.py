@@ -89,8 +89,11 @@ def parse_architecture(text: str) -> tuple[str, tuple[int, ...]]:
 
 
 def build(file: WeightFile, said: Architecture) -> tuple[Network, dict[str, Network]]:
-    """The network in a file, checked against what is said of it; and, where its activation is a
-    guess, the same with each other one. Raises WeightsError if the tensors make no such network."""
+    """The network in a file, checked against the user's description; and, where its activation is
+    a guess, the same network with each other activation.
+
+    Raises WeightsError if the tensors make no such network.
+    """
     kind, sizes = (None, ()) if said.arch is None else parse_architecture(said.arch)
     has_convolutions = any(tensor.ndim == 4 for tensor in file.tensors.values())
     is_unet = kind == "unet" or (kind is None and has_convolutions)
@@ -169,7 +172,7 @@ def _dense(file: WeightFile, said: Architecture, sizes: tuple[int, ...]) -> Netw
 
 
 def _activation(said: Architecture, slopes: bool, file: WeightFile) -> Activation:
-    """The activation, as it is said or by default."""
+    """The activation that the user named, or the default."""
     if slopes and said.activation not in (None, "prelu"):
         raise WeightsError(
             f"--activation says {said.activation}, but {file.path} has the slopes of PReLUs; leave "

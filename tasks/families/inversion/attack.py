@@ -114,7 +114,7 @@ def attack_all(
 def _inverted(
     job: InversionJob, prepared: PreparedCut, method: Method, tuned: bool, device: str
 ) -> tuple[Method, Inverted, tuple[str, ...]]:
-    """The method with the zeta that it used, what it found, and what is to be said about it.
+    """The method with the zeta that it used, its reconstructions, and notes about them.
 
     Features are measured by the spread of those of public images or, without, of those sent.
     """

@@ -230,7 +230,7 @@ def _constants(
 ) -> tuple[WeightFile, Tensor | None, Tensor | None]:
     """(the file, mean, std): constants in the file that normalise inputs, the mean as (c, h, w) and
     the deviation as (c, 1, 1), for images in [0, 1]; those for pixels from 0 to 255 are divided by
-    255. Ones that do not fit are None, and said to be left out."""
+    255. Constants that do not fit are None, and listed as left out."""
     shape, shapes = architecture.shape, {n: t.shape for n, t in file.tensors.items()}
 
     def constant(pattern: re.Pattern[str], option: str) -> Tensor | None:
@@ -361,8 +361,8 @@ def check_order(
     *,
     said: bool,
 ) -> list[Finding]:
-    """Findings on the order of inputs. Raises ValueError where training images show that it is
-    another than the usual and none was `said`."""
+    """Findings on the order of inputs. Raises ValueError where training images show another order
+    than the usual one and the user gave none (`said`)."""
     subject, shape, taken = "order of inputs", victim.architecture.shape, victim.order
     inputs = None if directions is None else taken.to_inputs(directions, shape)
     better, why = (None, "") if truth is None else _better_order(victim, truth, std, inputs)

@@ -124,7 +124,7 @@ class Matches:
 
 @dataclass(frozen=True)
 class Results:
-    """Everything that is shown: `ranked` is the head of `n_pictures` different pictures, of which
+    """Results of all attacks: `ranked` is the head of `n_pictures` different pictures, of which
     `n_agreed` came back in at least half of the `n_ranked_attacks` that were compared."""
 
     ranked: tuple[Ranked, ...]
