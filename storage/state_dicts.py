@@ -114,8 +114,8 @@ def refuse_tensors(names: Iterable[str], path: Path) -> None:
             )
 
 
-def state_dict_in(loaded: Any, path: Path) -> tuple[str, dict[str, Any], list[str]]:
-    """(the keys that lead to the state dict, the state dict, what beside it is left out)."""
+def state_dict_in(loaded: Any, path: Path) -> tuple[dict[str, Any], list[str]]:
+    """The state dict in what was saved, and what is left out beside it."""
     import torch
 
     if not isinstance(loaded, Mapping):
@@ -131,14 +131,13 @@ def state_dict_in(loaded: Any, path: Path) -> tuple[str, dict[str, Any], list[st
     others = {str(k): v for k, v in loaded.items() if not torch.is_tensor(v)}
     own = {str(name): tensor for name, tensor in loaded.items() if torch.is_tensor(tensor)}
     if not others:
-        return "", own, []
+        return own, []
     found = _state_dicts(loaded)
     ranks = {key: rank for rank, key in enumerate(STATE_DICT_KEYS)}
     ranked = {keys: ranks.get(keys[0], len(ranks)) for keys in found}
     best = [keys for keys, rank in ranked.items() if rank == min(ranked.values())]
     if len(best) == 1:
-        (keys,) = best
-        return ".".join(keys), {str(name): tensor for name, tensor in found[keys].items()}, []
+        return {str(name): tensor for name, tensor in found[best[0]].items()}, []
     if best:
         named = ", ".join(f"{'.'.join(k)} ({len(found[k])} tensors)" for k in best[:6])
         inner = "".join(f"[{key!r}]" for key in best[0])
@@ -148,7 +147,7 @@ def state_dict_in(loaded: Any, path: Path) -> tuple[str, dict[str, Any], list[st
         )
     plain = all(value is None or isinstance(value, int | float | str) for value in others.values())
     if plain and any(tensor.dim() > 1 for tensor in own.values()):
-        return "", own, [f"{name} (a {type(v).__name__})" for name, v in others.items()]
+        return own, [f"{name} (a {type(v).__name__})" for name, v in others.items()]
     if any("_packed_params" in name for name in others):
         raise WeightsError(_quantised(next(iter(others)), path))
     lists = [name for name, value in others.items() if _is_list_of_tensors(value)]

@@ -57,16 +57,14 @@ class WeightFile:
     """The tensors of one file, float32 or float64 (half precisions are widened), names cleaned.
 
     `kind` is "safetensors" or "torch". A torch file keeps the order in which the layers were made;
-    a safetensors file is sorted and has none. `sha256` is of the file. `inside`: the keys that lead
-    to the state dict in what was saved, "model.ema"; empty where it is the whole. `left_out`: what
-    was read and is no weight, each with its reason. `states`: what optimisers beside it remember.
+    a safetensors file is sorted and has none. `sha256` is of the file. `left_out`: what was read
+    and is no weight, each with its reason. `states`: what optimisers beside it remember.
     """
 
     path: Path
     kind: str
     tensors: dict[str, npt.NDArray[Any]]
     sha256: str
-    inside: str = ""
     left_out: tuple[str, ...] = ()
     states: tuple[OptimiserState, ...] = ()
 
@@ -115,7 +113,7 @@ def _read(path: Path) -> WeightFile:
     import safetensors.torch
     from safetensors import SafetensorError
 
-    content, inside = _content(path), ""
+    content = _content(path)
     left_out: list[str] = []
     states: tuple[OptimiserState, ...] = ()
     length = int.from_bytes(content[:8], "little")
@@ -139,7 +137,7 @@ def _read(path: Path) -> WeightFile:
             ) from error
     elif content.startswith((b"PK\x03\x04", b"\x80")):  # a zip archive; a pickle
         loaded = _torch_load(content, path)
-        inside, found, left_out = state_dict_in(loaded, path)
+        found, left_out = state_dict_in(loaded, path)
         own, others = states_in(loaded, len(content), path)
         states, left_out = tuple(own), [*left_out, *others]
     else:
@@ -153,7 +151,7 @@ def _read(path: Path) -> WeightFile:
     weights, more = weights_alone(found, path)
     tensors = {name: _array(name, value, path) for name, value in weights.items()}
     sha256 = hashlib.sha256(content).hexdigest()
-    return WeightFile(path, kind, tensors, sha256, inside, (*left_out, *more), states)
+    return WeightFile(path, kind, tensors, sha256, (*left_out, *more), states)
 
 
 def check_weights_file(path: Path) -> int:
