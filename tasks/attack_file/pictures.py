@@ -3,6 +3,7 @@ classes."""
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from recon_core.types import seeded_generator
-from recon_core.victims.network import image_shape
 from storage.errors import SourceError
 from storage.sources.load import load_images
 from storage.sources.pictures import (
@@ -141,8 +141,11 @@ def size_of(source: str, option: str = "--data") -> tuple[int, int] | None:
 
 def shape_of(d: int) -> Shape | None:
     """(c, h, w) of d values: a square in colour if it can be, else in grey, else None."""
-    shape = image_shape(d)
-    return None if shape == (1, 1, d) else shape
+    for channels in (3, 1):
+        side = math.isqrt(d // channels)
+        if channels * side**2 == d:
+            return channels, side, side
+    return None
 
 
 def by_channel(numbers: tuple[float, ...], name: str, x: Float[Tensor, "b c h w"]) -> Tensor:
