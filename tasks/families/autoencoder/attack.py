@@ -195,7 +195,8 @@ def recover_piece(
     assert y is not None
     purpose = f"start {case.mask_name} {case.side}"
     drawn = tuple(seeded_generator(job.seed, row, purpose) for row in rows)
-    result = method.recover(f, Degraded(y, mask, _known_noise(job), drawn))
+    degraded = Degraded(y=y, mask=mask, sigma=_known_noise(job), generators=drawn)
+    result = method.recover(f, degraded)
     residual = reconstruction_errors(f, result.x).nan_to_num(nan=torch.inf)
     tensors = {n: getattr(result, n) for n in ("x", "mask", "n_applied", "ending")}
     return {n: t.cpu().contiguous() for n, t in (tensors | {"residual": residual}).items()}
