@@ -246,7 +246,7 @@ def _penalties(defences: Sequence[Defence], like: Tensor) -> list[Penalty]:
         if defence is not None and defence.lam:
             eps = defence.eps if isinstance(defence, MixCon) else 0.0
             groups.setdefault((defence.kind, defence.normalise, eps), {})[row] = defence
-    penalties = []
+    penalties: list[Penalty] = []
     for (_kind, normalise, eps), members in groups.items():
         rows = torch.tensor(list(members), device=like.device)
         lam = torch.tensor([d.lam for d in members.values()], dtype=torch.float64).to(like)

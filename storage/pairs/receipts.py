@@ -303,7 +303,7 @@ def pack_images(columns: Columns) -> str:
     n_images = len(image_ids)
     of_run = columns["targets/run_row"].astype(np.int64) * n_images + position
     trained, back = np.unique(of_run), np.unique(of_run[target_pairs > 0])
-    rows = [
+    rows: list[npt.NDArray[Any]] = [
         np.diff(image_ids.astype(np.int64), prepend=0),
         np.bincount(trained % max(1, n_images), minlength=n_images),
         np.bincount(back % max(1, n_images), minlength=n_images),

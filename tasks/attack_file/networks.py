@@ -85,7 +85,11 @@ class Network:
     @property
     def facts(self) -> dict[str, Any]:
         """Facts that were read or inferred, for people."""
-        facts = {"file": str(self.path), "format": self.format, "sha256": self.sha256}
+        facts: dict[str, Any] = {
+            "file": str(self.path),
+            "format": self.format,
+            "sha256": self.sha256,
+        }
         facts |= {"architecture": self.text, "classes": self.n_classes, **self.about}
         facts |= {"parameters": self.n_parameters, "rows at once": self.batch}
         return {name: value for name, value in facts.items() if value is not None}

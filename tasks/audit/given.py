@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from recon_core.attacks.span.inputs import InputOrder
+from recon_core.attacks.span.rows import Source
 from recon_core.attacks.span.search import SpanAttack
 from recon_core.victims.losses import Loss
 from storage.sources.load import ImageSet, Split
@@ -107,7 +108,7 @@ class GivenPlan(AuditPlan):
         arrays = named("weights", self.victim.parameters.tensors()) | {"mean": self.mean[None]}
         if self.victim.start is not None:
             arrays |= named("start", self.victim.start.parameters.tensors())
-        source = "gradients" if self.gives_gradients else "state"
+        source: Source = "gradients" if self.gives_gradients else "state"
         if (taken := self.victim.sources.get(source)) is not None:
             parts = (taken.rows, taken.start)
             arrays |= named("rows", [part[None] for part in parts if part is not None])

@@ -242,7 +242,9 @@ def junit(record: Record) -> bytes:
             if value is not None:
                 ET.SubElement(properties, "property", {"name": name, "value": _xml(f"{value}")})
 
-    def case(cell: str, name: str, values: Record, seconds: float = 0.0, **ends: str) -> None:
+    def case(
+        cell: str, name: str, values: Record, ends: Mapping[str, str], seconds: float = 0.0
+    ) -> None:
         about = {"classname": _xml(f"{SUITE}.{cell}"), "name": _xml(name), "time": f"{seconds:.3f}"}
         made = ET.SubElement(suite, "testcase", about)
         if values:
@@ -261,14 +263,14 @@ def junit(record: Record) -> bytes:
             ends["failure"] = f"{check['condition']} fails: {about}"
         elif check["outcome"] != "passes":
             ends["skipped"] = f"{check['outcome']}: {about}, which its interval reaches"
-        case(check["cell"], f"{check['condition']} ({check['attack']})", values, **ends)
+        case(check["cell"], f"{check['condition']} ({check['attack']})", values, ends)
     titles = {attack["name"]: attack["title"] for attack in record["attacks"]}
     for row in () if record["checks"] else attacks_table(record).rows():
         values, ends = {}, {"skipped": row["why"] or "it was not run"}
         if row["status"] == "ran":
             priced = accuracy(record["cells"][row["cell"]])[0]
             values, ends = {**row, f"test {record['price']}": priced}, {}
-        case(row["name"], titles[row["attack"]], values, row["seconds"] or 0.0, **ends)
+        case(row["name"], titles[row["attack"]], values, ends, row["seconds"] or 0.0)
     for name, path in (("tests", "testcase"), ("failures", "*/failure"), ("skipped", "*/skipped")):
         suite.set(name, f"{len(suite.findall(path))}")
     suite.set("time", f"{sum(record['seconds'].values()):.3f}")

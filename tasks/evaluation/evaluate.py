@@ -209,7 +209,7 @@ def find_further(
     Each victim's images and margins are compared: no other weights have the same margins. Raises
     ValueError as `find_victims`, or if a store's victims are others.
     """
-    found = {}
+    found: dict[str, Further] = {}
     for kind, store in stores.items():
         others = find_victims(store, heldout, decoy_seed=config.decoy_seed)
         by_number = {other.number: other for other in others}

@@ -241,7 +241,7 @@ def _constants(
         values = values / 255 if float(values.max()) > 1 else values
         if bool(((values >= 0) & (values <= 1)).all()):
             if len(values) == architecture.d:
-                image = order.to_images(values, shape).unflatten(0, shape)
+                image: Tensor = order.to_images(values, shape).unflatten(0, shape)
                 if option == "--mean" or not image.std((1, 2)).any():
                     return image
             elif len(values) in (1, shape[0]):

@@ -44,7 +44,7 @@ from tasks.page.heatmaps import Square, heatmap
 from tasks.page.pictures import data_uri
 from tasks.page.study_page import Drawing, Figure, Row, StudyPage, Tables
 
-VALUES = {
+VALUES: dict[str, tuple[str, Callable[[float | None], str]]] = {
     "n_good": ("good reconstructions per network", count),
     "good_fraction": ("share of good reconstructions", percent),
     "mean_ssim": ("mean SSIM", score),
