@@ -320,19 +320,36 @@ EDM_PAPER = EDM()
 
 
 class KnowsTheGaussian(nn.Module):
-    """The optimal F for data N(mu, std^2) in every pixel."""
+    """The optimal F for data N(mu, std^2) in every pixel; the condition times `shift` moves mu."""
 
-    def __init__(self) -> None:
+    def __init__(self, shift: float = 0.0) -> None:
         super().__init__()
         self.batch_sizes: list[int] = []
+        self.shift = shift
 
     def forward(self, inputs: Tensor, c_noise: Tensor, labels: Tensor) -> Tensor:
         self.batch_sizes.append(len(inputs))
         sigma = (4 * c_noise.double()).exp()[:, None, None, None]
         c_skip, c_out, c_in, _ = EDM_PAPER.preconditioning(sigma)
-        x = inputs[:, :3].double() / c_in
-        D_x = (STD**2 * x + sigma**2 * MU) / (STD**2 + sigma**2)
+        x, mu = inputs[:, :3].double() / c_in, MU + self.shift * SIGMA_DATA * inputs[:, 3:].double()
+        D_x = (STD**2 * x + sigma**2 * mu) / (STD**2 + sigma**2)
         return ((D_x - c_skip * x) / c_out).float()
+
+
+@pytest.mark.parametrize(
+    ("target", "shift", "ends"),
+    [("image", 1.0, (MU - 0.5, MU + 0.5)), ("residual", 0.0, (MU - 0.5, MU + 0.5))],
+)
+def test_samples_end_where_the_condition_leads(
+    target: Literal["image", "residual"], shift: float, ends: tuple[float, float]
+) -> None:
+    """Conditions of -.5 and .5 move the mean; a residual is what they lack."""
+    condition = torch.cat([torch.full((32, 3, 8, 8), 0.25), torch.full((32, 3, 8, 8), 0.75)])
+    edm, seeds = EDM(n_steps=64, target=target), torch.arange(64)
+    samples = edm.restore(KnowsTheGaussian(shift), condition, n_samples=4, seeds=seeds)
+    for half, end in zip((2 * samples - 1).split(32, dim=1), ends, strict=True):
+        assert half.mean().item() == pytest.approx(end, abs=0.02)
+        assert half.std().item() == pytest.approx(STD, rel=0.03)
 
 
 def test_preconditioning_keeps_unit_variance_and_least_amplification() -> None:

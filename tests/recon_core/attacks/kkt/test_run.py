@@ -239,6 +239,18 @@ KNOWN = replace(SHORT, start="known")
 SEPARATED = replace(QUICK_ALL, attack=SHORT)
 
 
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"victim": Network(widths=(9,), conv=Conv()), "attack": SHORT}, "span patches, not image"),
+        ({"attack": replace(SHORT, n_images=17)}, "a first layer of 16 neurons; it has 16 at most"),
+        ({"attack": KKTAttack(condition="multiclass")}, "'bce' with attack.condi"),
+    ],
+)
+def test_attacks_that_do_not_fit_the_victim_are_refused(changed: Any, said: str) -> None:
+    refuses(said, replace, QUICK_ALL, **changed)
+
+
 def test_both_signs_of_every_source_are_candidates_of_iteration_0() -> None:
     for result in run(SEPARATED):
         pairs, m = result.pairs, SHORT.n_images
