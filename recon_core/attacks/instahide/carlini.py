@@ -30,7 +30,6 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Float32, Int64
 from scipy.linalg import eigh
-from scipy.optimize import linprog
 from scipy.sparse import coo_array, vstack
 from scipy.sparse.linalg import eigsh
 from torch import Tensor
@@ -234,6 +233,8 @@ def assigned(
     numbers for answers, as its constraints are those of a network. `allowed`: images that an
     encoding may have; others come last. Raises ValueError for fewer than two images.
     """
+    from scipy.optimize import linprog
+
     m, n = affinity.shape
     if n < 2:
         raise ValueError(f"{n} images: an encoding has two of them")

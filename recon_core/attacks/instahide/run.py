@@ -16,7 +16,6 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 import torch
 from jaxtyping import Int64, UInt8
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torch.nn import functional
 
@@ -136,6 +135,8 @@ class InstaHideRecovery(FamilyRun):
         device: torch.device,
         progress: Progress,
     ) -> RunResult:
+        from scipy.optimize import linear_sum_assignment
+
         own = self.augmented(spec, images)
         targets = own.targets
         private, public = two_sets(spec, self.n_public)

@@ -193,9 +193,10 @@ def _shape_on(network: Network, job: AutoencoderJob, hint: Callable[[], Shape | 
     if network.channels is not None and job.shape is None:
         shape = (network.channels, *shape[1:])
     if found is not None and found not in (shape, (math.prod(shape),)):
+        takes = f"{found[0]} numbers" if len(found) == 1 else f"inputs of {_times(found)}"
         raise WeightsError(
-            f"{job.weights} takes inputs of {_times(found)}, not images of {_times(shape)}; "
-            "correct --shape, or leave it out"
+            f"{job.weights} takes {takes}, not images of {_times(shape)}; correct --shape, or "
+            "leave it out"
         )
     if network.channels not in (None, shape[0]) or any(n % network.multiple for n in shape[1:]):
         raise WeightsError(

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from recon_core.attacks.instahide.graph import connected, incidence_of
@@ -54,6 +53,8 @@ def scored(attacked: Attacked, prepared: PreparedChallenge) -> Attacked:
     """Compare with the truth, if it is known. Images are matched by their pixels; without public
     images, which leave signs open, by absolute values, and each part of the graph has the common
     sign at each pixel that fits it best."""
+    from scipy.optimize import linear_sum_assignment
+
     challenge, found = prepared.challenge, attacked.found
     private = challenge.secret.get("private")
     if private is None or found is None:
@@ -113,6 +114,8 @@ def _common_signs(
 
 def _edges_right(found: Recovered, challenge: Challenge, n: int) -> float | None:
     """The share of encodings with both true images; images are numbered so that most are right."""
+    from scipy.optimize import linear_sum_assignment
+
     edges = challenge.secret.get("edges")
     known = (found.edges >= 0).all(1)
     if edges is None or not known.any():

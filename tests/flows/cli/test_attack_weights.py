@@ -304,7 +304,7 @@ def test_plans_fit_the_network() -> None:
 def test_preflight_loads_neither_prefect_nor_a_cluster() -> None:
     """They and what scipy has of statistics took half of the time of a preflight."""
     modules = "flows.families.weights.attack_plan, flows.attack_methods"
-    for used in ("weights.preflight", "autoencoder.inputs", "inversion.inputs", "instahide.inputs"):
+    for used in ("weights.preflight", "autoencoder.inputs", "inversion.inputs", "instahide.attack"):
         modules += f", tasks.families.{used}"
     heavy = {"prefect", "distributed", "scipy.optimize", "scipy.stats", "matplotlib", "torchvision"}
     code = f"import sys, {modules}; print(*({heavy} & set(sys.modules)))"
