@@ -100,7 +100,7 @@ def check_encodings(
     *,
     n_private: int | None,
     fewest: int = 2,
-) -> Float[Tensor, "p d"]:
+) -> Float[Tensor, "k d"]:
     """The public images, in y's dtype and place; none if none are in encodings. Raises ValueError
     for encodings that are not finite, fewer than images, or images of another size or too few."""
     m, d = y.shape
