@@ -87,7 +87,7 @@ def test_exact_products_by_default() -> None:
 
 @pytest.mark.usefixtures("_obedient")
 def test_older_torch_has_one_setting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precision, "_by_device", lambda: False)
+    monkeypatch.setattr(precision, "_switches", tuple)
     precision._write(("highest",))
     for wanted, name in (("tf32", "high"), ("bf16", "medium"), ("ieee", "highest")):
         with matmul_precision(wanted, CPU):  # type: ignore[arg-type]
