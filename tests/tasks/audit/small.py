@@ -74,7 +74,7 @@ def run(plan: AuditPlan) -> Outcome:
     waiting = list(plan.first_units())
     while waiting:
         unit = waiting.pop(0)
-        done[unit.name] = run_unit(unit, 1).given
+        done[unit.name] = run_unit(unit, 1)[0]
         waiting += plan.more_units(unit, done[unit.name])
     return Outcome(done, {})
 
