@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -123,6 +124,41 @@ def test_the_disagreement_is_that_of_the_samples_behind_the_best_match(
         spread = record["methods"]["edm_x200"][side]["disagreement"]
         assert spread[:N_IMAGES] == pytest.approx([0.1] * N_IMAGES, rel=0.1)  # the Blender's noise
         assert spread[N_IMAGES:] == [None] * N_IMAGES  # its run left no picture
+
+
+class _KilledError(Exception):
+    pass
+
+
+def test_a_killed_evaluation_resumes_with_the_same_result(
+    tmp_path: Path, images: ImageSet, store: Dataset, caplog: pytest.LogCaptureFixture
+) -> None:
+    def run(out: Path, restorer: Blender, stop_at: int | None = None) -> dict[str, Any]:
+        def on_progress(done: int, _total: int, _message: str, _share: float) -> None:
+            if stop_at is not None and done >= stop_at:
+                raise _KilledError
+
+        return _run(out, store, images, blenders={"edm": restorer}, on_progress=on_progress)
+
+    whole = run(tmp_path / "whole", Blender())
+    with pytest.raises(_KilledError):
+        run(tmp_path / "killed", Blender(), stop_at=900)
+    assert not (tmp_path / "killed" / "evaluation.json").exists()
+    assert not caplog.messages
+    rest = Blender()
+    resumed = run(tmp_path / "killed", rest)
+    (said,) = caplog.messages
+    assert re.fullmatch(r"Evaluate: goes on, 8 of \d+ steps are finished", said)
+    assert 0 < rest.n_calls < 5  # four runs, and the pictures that resemble nothing
+    assert {**resumed, "seconds": 0} == {**whole, "seconds": 0}
+    with (
+        np.load(tmp_path / "whole" / "pictures.npz") as a,
+        np.load(tmp_path / "killed" / "pictures.npz") as b,
+    ):
+        assert all((a[name] == b[name]).all() for name in a.files)
+    idle = Blender()
+    assert run(tmp_path / "killed", idle) == resumed
+    assert idle.n_calls == 0
 
 
 def test_other_weights_are_scored_again_and_the_attack_is_not(
