@@ -12,7 +12,7 @@ LINES = {
     "tasks": 28_661,
     "recon_core": 18_494,
     "storage": 6_857,
-    "tests": 46_294,
+    "tests": 46_295,
     "benchmarks": 11_765,
 }
 FILES = 283  # of the product, which is the first four

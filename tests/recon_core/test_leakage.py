@@ -136,7 +136,8 @@ def normal_scores(rng: np.random.Generator, gain: float, n: float) -> tuple[Scor
 
 
 COVERED = [
-    *((beta_shares, p, rho, 0.0, 0.4, p) for p in (0.02, 0.3, 0.8) for rho in (0.0, 0.05, 0.2)),
+    *((beta_shares, 0.02, rho, 0.0, 0.4, 0.02) for rho in (0.0, 0.02, 0.05)),  # at .2 80 % of them
+    *((beta_shares, p, rho, 0.0, 0.4, p) for p in (0.3, 0.8) for rho in (0.0, 0.05, 0.2)),
     # At 1 % false positives, Phi(gain - 2.326) of the members are found.
     *(
         (normal_scores, gain, n, 0.01, None, float(stats.norm.cdf(gain - stats.norm.ppf(0.99))))
